@@ -1,0 +1,59 @@
+# Two commands do everything: `make demo` and `make test`. `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench soak clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU devices
+	@$(BIN)/python -m distribax demo
+
+test: lint ## lint, types and all tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test ## print and save the benchmark table
+	$(BIN)/python -m benchmarks.run
+
+soak: $(VENV)/.test ## the long tests, and those that kill processes
+	$(BIN)/python -m pytest -m "soak or chaos" --timeout 1800 $(PYTEST_ARGS)
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps are files in the virtual environment: nothing is installed again until pyproject.toml
+# changes. The package itself is installed editable, so that a change of the code needs no step.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "distribax needs Python 3.11 or newer; try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || \
+	  { echo "No virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml
+	@echo "Installing into $(VENV) (this happens once) ..."
+	@$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.made pyproject.toml
+	@echo "Installing into $(VENV) (this happens once) ..."
+	@$(PIP) install --editable '.[test]'
+	@touch $@ $(VENV)/.demo

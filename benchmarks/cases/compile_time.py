@@ -1,0 +1,43 @@
+"""Tracing and compiling the training step, in fresh processes, for few and many replicas."""
+
+from __future__ import annotations
+
+from benchmarks.figures import Claim, Report, Spread, Table, ratio
+from benchmarks.harness import Settings, Side, fresh
+
+REPLICAS = (2, 4, 8, 16, 32)
+HAND, OURS = "by hand", "distribax"
+MAX_RATIO = 1.5
+
+
+def run(settings: Settings) -> Report:
+    report = Report("compile_time")
+    table = Table(
+        "first call of the MLP step: trace, compile, run once",
+        ["replicas", "by hand, ms [quartiles]", "distribax, ms [quartiles]", "ratio [quartiles]"],
+    )
+    report.tables.append(table)
+    for replicas in REPLICAS[:: settings.pick(1, 4)]:
+        arguments = ("--replicas", str(replicas), "--batch-size", str(4 * replicas))
+        pool = {"NPROC": str(max(8, 4 * replicas))}
+        outcome = fresh(
+            [
+                Side(HAND, "mlp_shard_map", arguments, environment=pool),
+                Side(OURS, "mlp_distribax", arguments, environment=pool),
+            ],
+            rounds=settings.pick(7, 3),
+        )
+        report.failures += outcome.failures
+        report.samples[f"{replicas} replicas"] = outcome.seconds
+        row = [str(replicas)]
+        for name in (HAND, OURS):
+            seconds = outcome.seconds.get(name)
+            row.append(Spread.of(seconds).show(1e3, 0) if seconds else "-")
+        row.append("-")
+        if len(outcome.seconds) == 2:
+            against = ratio(outcome.seconds[OURS], outcome.seconds[HAND])
+            row[-1] = against.show()
+            what = f"first call against hand-written, {replicas} replicas"
+            report.claims.append(Claim(what, against.median, "<=", MAX_RATIO, "x"))
+        table.rows.append(row)
+    return report

@@ -1,0 +1,52 @@
+"""Does packing small tensors into one all-reduce pay? The answer sets distribax's default."""
+
+from __future__ import annotations
+
+from benchmarks.figures import Report, Spread, Table, ratio
+from benchmarks.harness import Process, Settings, Side, SideError
+
+REPLICAS = (2, 4, 8)
+WAYS = ("tuple", "separate", "packed", "packed-small")
+MIXES = (
+    "6x128",
+    "24x128",
+    "96x128",
+    "24x1024",
+    "24x4096",
+    "24x16384",
+    "24x65536",
+    "mlp",
+    "resnet",
+)
+
+
+def run(settings: Settings) -> Report:
+    report = Report("packing")
+    table = Table(
+        "time to sum all tensors of a mix, as a tuple and, relative to that, otherwise",
+        ["mix (count x elements)", "replicas", "tuple, µs [quartiles]", *WAYS[1:]],
+    )
+    report.tables.append(table)
+    for replicas in REPLICAS:
+        side = Side(
+            f"{replicas} replicas",
+            "packing",
+            ("--replicas", str(replicas), *MIXES),
+            environment={"NPROC": str(max(8, 4 * replicas))},
+        )
+        samples: dict[str, list[float]] = {}
+        try:
+            with Process(side) as process:
+                process.ready()
+                for _ in range(settings.pick(15, 5)):
+                    for name, seconds in process.run(10)["ways"].items():
+                        samples.setdefault(name, []).append(seconds)
+        except SideError as error:
+            report.failures.append(str(error))
+            continue
+        report.samples[side.name] = samples
+        for mix in MIXES:
+            base = samples[f"{mix} tuple"]
+            others = [ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
+            table.rows.append([mix, str(replicas), Spread.of(base).show(1e6, 0), *others])
+    return report

@@ -1,0 +1,72 @@
+"""Runs the benchmarks, prints their tables and writes their figures as JSON.
+
+python benchmarks/run.py                     # all of them
+python benchmarks/run.py mlp_step --quick    # one, with few rounds
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+# Run as a file, so that `benchmarks` is not a package that Python finds by itself.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console  # noqa: E402
+
+from benchmarks import peers  # noqa: E402
+from benchmarks.cases import (  # noqa: E402
+    call_overhead,
+    compile_time,
+    import_time,
+    input_loop,
+    input_pipeline,
+    mlp_step,
+    packing,
+)
+from benchmarks.figures import Report  # noqa: E402
+from benchmarks.harness import RESULTS, Settings  # noqa: E402
+
+CASES: dict[str, Callable[[Settings], Report]] = {
+    "mlp_step": mlp_step.run,
+    "call_overhead": call_overhead.run,
+    "compile_time": compile_time.run,
+    "import_time": import_time.run,
+    "packing": packing.run,
+    "input_memory": input_pipeline.memory,
+    "input_tfrecord": input_pipeline.records,
+    "input_loop": input_loop.loop,
+    "input_leak": input_loop.memory,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the benchmarks of distribax.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a check, not a figure")
+    parser.add_argument("--peers", action="store_true", help="first make the peers' environments")
+    parser.add_argument("--strict", action="store_true", help="fail when a target is missed")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in CASES]
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if options.peers:
+        peers.main([])
+    # Written to a file, rich would take 80 columns and break every cell.
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    settings = Settings(quick=options.quick)
+    good = True
+    for name in options.names or CASES:
+        report = CASES[name](settings)
+        report.show(console)
+        report.write(RESULTS)
+        good = good and not report.failures
+        if options.strict:
+            good = good and all(claim.holds for claim in report.claims)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

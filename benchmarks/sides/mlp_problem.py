@@ -1,0 +1,45 @@
+"""The training problem that every library solves: weights, data and sizes, in NumPy.
+
+MLP 784-512-512-10 with relu, softmax cross entropy, Adam with rate 1e-3.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+
+LAYERS = (784, 512, 512, 10)
+RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Initial weights as (kernel, bias) pairs, and one global batch of images and labels."""
+
+    weights: list[tuple[np.ndarray, np.ndarray]]
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def make(batch_size: int, seed: int = 0) -> Problem:
+    generator = np.random.default_rng(seed)
+    weights = [
+        (
+            (generator.standard_normal((inputs, outputs)) * (2 / inputs) ** 0.5).astype(np.float32),
+            np.zeros(outputs, np.float32),
+        )
+        for inputs, outputs in zip(LAYERS, LAYERS[1:], strict=False)
+    ]
+    images = generator.standard_normal((batch_size, LAYERS[0])).astype(np.float32)
+    labels = generator.integers(0, LAYERS[-1], batch_size).astype(np.int32)
+    return Problem(weights, images, labels)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments that all sides of the problem share."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--batch-size", type=int, default=256)
+    result.add_argument("--replicas", type=int, default=2)
+    return result

@@ -1,0 +1,39 @@
+"""distribax: the programming model of tf.distribute, for JAX."""
+
+from distribax.collectives import AllReduce as AllReduce
+from distribax.collectives import CommunicationImplementation as CommunicationImplementation
+from distribax.collectives import CommunicationOptions as CommunicationOptions
+from distribax.collectives import CrossDeviceOps as CrossDeviceOps
+from distribax.collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from distribax.collectives import NcclAllReduce as NcclAllReduce
+from distribax.collectives import ReductionToOneDevice as ReductionToOneDevice
+from distribax.context import ReplicaContext as ReplicaContext
+from distribax.context import experimental_set_strategy as experimental_set_strategy
+from distribax.context import get_loss_reduction as get_loss_reduction
+from distribax.context import get_replica_context as get_replica_context
+from distribax.context import get_strategy as get_strategy
+from distribax.context import has_strategy as has_strategy
+from distribax.context import in_cross_replica_context as in_cross_replica_context
+from distribax.execution import function as function
+from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
+from distribax.strategies import MirroredStrategy as MirroredStrategy
+from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
+from distribax.strategies import Strategy as Strategy
+from distribax.strategies import StrategyExtended as StrategyExtended
+from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
+from distribax.training import metrics as metrics
+from distribax.training.gradients import value_and_grad as value_and_grad
+from distribax.training.losses import compute_average_loss as compute_average_loss
+from distribax.training.losses import scale_regularization_loss as scale_regularization_loss
+from distribax.training.optimizer import Optimizer as Optimizer
+from distribax.types import ReduceOp as ReduceOp
+from distribax.types import RunOptions as RunOptions
+from distribax.types import ValueContext as ValueContext
+from distribax.types import VariableAggregation as VariableAggregation
+from distribax.types import VariableSynchronization as VariableSynchronization
+from distribax.values import DistributedValues as DistributedValues
+from distribax.values import Mirrored as Mirrored
+from distribax.values import PerReplica as PerReplica
+from distribax.variables import Variable as Variable
+
+__version__ = "0.1.0"

@@ -1,0 +1,160 @@
+"""The platform's own all-reduce: NCCL on GPUs, Gloo or in-process on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from distribax import jax_compat
+from distribax.collectives.cross_device_ops import (
+    CrossDeviceOps,
+    check_same_shape,
+    destination_devices,
+    divided,
+    mirror,
+    sum_on_one_device,
+)
+from distribax.collectives.options import CommunicationOptions
+from distribax.collectives.packing import reduce_packed
+from distribax.topology import REPLICA_AXIS
+from distribax.types import ReduceOp
+from distribax.values import Global, Local, Mirrored, PerReplica
+
+# Measured in benchmarks/packing: see docs/benchmarks.md.
+DEFAULT_BYTES_PER_PACK = 0
+
+
+class AllReduce(CrossDeviceOps):
+    """Reduces with the collective that XLA has for the platform. The default.
+
+    Args:
+        num_packs: How many packs the values of a batch reduction are joined into; 0 reduces each
+            value by itself, and `CommunicationOptions.bytes_per_pack` takes precedence.
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if isinstance(num_packs, bool) or not isinstance(num_packs, int) or num_packs < 0:
+            raise ValueError(
+                f"{type(self).__name__}: num_packs={num_packs!r} is not a count of packs. "
+                "Expected an int of at least 0."
+            )
+        self.num_packs = num_packs
+
+    def sum_in_program(self, value: Any, mesh: Mesh) -> Any:
+        """Adds the replicas' values of one tensor inside an SPMD program."""
+        return lax.psum(value, REPLICA_AXIS)
+
+    def all_reduce_in_program(
+        self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
+    ) -> list[Any]:
+        def total(value: Any) -> Any:
+            return self.sum_in_program(jax_compat.to_varying(value, REPLICA_AXIS), mesh)
+
+        sums = reduce_packed(values, total, options.bytes_per_pack or DEFAULT_BYTES_PER_PACK)
+        return [divided(value, reduce_op, mesh.size) for value in sums]
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Mirrored:
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, Any]],
+        options: CommunicationOptions,
+    ) -> list[Mirrored]:
+        values = [value for value, _ in value_destination_pairs]
+        layout = values[0].layout
+        if isinstance(layout, Local):
+            local = [value.layout.value for value in values]  # type: ignore[attr-defined]
+            reduced = self.all_reduce_in_program(reduce_op, local, layout.mesh, options)
+            return [Mirrored.of(Local(value, layout.mesh)) for value in reduced]
+        for value in values:
+            check_same_shape(value)
+        layouts = _on_one_mesh(values)
+        if layouts is None:
+            # The values are not spread over a mesh (Python numbers, several on one device).
+            return [
+                mirror(
+                    divided(sum_on_one_device(value.values, None), reduce_op, len(value.values)),
+                    destinations,
+                )
+                for value, destinations in value_destination_pairs
+            ]
+        mesh = layouts[0].mesh
+        program = _reduce_program(
+            self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
+        )
+        results = program([layout.array for layout in layouts])
+        return [
+            _placed(Global(array, mesh, mirrored=True), destinations)
+            for array, (_, destinations) in zip(results, value_destination_pairs, strict=True)
+        ]
+
+    # Cached programs are keyed by the algorithm; two of the same kind are interchangeable.
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(sorted(vars(self).items()))))
+
+
+NcclAllReduce = AllReduce
+
+
+@lru_cache(maxsize=512)
+def _reduce_program(
+    ops: AllReduce,
+    reduce_op: ReduceOp,
+    mesh: Mesh,
+    options: CommunicationOptions,
+    layouts: tuple[tuple[bool, bool], ...],
+) -> Any:
+    def body(values: list[Any]) -> list[Any]:
+        local = [
+            value[0] if stacked else value
+            for value, (_, stacked) in zip(values, layouts, strict=True)
+        ]
+        return ops.all_reduce_in_program(reduce_op, local, mesh, options)
+
+    specs = [PartitionSpec() if mirrored else PartitionSpec(REPLICA_AXIS) for mirrored, _ in layouts]
+    return jax.jit(
+        jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec())
+    )
+
+
+def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
+    first = values[0].layout if isinstance(values[0].layout, Global) else values[0].joined()
+    if first is None:
+        return None
+    layouts = [value.on_mesh(first.mesh) for value in values]
+    return None if any(layout is None for layout in layouts) else layouts  # type: ignore[return-value]
+
+
+def _placed(result: Global, destinations: Any) -> Mirrored:
+    if destinations is None or jax_compat.is_tracer(result.array):
+        return Mirrored.of(result)
+    devices = destination_devices(destinations)
+    if devices == tuple(result.mesh.devices.flat):
+        return Mirrored.of(result)
+    # Taken from the copy that is already there, if one is.
+    near = {piece.device: piece for piece in result.pieces}
+    return Mirrored(
+        [
+            jax_compat.uncommitted(jax.device_put(near.get(device, result.pieces[0]), device))
+            for device in devices
+        ]
+    )
+

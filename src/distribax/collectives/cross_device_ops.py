@@ -1,0 +1,229 @@
+"""The base class of cross-device algorithms, and the checks that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce as fold
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from distribax import jax_compat
+from distribax.collectives.options import CommunicationOptions
+from distribax.topology import REPLICA_AXIS, resolve_device
+from distribax.types import ReduceOp
+from distribax.values import DistributedValues, Local, Mirrored, PerReplica
+
+
+class CrossDeviceOps:
+    """Combines values of different devices; subclass it to bring an algorithm of your own.
+
+    A subclass overrides `reduce_implementation` and, if it can do better than one by one,
+    `batch_reduce_implementation`, `broadcast_implementation` and `gather_implementation`. The
+    `values` of the `PerReplica` they get are arrays both outside and inside a compiled step.
+
+    Example:
+        >>> import distribax as dx
+        >>> class Tree(dx.CrossDeviceOps):
+        ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        ...         total = sum(per_replica_value.values)
+        ...         if reduce_op == dx.ReduceOp.MEAN:
+        ...             total = total / len(per_replica_value.values)
+        ...         return self.broadcast(total, destinations)
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Mirrored:
+        """Reduces one value of all replicas, and copies the result to `destinations`."""
+        op = ReduceOp.parse(reduce_op, "reduce_op")
+        value = _checked(per_replica_value, "reduce: per_replica_value")
+        return self.reduce_implementation(
+            op, value, destinations, options or CommunicationOptions()
+        )
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Mirrored]:
+        """Reduces several values at once, which may be faster than one after the other."""
+        op = ReduceOp.parse(reduce_op, "reduce_op")
+        pairs = [
+            (_checked(value, f"batch_reduce: value_destination_pairs[{index}][0]"), destinations)
+            for index, (value, destinations) in enumerate(value_destination_pairs)
+        ]
+        if not pairs:
+            return []
+        return self.batch_reduce_implementation(op, pairs, options or CommunicationOptions())
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
+        """Copies `tensor` to all `destinations`."""
+        return self.broadcast_implementation(tensor, destinations)
+
+    def gather(
+        self,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Mirrored:
+        """Concatenates the replicas' values along `axis`, and copies them to `destinations`."""
+        value = _checked(per_replica_value, "gather: per_replica_value")
+        check_gather_shapes(value, axis)
+        return self.gather_implementation(
+            value, destinations, axis, options or CommunicationOptions()
+        )
+
+    # What an algorithm overrides.
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Mirrored:
+        """Does the work of `reduce`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how to reduce. Override "
+            "reduce_implementation(self, reduce_op, per_replica_value, destinations, options) and "
+            "return self.broadcast(total, destinations)."
+        )
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, Any]],
+        options: CommunicationOptions,
+    ) -> list[Mirrored]:
+        """Does the work of `batch_reduce`: one by one unless overridden."""
+        return [
+            self.reduce_implementation(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Mirrored:
+        """Does the work of `broadcast`."""
+        return mirror(tensor, destinations)
+
+    def gather_implementation(
+        self,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions,
+    ) -> Mirrored:
+        """Does the work of `gather`: joins all pieces on one device unless overridden."""
+        layout = per_replica_value.layout
+        if isinstance(layout, Local):
+            value = jax_compat.to_varying(layout.value, REPLICA_AXIS)
+            joined = jax_compat.all_gather_joined(value, REPLICA_AXIS, axis)
+            return Mirrored.of(Local(joined, layout.mesh))
+        pieces = [loose(piece) for piece in per_replica_value.values]
+        return self.broadcast(jnp.concatenate(pieces, axis=axis), destinations)
+
+    # What the engine calls while it traces a compiled step.
+
+    def all_reduce_in_program(
+        self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
+    ) -> list[Any]:
+        """Reduces each replica's own `values` inside an SPMD program."""
+        wrapped = [(PerReplica.of(Local(value, mesh)), None) for value in values]
+        reduced = self.batch_reduce_implementation(reduce_op, wrapped, options)
+        return [value.get() for value in reduced]
+
+
+def _checked(value: Any, argument: str) -> PerReplica | Mirrored:
+    if isinstance(value, (PerReplica, Mirrored)):
+        return value
+    raise ValueError(
+        f"{argument}={value!r} is not a PerReplica or Mirrored value. Pass what strategy.run() "
+        "returned, or use strategy.reduce(), which accepts plain values where they have a meaning."
+    )
+
+
+def check_same_shape(value: DistributedValues) -> None:
+    """Raises if the replicas' shapes differ, as after a last partial batch."""
+    if isinstance(value.layout, Local):
+        return
+    shapes = [tuple(jnp.shape(piece)) for piece in value.values]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            f"reduce: the replicas' values have different shapes, {shapes}, as after a last "
+            "partial batch. Say which dimension is the batch, strategy.reduce(op, x, axis=0), or "
+            "reduce each replica's value to one shape first."
+        )
+
+
+def check_gather_shapes(value: DistributedValues, axis: Any) -> None:
+    """Raises unless the values can be joined along `axis`."""
+    layout = value.layout
+    pieces = (layout.value,) if isinstance(layout, Local) else value.values
+    shapes = [tuple(jnp.shape(piece)) for piece in pieces]
+    rank = len(shapes[0])
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ValueError(
+            f"gather: axis={axis!r} does not fit values of shape {shapes[0]}. Expected an int from "
+            f"{-rank} to {rank - 1}; scalars have no axis to gather along."
+        )
+    others = {shape[: axis % rank] + shape[axis % rank + 1 :] for shape in shapes}
+    if len(others) > 1:
+        raise ValueError(
+            f"gather: the replicas' shapes {shapes} differ in more than axis={axis}. All other "
+            "dimensions must agree."
+        )
+
+
+def divided(total: Any, reduce_op: ReduceOp, count: int) -> Any:
+    """Turns a sum into what `reduce_op` asks for; the mean of integers is a true division."""
+    return total / count if reduce_op is ReduceOp.MEAN else total
+
+
+def loose(value: Any) -> Any:
+    """Returns `value` as an array that can be mixed with those of other devices."""
+    return jax_compat.uncommitted(value) if isinstance(value, jax.Array) else jnp.asarray(value)
+
+
+def sum_on_one_device(values: Sequence[Any], device: jax.Device | None, add: Any = None) -> Any:
+    """Copies all values to one device and adds them there, in the order of the replicas."""
+    with jax.default_device(device):
+        return fold(add or jnp.add, [loose(value) for value in values])
+
+
+def mirror(value: Any, destinations: Any) -> Mirrored:
+    """Copies `value` to the devices of `destinations` (devices, names, or a variable)."""
+    if jax_compat.is_tracer(value) or destinations is None:
+        return Mirrored([value])
+    value = loose(value)
+    return Mirrored(
+        [
+            jax_compat.uncommitted(jax.device_put(value, device))
+            for device in destination_devices(destinations)
+        ]
+    )
+
+
+def destination_devices(destinations: Any) -> tuple[jax.Device, ...]:
+    """Returns the devices that `destinations` names."""
+    if isinstance(destinations, (str, jax.Device)):
+        return (resolve_device(destinations),)
+    if isinstance(destinations, DistributedValues):
+        return tuple(next(iter(piece.devices())) for piece in destinations.values)
+    owned = getattr(destinations, "devices", None)
+    if owned is not None:
+        found = owned() if callable(owned) else owned
+        return tuple(resolve_device(device) for device in found)
+    if isinstance(destinations, (tuple, list)):
+        return tuple(resolve_device(device) for device in destinations)
+    raise ValueError(
+        f"destinations={destinations!r} names no device. Expected a variable, a distributed value, "
+        "a device, or a list of devices such as ['CPU:0', 'CPU:1']."
+    )

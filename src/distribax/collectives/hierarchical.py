@@ -1,0 +1,43 @@
+"""An all-reduce in two levels: within groups of neighbouring devices, then between the groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from distribax import jax_compat
+from distribax.collectives.all_reduce import AllReduce
+from distribax.topology import REPLICA_AXIS
+
+
+class HierarchicalCopyAllReduce(AllReduce):
+    """Adds within groups of devices first, then between groups, then copies the sum to all.
+
+    It pays where devices are close in groups and far between groups. Each device of a group
+    carries one part of the tensor, so no device carries all of it.
+    """
+
+    def sum_in_program(self, value: Any, mesh: Mesh) -> Any:
+        size = group_size(mesh.size)
+        near = [[first + k for k in range(size)] for first in range(0, mesh.size, size)]
+        far = [[first + k for first in range(0, mesh.size, size)] for k in range(size)]
+        flat = jnp.ravel(value)
+        padded = jnp.pad(flat, (0, -flat.size % size))
+        part = lax.psum_scatter(padded, REPLICA_AXIS, axis_index_groups=near, tiled=True)
+        if len(near) > 1:
+            part = lax.all_gather(part, REPLICA_AXIS, axis_index_groups=far).sum(axis=0)
+        # Every group now has all parts; those of the first group make the whole.
+        whole = jax_compat.all_gather_same(part, REPLICA_AXIS)[:size]
+        return whole.reshape(-1)[: flat.size].reshape(jnp.shape(value)).astype(value.dtype)
+
+
+def group_size(num_devices: int) -> int:
+    """Returns the size of a group: the largest divisor that is at most the square root, or all."""
+    for size in range(math.isqrt(num_devices), 1, -1):
+        if num_devices % size == 0:
+            return num_devices // size
+    return num_devices

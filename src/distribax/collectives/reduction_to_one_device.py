@@ -1,0 +1,101 @@
+"""Reduction on one device: copy there, add, copy back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce as fold
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from distribax import jax_compat
+from distribax.collectives.cross_device_ops import (
+    CrossDeviceOps,
+    check_same_shape,
+    divided,
+    mirror,
+    sum_on_one_device,
+)
+from distribax.collectives.options import CommunicationOptions
+from distribax.topology import REPLICA_AXIS, resolve_device
+from distribax.types import ReduceOp
+from distribax.values import Local, Mirrored, PerReplica
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Copies all values to one device, reduces them there, and copies the result back.
+
+    The values are added in the order of the replicas, whatever the platform's all-reduce does.
+
+    Args:
+        reduce_to_device: The device that adds; the first destination by default.
+        accumulation_fn: A function of two arrays that adds them; `jnp.add` by default.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | jax.Device | None = None,
+        accumulation_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        if accumulation_fn is not None and not callable(accumulation_fn):
+            raise TypeError(
+                f"ReductionToOneDevice: accumulation_fn={accumulation_fn!r} is not callable. "
+                "Expected a function of two arrays, for example jnp.add."
+            )
+        self.reduce_to_device = (
+            None if reduce_to_device is None else resolve_device(reduce_to_device)
+        )
+        self.accumulation_fn = accumulation_fn or jnp.add
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica | Mirrored,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Mirrored:
+        layout = per_replica_value.layout
+        if isinstance(layout, Local):
+            reduced = self.all_reduce_in_program(reduce_op, [layout.value], layout.mesh, options)
+            return Mirrored.of(Local(reduced[0], layout.mesh))
+        check_same_shape(per_replica_value)
+        values = per_replica_value.values
+        device = self.reduce_to_device or _device_of(values[0])
+        total = sum_on_one_device(values, device, self.accumulation_fn)
+        if destinations is None and not jax_compat.is_tracer(total):
+            destinations = [
+                device for value in values if (device := _device_of(value)) is not None
+            ] or None
+        return mirror(divided(total, reduce_op, len(values)), destinations)
+
+    def all_reduce_in_program(
+        self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
+    ) -> list[Any]:
+        root = self._root(mesh)
+        return [self._reduce_on(root, reduce_op, value, mesh) for value in values]
+
+    def _reduce_on(self, root: int, reduce_op: ReduceOp, value: Any, mesh: Mesh) -> Any:
+        value = jax_compat.to_varying(value, REPLICA_AXIS)
+        index = lax.axis_index(REPLICA_AXIS)
+        pieces = []
+        for source in range(mesh.size):
+            sent = value
+            if source != root:
+                sent = lax.ppermute(value, REPLICA_AXIS, [(source, root)])
+            pieces.append(sent)
+        total = divided(fold(self.accumulation_fn, pieces), reduce_op, mesh.size)
+        # Only the root's total is the sum; the others' is dropped when the root's is copied out.
+        return lax.psum(jnp.where(index == root, total, jnp.zeros_like(total)), REPLICA_AXIS)
+
+    def _root(self, mesh: Mesh) -> int:
+        devices = list(mesh.devices.flat)
+        return devices.index(self.reduce_to_device) if self.reduce_to_device in devices else 0
+
+
+def _device_of(value: Any) -> jax.Device | None:
+    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
+        return next(iter(value.devices()))
+    return None

@@ -1,0 +1,21 @@
+"""Input pipelines: data sets with tf.data's names, executed by Grain."""
+
+from __future__ import annotations
+
+from distribax.data import experimental as experimental
+from distribax.data.dataset import Dataset as Dataset
+from distribax.data.formats.record_format import CorruptRecordError as CorruptRecordError
+from distribax.data.formats.tfrecord import TFRecordWriter as TFRecordWriter
+from distribax.data.iterator import DatasetIterator as DatasetIterator
+from distribax.data.options import AUTOTUNE as AUTOTUNE
+from distribax.data.options import AutoShardPolicy as AutoShardPolicy
+from distribax.data.options import Options as Options
+from distribax.data.options import ThreadingOptions as ThreadingOptions
+from distribax.data.plan.node import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from distribax.data.plan.node import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from distribax.data.readers import ArrayRecordDataset as ArrayRecordDataset
+from distribax.data.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
+from distribax.data.readers import ParquetDataset as ParquetDataset
+from distribax.data.readers import TextLineDataset as TextLineDataset
+from distribax.data.readers import TFRecordDataset as TFRecordDataset
+from distribax.data.spec import TensorSpec as TensorSpec

@@ -1,0 +1,82 @@
+"""How elements become batches, and batches the parts of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distribax.data import elements as nests
+from distribax.data.elements import Element
+from distribax.data.plan.padding import PadTo
+from distribax.data.plan.pieces import WorkerPart, cut, piece_size
+from distribax.data.plan.transforms import PaddedBatch
+
+
+class PadAndStack:
+    """Makes a batch of elements of different shapes."""
+
+    def __init__(self, node: PaddedBatch) -> None:
+        self._node = node
+
+    def __call__(self, elements: Sequence[Element]) -> Element:
+        first = elements[0]
+        shapes = self._node.padded_shapes
+        if shapes is None:
+            shapes = nests.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
+        values = self._node.padding_values
+        if values is None or not isinstance(values, (tuple, dict)):
+            # One value stands for all components.
+            values = nests.map_leaves(lambda leaf: self._node.padding_values, first)
+        return nests.map_leaves(
+            lambda shape, value, *leaves: _pad_leaves(leaves, shape, value),
+            shapes,
+            values,
+            *elements,
+        )
+
+
+def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: Any) -> np.ndarray[Any, Any]:
+    dtype = nests.leaf_dtype(leaves[0])
+    target = pad_to.target([np.shape(leaf) for leaf in leaves])
+    if value is None:
+        value = b"" if dtype == object else np.zeros((), dtype)[()]
+    result = np.full((len(leaves), *target), value, dtype)
+    for row, leaf in zip(result, leaves, strict=True):
+        if target:
+            row[tuple(slice(size) for size in np.shape(leaf))] = leaf
+    if not target:
+        return nests.stack_leaves(leaves)
+    return result
+
+
+class AlignedPart:
+    """Of a global batch, the rows or pieces of one worker."""
+
+    def __init__(self, node: WorkerPart) -> None:
+        self._node = node
+
+    def __call__(self, batch: Element) -> Element:
+        share = self._node.share
+        size = nests.num_rows(batch)
+        part = nests.take_rows(batch, *share.rows(size))
+        if not self._node.split:
+            return part
+        return cut(part, piece_size(size, share.num_pieces), share.replicas_per_worker)
+
+
+class PartsInTurn:
+    """A batch as the successive smaller batches of one worker."""
+
+    def __init__(self, node: WorkerPart) -> None:
+        self._node = node
+
+    def __call__(self, batch: Element) -> list[Element]:
+        size = nests.num_rows(batch)
+        step = self._node.turn_size(size)
+        replicas = self._node.share.replicas_per_worker
+        parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
+        if not self._node.split:
+            return parts
+        return [cut(part, piece_size(nests.num_rows(part), replicas), replicas) for part in parts]

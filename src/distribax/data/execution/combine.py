@@ -1,0 +1,136 @@
+"""Steps that open and close other iterators: repeat, concatenate, zip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grain
+
+from distribax.data.elements import Element
+from distribax.data.execution.context import State
+
+
+class Opener(grain.DatasetIterator[Any]):
+    """An iterator that opens one input after the other, by number."""
+
+    def __init__(self, open_input: Callable[[int], grain.DatasetIterator[Any]]) -> None:
+        super().__init__()
+        self._open = open_input
+        self._current: grain.DatasetIterator[Any] | None = None
+        self._number = -1
+        self._switch(0)
+
+    def _switch(self, number: int) -> None:
+        if self._current is not None:
+            self._current.close()
+        self._number = number
+        self._current = self._open(number)
+
+    def close(self) -> None:
+        """Closes the open input."""
+        current, self._current = getattr(self, "_current", None), None
+        if current is not None:
+            current.close()
+        super().close()
+
+
+class RepeatIterator(Opener):
+    """The input again and again; every pass is opened anew, so that shuffles differ."""
+
+    def __init__(
+        self, open_input: Callable[[int], grain.DatasetIterator[Any]], count: int | None
+    ) -> None:
+        super().__init__(open_input)
+        self._count = count
+        self._gave = False
+
+    def __next__(self) -> Element:
+        while True:
+            assert self._current is not None
+            try:
+                element = next(self._current)
+            except StopIteration:
+                last = self._count is not None and self._number + 1 >= self._count
+                # An empty input repeated for ever ends, as in tf.data.
+                if last or (self._count is None and not self._gave):
+                    raise
+                self._gave = False
+                self._switch(self._number + 1)
+            else:
+                self._gave = True
+                return element
+
+    def get_state(self) -> State:
+        assert self._current is not None
+        return State(number=self._number, gave=self._gave, input=self._current.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._switch(state["number"])
+        self._gave = state["gave"]
+        assert self._current is not None
+        self._current.set_state(state["input"])
+
+
+class ConcatenateIterator(Opener):
+    """One input after the other."""
+
+    def __init__(
+        self, open_input: Callable[[int], grain.DatasetIterator[Any]], num_inputs: int
+    ) -> None:
+        super().__init__(open_input)
+        self._num_inputs = num_inputs
+
+    def __next__(self) -> Element:
+        while True:
+            assert self._current is not None
+            try:
+                return next(self._current)
+            except StopIteration:
+                if self._number + 1 >= self._num_inputs:
+                    raise
+                self._switch(self._number + 1)
+
+    def get_state(self) -> State:
+        assert self._current is not None
+        return State(number=self._number, input=self._current.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._switch(state["number"])
+        assert self._current is not None
+        self._current.set_state(state["input"])
+
+
+class ZipIterator(grain.DatasetIterator[Any]):
+    """Elements side by side, until the first input ends."""
+
+    def __init__(
+        self,
+        parents: Sequence[grain.DatasetIterator[Any]],
+        build: Callable[[list[Any]], Element],
+    ) -> None:
+        super().__init__(parents)
+        self._build = build
+
+    def __next__(self) -> Element:
+        return self._build([next(parent) for parent in self._parents])
+
+    def get_state(self) -> State:
+        return State(inputs=[parent.get_state() for parent in self._parents])
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for parent, saved in zip(self._parents, state["inputs"], strict=True):
+            parent.set_state(saved)
+
+
+class EmptyIterator(grain.DatasetIterator[Any]):
+    """No element at all."""
+
+    def __next__(self) -> Element:
+        raise StopIteration
+
+    def get_state(self) -> State:
+        return State()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass

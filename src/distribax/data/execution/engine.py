@@ -1,0 +1,243 @@
+"""Turns a plan into running Grain iterators; the only way into the modules that import Grain."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import grain
+
+from distribax.data import elements as nests
+from distribax.data.elements import Element
+from distribax.data.execution import indexed
+from distribax.data.execution.batching import AlignedPart, PadAndStack, PartsInTurn
+from distribax.data.execution.cache import CacheIterator
+from distribax.data.execution.combine import (
+    ConcatenateIterator,
+    EmptyIterator,
+    RepeatIterator,
+    ZipIterator,
+)
+from distribax.data.execution.context import Context
+from distribax.data.execution.interleave import InterleaveIterator
+from distribax.data.execution.parallel import ParallelMapIterator
+from distribax.data.execution.shuffle import ShuffleIterator
+from distribax.data.execution.sources import FileIterator, ForeignIterator, GeneratorIterator
+from distribax.data.execution.streams import (
+    EnumerateIterator,
+    FilterIterator,
+    ManyIterator,
+    MapIterator,
+    MappedCall,
+    Rows,
+    StrideIterator,
+    TakeIterator,
+    UserCall,
+)
+from distribax.data.options import AUTOTUNE
+from distribax.data.plan import order, pieces, sources, transforms
+from distribax.data.plan.node import Node, walk
+
+Iterator: TypeAlias = "grain.DatasetIterator[Any]"
+
+# Two elements ahead keep the consumer busy while the next is made; more only costs memory.
+_DEFAULT_PREFETCH = 2
+
+
+def start(plan: Node, run: int, entropy: Mapping[int, int]) -> Iterator:
+    """Starts the `run`-th iteration of a plan."""
+    threads = transforms.merged_options(plan).threading.private_threadpool_size
+    return build(plan, Context(run, threads=threads or os.cpu_count() or 1, entropy=entropy))
+
+
+def first_element(plan: Node) -> Element | None:
+    """Runs a plan up to its first element; None if it has none."""
+    for node in walk(plan):
+        if isinstance(node, sources.Foreign) and not node.repeatable:
+            raise ValueError(
+                f"the element_spec of {node.kind} cannot be known: it can be iterated only once, "
+                "so looking at its first element would lose it. Pass a function that makes it."
+            )
+    iterator = build(_without_threads(plan), Context())
+    try:
+        return next(iterator, None)
+    finally:
+        iterator.close()
+
+
+def _without_threads(node: Node) -> Node:
+    if isinstance(node, (transforms.Prefetch, transforms.Cache)):
+        return _without_threads(node.input)
+    return transforms.replace_inputs(node, _without_threads)
+
+
+def build(node: Node, context: Context) -> Iterator:
+    """Makes the iterator of one pass over a node."""
+    plan = indexed.match(node)
+    if plan is not None:
+        return indexed.IndexedIterator(plan, context)
+    return _build(node, context)
+
+
+@functools.singledispatch
+def _build(node: Node, context: Context) -> Iterator:
+    raise AssertionError(f"no execution for {type(node).__name__}")
+
+
+class _Started(grain.IterDataset[Any]):
+    """A node as a Grain data set, for the steps that Grain itself carries out."""
+
+    def __init__(self, node: Node, context: Context) -> None:
+        super().__init__()
+        self._node = node
+        self._context = context
+
+    def __iter__(self) -> Iterator:
+        return build(self._node, self._context)
+
+
+@_build.register
+def _(node: sources.Generator, context: Context) -> Iterator:
+    return GeneratorIterator(node)
+
+
+@_build.register
+def _(node: sources.FileReader, context: Context) -> Iterator:
+    if node.cycle_length == 1 or len(node.filenames) < 2:
+        return FileIterator(node)
+    names = build(sources.Batches(node.filenames), context)
+
+    def open_file(name: Element, number: int, place: int) -> Iterator:
+        return FileIterator(sources.FileReader((name,), node.format))
+
+    return InterleaveIterator(names, open_file, node.cycle_length, 1)
+
+
+@_build.register
+def _(node: sources.Foreign, context: Context) -> Iterator:
+    return ForeignIterator(node)
+
+
+@_build.register
+def _(node: transforms.Map, context: Context) -> Iterator:
+    parent, call = build(node.input, context), MappedCall(node.fn)
+    threads = node.num_parallel_calls
+    if threads is None or threads == 1:
+        return MapIterator(parent, call)
+    automatic = threads == AUTOTUNE
+    return ParallelMapIterator(parent, call, context.threads if automatic else threads, automatic)
+
+
+@_build.register
+def _(node: transforms.Filter, context: Context) -> Iterator:
+    return FilterIterator(build(node.input, context), UserCall(node.predicate, "filter"))
+
+
+@_build.register
+def _(node: transforms.Batch, context: Context) -> Iterator:
+    make = PadAndStack(node) if isinstance(node, transforms.PaddedBatch) else nests.stack
+    batches = _Started(node.input, context).batch(
+        node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
+    )
+    return batches.__iter__()
+
+
+@_build.register
+def _(node: transforms.Unbatch, context: Context) -> Iterator:
+    return ManyIterator(build(node.input, context), Rows)
+
+
+@_build.register
+def _(node: transforms.Enumerate, context: Context) -> Iterator:
+    return EnumerateIterator(build(node.input, context), node.start)
+
+
+@_build.register
+def _(node: transforms.Prefetch, context: Context) -> Iterator:
+    parent = build(node.input, context)
+    if node.buffer_size == 0:
+        return parent
+    size = _DEFAULT_PREFETCH if node.buffer_size == AUTOTUNE else node.buffer_size
+    return grain.experimental.ThreadPrefetchDatasetIterator(parent, size)
+
+
+@_build.register
+def _(node: transforms.Cache, context: Context) -> Iterator:
+    return CacheIterator(node.store, functools.partial(build, node.input, context))
+
+
+@_build.register
+def _(node: transforms.WithOptions, context: Context) -> Iterator:
+    return build(node.input, context)
+
+
+@_build.register
+def _(node: order.Shuffle, context: Context) -> Iterator:
+    return ShuffleIterator(build(node.input, context), node.buffer_size, context.key(node))
+
+
+@_build.register
+def _(node: order.Repeat, context: Context) -> Iterator:
+    if node.count == 0:
+        return EmptyIterator()
+    return RepeatIterator(lambda k: build(node.input, context.child(k)), node.count)
+
+
+@_build.register
+def _(node: order.Take, context: Context) -> Iterator:
+    return TakeIterator(build(node.input, context), node.count)
+
+
+@_build.register
+def _(node: order.Skip, context: Context) -> Iterator:
+    return StrideIterator(build(node.input, context), node.count)
+
+
+@_build.register
+def _(node: order.Shard, context: Context) -> Iterator:
+    if node.is_hint:
+        raise ValueError(
+            "shard(SHARD_HINT, ...) only marks where to shard: distribute the data set with the "
+            "policy AutoShardPolicy.HINT, or give shard the numbers themselves."
+        )
+    return StrideIterator(build(node.input, context), node.index, node.num_shards)
+
+
+@_build.register
+def _(node: order.Concatenate, context: Context) -> Iterator:
+    return ConcatenateIterator(lambda k: build(node.parts[k], context), len(node.parts))
+
+
+@_build.register
+def _(node: order.Zip, context: Context) -> Iterator:
+    return ZipIterator([build(part, context) for part in node.parts], node.build)
+
+
+@_build.register
+def _(node: order.Interleave, context: Context) -> Iterator:
+    call = UserCall(node.fn, "interleave")
+    threads = node.num_parallel_calls
+    # Left to choose, no threads: handing over single records costs more than reading them.
+    num_threads = 0 if threads in (None, AUTOTUNE) else threads
+
+    def open_inner(element: Element, number: int, place: int) -> Iterator:
+        inner = build(node.plan_of(call(element)), context.child(number))
+        if place >= num_threads:
+            return inner
+        ahead = grain.experimental.ThreadPrefetchDatasetIterator(inner, 2 * node.block_length)
+        ahead.start_prefetch()
+        return ahead
+
+    return InterleaveIterator(
+        build(node.input, context), open_inner, node.cycle_length, node.block_length
+    )
+
+
+@_build.register
+def _(node: pieces.WorkerPart, context: Context) -> Iterator:
+    parent = build(node.input, context)
+    if node.in_turn:
+        return ManyIterator(parent, PartsInTurn(node))
+    return MapIterator(parent, AlignedPart(node))

@@ -1,0 +1,174 @@
+"""Sources that can be read in any order: order is settled on positions, then rows are fetched.
+
+`from_tensor_slices(arrays).shuffle(n).repeat().batch(b)` becomes, for each batch, one `take` on
+each array; no element is ever made on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grain
+import numpy as np
+
+from distribax.data import elements as nests
+from distribax.data.execution.context import Context, State, unseeded
+from distribax.data.execution.permutation import shuffled_order
+from distribax.data.plan.node import Node
+from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
+from distribax.data.plan.pieces import WorkerPart, cut, piece_size
+from distribax.data.plan.sources import IndexedSource
+from distribax.data.plan.transforms import Batch, PaddedBatch, without_options
+
+Order: TypeAlias = "range | np.ndarray[Any, np.dtype[np.int64]]"
+
+# Above this many positions an order is not written down; the elements are streamed instead.
+MAX_POSITIONS = 2**26
+
+
+@dataclass(frozen=True)
+class IndexedPlan:
+    """A part of a plan that comes down to reading rows of one source in some order."""
+
+    source: IndexedSource
+    order: Node
+    repeat: int | None = 1
+    batch: Batch | None = None
+    part: WorkerPart | None = None
+
+
+def match(node: Node) -> IndexedPlan | None:
+    """Recognises a source, steps that reorder it, and then perhaps repeat, batch and a part."""
+    part = batch = None
+    repeat: int | None = 1
+    node = without_options(node)
+    if isinstance(node, WorkerPart) and not node.in_turn:
+        part, node = node, without_options(node.input)
+        if not isinstance(node, Batch):
+            return None
+    if isinstance(node, Batch) and not isinstance(node, PaddedBatch):
+        batch, node = node, without_options(node.input)
+    if isinstance(node, Repeat):
+        repeat, node = node.count, without_options(node.input)
+    source = _source_of(node)
+    return None if source is None else IndexedPlan(source, node, repeat, batch, part)
+
+
+def _source_of(node: Node) -> IndexedSource | None:
+    node = without_options(node)
+    if isinstance(node, IndexedSource):
+        return node
+    if isinstance(node, Shard) and node.is_hint:
+        return None
+    if isinstance(node, (Shuffle, Take, Skip, Shard)) or (
+        isinstance(node, Repeat) and node.count is not None
+    ):
+        if not isinstance(node, (Take, Skip)) and node.cardinality() > MAX_POSITIONS:
+            return None
+        return _source_of(node.input)
+    return None
+
+
+def positions(node: Node, context: Context) -> Order:
+    """Returns the positions in the source that one pass over `node` reads."""
+    node = without_options(node)
+    if isinstance(node, IndexedSource):
+        return range(node.cardinality())
+    if isinstance(node, Repeat):
+        assert node.count is not None
+        passes = [positions(node.input, context.child(k)) for k in range(node.count)]
+        return np.concatenate([np.empty(0, np.int64), *map(_as_array, passes)])
+    assert isinstance(node, (Shuffle, Take, Skip, Shard))
+    given = positions(node.input, context)
+    if isinstance(node, Take):
+        return given[: node.count]
+    if isinstance(node, Skip):
+        return given[node.count :]
+    if isinstance(node, Shard):
+        return given[node.index :: node.num_shards]
+    size = len(given)
+    places = size if node.buffer_size is None else node.buffer_size
+    shuffled = shuffled_order(context.key(node), size, places)
+    if isinstance(given, range) and given == range(size):
+        return shuffled
+    return _as_array(given)[shuffled]
+
+
+def _as_array(order: Order) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if isinstance(order, range):
+        return np.arange(order.start, order.stop, order.step, dtype=np.int64)
+    return order
+
+
+class IndexedIterator(grain.DatasetIterator[Any]):
+    """Elements or batches of a source in a settled order; its state is two numbers."""
+
+    def __init__(self, plan: IndexedPlan, context: Context) -> None:
+        super().__init__()
+        self._plan = plan
+        self._unseeded = unseeded(plan.order)
+        self._context = context
+        self._begin(0, 0)
+
+    def _begin(self, epoch: int, position: int) -> None:
+        plan = self._plan
+        self._epoch, self._position = epoch, position
+        ended = plan.repeat is not None and epoch >= plan.repeat
+        # A data set that is repeated outside has its passes numbered there, not here.
+        context = self._context if plan.repeat == 1 else self._context.child(epoch)
+        self._order: Order = range(0) if ended else positions(plan.order, context)
+
+    def __next__(self) -> nests.Element:
+        plan = self._plan
+        if plan.batch is None:
+            return self._element()
+        order = self._next_positions(plan.batch)
+        if plan.part is None:
+            return plan.source.rows(order)
+        # Only the rows of this worker's replicas are fetched.
+        share = plan.part.share
+        start, stop = share.rows(len(order))
+        rows = plan.source.rows(order[start:stop])
+        if not plan.part.split:
+            return rows
+        return cut(rows, piece_size(len(order), share.num_pieces), share.replicas_per_worker)
+
+    def _element(self) -> nests.Element:
+        if self._position >= len(self._order) and not self._next_epoch():
+            raise StopIteration
+        index = self._order[self._position]
+        self._position += 1
+        return self._plan.source.element(int(index))
+
+    def _next_positions(self, batch: Batch) -> Order:
+        # Batches run on across repetitions.
+        start, stop = self._position, self._position + batch.batch_size
+        found = self._order[start:stop]
+        self._position = start + len(found)
+        while len(found) < batch.batch_size and self._next_epoch():
+            more = self._order[: batch.batch_size - len(found)]
+            self._position = len(more)
+            found = np.concatenate([_as_array(found), _as_array(more)]) if len(found) else more
+        if len(found) == 0 or (batch.drop_remainder and len(found) < batch.batch_size):
+            raise StopIteration
+        return found
+
+    def _next_epoch(self) -> bool:
+        repeat = self._plan.repeat
+        last = repeat is not None and self._epoch + 1 >= repeat
+        if last or not len(self._order):
+            return False
+        self._begin(self._epoch + 1, 0)
+        return True
+
+    def get_state(self) -> State:
+        seeds = [self._context.seed(node) for node in self._unseeded]
+        return State(epoch=self._epoch, position=self._position, seeds=seeds)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pairs = zip(self._unseeded, state["seeds"], strict=True)
+        entropy = {id(node): seed for node, seed in pairs}
+        self._context = dataclasses.replace(self._context, entropy=entropy)
+        self._begin(state["epoch"], state["position"])

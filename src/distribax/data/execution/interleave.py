@@ -1,0 +1,128 @@
+"""Data sets made of elements, read in turns: interleave and flat_map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grain
+
+from distribax.data.elements import Element
+from distribax.data.execution.context import State
+from distribax.data.execution.streams import Stage
+
+OpenInner: TypeAlias = Callable[[Element, int, int], grain.DatasetIterator[Any]]
+"""Starts the data set made of an element, given the element, its number and its place."""
+
+
+@dataclass
+class _Slot:
+    """A place of the cycle: an open iterator, and how to find its element again."""
+
+    number: int
+    before: Any
+    iterator: grain.DatasetIterator[Any]
+
+
+class InterleaveIterator(Stage):
+    """`block_length` elements from each of `cycle_length` open iterators in turn.
+
+    A place whose iterator has ended is given to the next element of the input when its turn comes
+    again, as in tf.data.
+    """
+
+    def __init__(
+        self,
+        parent: grain.DatasetIterator[Any],
+        open_inner: OpenInner,
+        cycle_length: int,
+        block_length: int,
+    ) -> None:
+        super().__init__(parent)
+        self._open_inner = open_inner
+        self._block_length = block_length
+        self._slots: list[_Slot | None] = [None] * cycle_length
+        self._index = 0
+        self._block = 0
+        self._opened = 0
+        self._input_ended = False
+
+    def __next__(self) -> Element:
+        while True:
+            slot = self._slots[self._index]
+            if slot is not None:
+                try:
+                    element = next(slot.iterator)
+                except StopIteration:
+                    slot.iterator.close()
+                    self._slots[self._index] = None
+                    self._advance()
+                    continue
+                self._block += 1
+                if self._block == self._block_length:
+                    self._advance()
+                return element
+            if not self._input_ended:
+                self._fill_slot()
+            elif any(self._slots):
+                self._advance()
+            else:
+                raise StopIteration
+
+    def _advance(self) -> None:
+        self._block = 0
+        self._index = (self._index + 1) % len(self._slots)
+
+    def _fill_slot(self) -> None:
+        before = self._parent.get_state()
+        try:
+            element = self._next()
+        except StopIteration:
+            self._input_ended = True
+            return
+        inner = self._open_inner(element, self._opened, self._index)
+        self._slots[self._index] = _Slot(self._opened, before, inner)
+        self._opened += 1
+
+    def get_state(self) -> State:
+        cycle = [
+            None if slot is None else [slot.number, slot.before, slot.iterator.get_state()]
+            for slot in self._slots
+        ]
+        return State(
+            input=self._parent.get_state(),
+            cycle=cycle,
+            index=self._index,
+            block=self._block,
+            opened=self._opened,
+            ended=self._input_ended,
+        )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._close_slots()
+        for index, saved in enumerate(state["cycle"]):
+            if saved is None:
+                continue
+            number, before, inner_state = saved
+            self._parent.set_state(before)
+            inner = self._open_inner(self._next(), number, index)
+            inner.set_state(inner_state)
+            self._slots[index] = _Slot(number, before, inner)
+        self._parent.set_state(state["input"])
+        self._index = state["index"]
+        self._block = state["block"]
+        self._opened = state["opened"]
+        self._input_ended = state["ended"]
+
+    def _close_slots(self) -> None:
+        for index, slot in enumerate(self._slots):
+            if slot is not None:
+                slot.iterator.close()
+            self._slots[index] = None
+
+    def close(self) -> None:
+        """Closes the open iterators and the input."""
+        if hasattr(self, "_slots"):
+            self._close_slots()
+        super().close()

@@ -1,0 +1,78 @@
+"""Parquet files: one dict of columns a row (needs the package pyarrow)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from distribax.data.elements import Element, to_element
+
+
+def _pyarrow_parquet() -> Any:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ImportError(
+            "reading Parquet files needs the package pyarrow. Install it with: pip install pyarrow"
+        ) from error
+    return parquet
+
+
+@dataclass(frozen=True)
+class ParquetFormat:
+    """Rows of a Parquet file as dicts from column name to value."""
+
+    columns: tuple[str, ...] | None = None
+    name: str = "parquet"
+    spec: Any = None
+
+    def open(self, filename: str, offset: Any = None) -> ParquetReader:
+        """Opens a file at [row group, row in it]."""
+        return ParquetReader(filename, self.columns, list(offset or (0, 0)))
+
+
+class ParquetReader:
+    """The rows of one open file, read one row group at a time."""
+
+    def __init__(self, filename: str, columns: tuple[str, ...] | None, offset: list[int]) -> None:
+        self.offset = offset
+        self._file: Any = _pyarrow_parquet().ParquetFile(filename)
+        known = self._file.schema_arrow.names
+        unknown = sorted(set(columns or ()) - set(known))
+        if unknown:
+            self._file.close()
+            raise ValueError(
+                f"columns={list(columns or ())} names {unknown}, which {filename} does not have. "
+                f"Its columns are {known}."
+            )
+        self._columns = list(columns) if columns is not None else None
+        self._rows = self._read()
+
+    def __iter__(self) -> ParquetReader:
+        return self
+
+    def __next__(self) -> Element:
+        return next(self._rows)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._rows.close()
+        self._file.close()
+
+    def _read(self) -> Iterator[Element]:
+        first_group, first_row = self.offset
+        for group in range(first_group, self._file.num_row_groups):
+            table = self._file.read_row_group(group, columns=self._columns)
+            # Converting whole columns is far cheaper than asking for every cell.
+            columns = {name: _to_numpy(table.column(name)) for name in table.column_names}
+            for row in range(first_row, table.num_rows):
+                self.offset = [group, row + 1]
+                yield {name: to_element(values[row]) for name, values in columns.items()}
+            first_row = 0
+
+
+def _to_numpy(column: Any) -> Any:
+    values = column.to_numpy()
+    # Lists and text come as objects; their cells are converted one by one when they are used.
+    return values if values.dtype != object else values.tolist()

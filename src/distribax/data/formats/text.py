@@ -1,0 +1,104 @@
+"""Files read as lines or as records of one fixed length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
+from distribax.data.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class TextLineFormat:
+    """The lines of a text file, as bytes without their line ends."""
+
+    opening: FileOpening = field(default_factory=FileOpening)
+    name: str = "text_line"
+    spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
+
+    def open(self, filename: str, offset: Any = None) -> _Reader:
+        """Opens a file at the byte where a line begins."""
+        return _Reader(ChunkedFile(filename, self.opening, offset or 0), _lines)
+
+
+@dataclass(frozen=True)
+class FixedLengthFormat:
+    """Records of one length, between a header and a footer that are skipped."""
+
+    record_bytes: int
+    header_bytes: int = 0
+    footer_bytes: int = 0
+    opening: FileOpening = field(default_factory=FileOpening)
+    name: str = "fixed_length_record"
+    spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
+
+    def __post_init__(self) -> None:
+        if self.record_bytes <= 0:
+            raise ValueError(
+                f"record_bytes={self.record_bytes} is not a length. Expected the number of bytes "
+                "of a record, at least 1."
+            )
+        for name in ("header_bytes", "footer_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is negative. Expected a number of bytes to skip."
+                )
+
+    def open(self, filename: str, offset: Any = None) -> _Reader:
+        """Opens a file at the byte where a record begins."""
+        start = self.header_bytes if offset is None else offset
+        return _Reader(ChunkedFile(filename, self.opening, start), self._records)
+
+    def _records(self, file: ChunkedFile, reader: _Reader) -> Iterator[bytes]:
+        size, kept = self.record_bytes, self.footer_bytes
+        buffer = b""
+        while chunk := file.read(size):
+            buffer += chunk
+            # The footer's bytes are never a record: they stay behind until the file ends.
+            count = max(0, len(buffer) - kept) // size
+            for number in range(count):
+                reader.offset += size
+                yield buffer[number * size : (number + 1) * size]
+            buffer = buffer[count * size :]
+        if len(buffer) != kept:
+            left = len(buffer) - kept
+            problem = (
+                f"the content is not a whole number of {size}-byte records with "
+                f"{self.header_bytes} header and {kept} footer bytes ({left} bytes are left over)"
+            )
+            raise CorruptRecordError(file.filename, reader.offset, problem)
+
+
+def _lines(file: ChunkedFile, reader: _Reader) -> Iterator[bytes]:
+    buffer = b""
+    while chunk := file.read():
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        for line in lines:
+            reader.offset += len(line) + 1
+            # tf.data leaves out every carriage return, not only one before a line's end.
+            yield line.replace(b"\r", b"")
+    if buffer:
+        reader.offset += len(buffer)
+        yield buffer.replace(b"\r", b"")
+
+
+class _Reader:
+    """An open file and where its next record begins."""
+
+    def __init__(self, file: ChunkedFile, records: Any) -> None:
+        self._file = file
+        self.offset = file.position
+        self._records: Any = records(file, self)
+
+    def __iter__(self) -> _Reader:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._records)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._records.close()
+        self._file.close()

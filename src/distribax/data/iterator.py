@@ -1,0 +1,117 @@
+"""The iterator of a data set: elements on the host, with a position that can be saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from distribax.data import execution
+from distribax.data.elements import Element
+from distribax.data.execution.context import unseeded
+from distribax.data.plan.node import Node, fingerprint, walk
+from distribax.data.plan.sources import Foreign
+
+_VERSION = 1
+
+
+@dataclass
+class RunCounter:
+    """Counts the iterators of a data set, so that every pass shuffles anew."""
+
+    next_run: int = 0
+
+
+class DatasetIterator:
+    """Iterates over a data set; can be saved and restored in the middle.
+
+    `get_state` returns a small dict that JSON can hold. It stores positions, never elements:
+    `set_state` reads again what a shuffle buffer or a half used batch held. Generators are resumed
+    by starting them again and reading up to the place, so they must yield the same values again.
+    Threads of the pipeline end when the iterator is exhausted, closed or no longer used.
+    """
+
+    def __init__(self, plan: Node, runs: RunCounter) -> None:
+        self._plan = plan
+        self._runs = runs
+        self._run = runs.next_run
+        runs.next_run += 1
+        self._entropy: dict[int, int] = {}
+        self._iterator: Any = execution.start(plan, self._run, self._entropy)
+
+    def __iter__(self) -> DatasetIterator:
+        return self
+
+    def __next__(self) -> Element:
+        if self._iterator is None:
+            raise ValueError("this iterator was closed; make a new one with iter(dataset).")
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position: the elements given out so far and those yet to come."""
+        if self._iterator is None:
+            raise ValueError("this iterator was closed, its position is lost.")
+        for node in walk(self._plan):
+            if isinstance(node, Foreign) and node.save is None:
+                raise ValueError(
+                    f"the position in {node.kind} cannot be saved: it cannot be resumed. Use a "
+                    "dx.data.Dataset, a function that makes a generator, or a Grain data set."
+                )
+        shuffles = unseeded(self._plan)
+        return {
+            "version": _VERSION,
+            "pipeline": fingerprint(self._plan),
+            "run": self._run,
+            "seeds": [self._entropy.get(id(node), node.entropy) for node in shuffles],
+            "position": self._iterator.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position that `get_state` returned, of this or an equal pipeline.
+
+        Later iterations of the same data set are numbered on from the restored one, so that a
+        training that goes on after a restart shuffles as it would have without.
+        """
+        own = fingerprint(self._plan)
+        if not isinstance(state, dict) or state.get("version") != _VERSION:
+            raise ValueError(
+                f"state={str(state)[:80]!r} is not a position of a data set iterator. Expected "
+                "what get_state() returned."
+            )
+        if state["pipeline"] != own:
+            raise ValueError(
+                "the state belongs to another pipeline.\n"
+                f"  saved:   {state['pipeline']}\n  this one: {own}\n"
+                "Restore it into a data set with the same steps and sizes."
+            )
+        self.close()
+        shuffles = unseeded(self._plan)
+        self._run = state["run"]
+        self._runs.next_run = self._run + 1
+        self._entropy = {
+            id(node): seed for node, seed in zip(shuffles, state["seeds"], strict=True)
+        }
+        self._iterator = execution.start(self._plan, self._run, self._entropy)
+        self._iterator.set_state(state["position"])
+
+    def close(self) -> None:
+        """Ends the iterator and the threads of its pipeline; further calls do nothing."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.close()
+
+    def __enter__(self) -> DatasetIterator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A pipeline that did not start has nothing to end.
+        if hasattr(self, "_iterator"):
+            self.close()

@@ -1,0 +1,153 @@
+"""Options of a data set: how it is sharded over workers and how many threads it may use."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from typing import Any, ClassVar
+
+from distribax.types import ParsedEnum
+
+AUTOTUNE = -1
+"""Lets the library choose a number of threads or a buffer size."""
+
+
+class AutoShardPolicy(ParsedEnum):
+    """How a data set is divided among the workers of a strategy.
+
+    OFF: not at all, every worker sees everything. AUTO: FILE if the data set is read from files,
+    else DATA. FILE: every worker reads its own files. DATA: every worker reads everything and
+    keeps its part of each batch. HINT: `shard(SHARD_HINT, ...)` in the pipeline marks the place.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+SHARD_HINT = -1
+"""Stands for the number of workers, and this worker's index, in `shard` under the policy HINT."""
+
+
+class OptionGroup:
+    """A set of named options; those never set are None and are left alone by a merge."""
+
+    # The known names with their type; a nested group is given by its class.
+    _known: ClassVar[dict[str, type]] = {}
+    _aliases: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, **values: Any) -> None:
+        for name, kind in self._known.items():
+            empty = kind() if issubclass(kind, OptionGroup) else None
+            object.__setattr__(self, name, empty)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        name = self._aliases.get(name, name)
+        if name not in self._known:
+            known = ", ".join(sorted({*self._known, *self._aliases}))
+            raise AttributeError(
+                f"{type(self).__name__} has no option {name!r}. The known options are: {known}."
+            )
+        object.__setattr__(self, name, self._checked(name, self._known[name], value))
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for names that are not stored: an alias, or a mistake.
+        if name in self._aliases:
+            return getattr(self, self._aliases[name])
+        raise AttributeError(f"{type(self).__name__} has no option {name!r}.")
+
+    def _checked(self, name: str, kind: type, value: Any) -> Any:
+        if value is None:
+            return None
+        where = f"{type(self).__name__}.{name}"
+        if issubclass(kind, enum.Enum):
+            assert issubclass(kind, ParsedEnum)
+            return kind.parse(value, where)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise TypeError(f"{where}={value!r} is not allowed; expected a {kind.__name__}.")
+        return value
+
+    def merge(self, later: OptionGroup) -> Any:
+        """Returns new options: these, overridden by those set in `later`."""
+        assert type(later) is type(self)
+        merged = copy.deepcopy(self)
+        for name in self._known:
+            mine, its = getattr(self, name), getattr(later, name)
+            if isinstance(mine, OptionGroup):
+                object.__setattr__(merged, name, mine.merge(its))
+            elif its is not None:
+                object.__setattr__(merged, name, its)
+        return merged
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and all(
+            getattr(self, name) == getattr(other, name) for name in self._known
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        duplicate = type(self)()
+        for name in self._known:
+            object.__setattr__(duplicate, name, copy.deepcopy(getattr(self, name), memo))
+        return duplicate
+
+    def __repr__(self) -> str:
+        given = [f"{name}={getattr(self, name)!r}" for name in self._known]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+class DistributeOptions(OptionGroup):
+    """How a data set is divided over workers and devices."""
+
+    auto_shard_policy: AutoShardPolicy | None
+    num_devices: int | None
+    _known: ClassVar[dict[str, type]] = {"auto_shard_policy": AutoShardPolicy, "num_devices": int}
+
+
+class ThreadingOptions(OptionGroup):
+    """How many threads a pipeline may use where it was left to the library (AUTOTUNE)."""
+
+    private_threadpool_size: int | None
+    max_intra_op_parallelism: int | None
+    _known: ClassVar[dict[str, type]] = {
+        "private_threadpool_size": int,
+        "max_intra_op_parallelism": int,
+    }
+
+
+class Options(OptionGroup):
+    """Options of a data set, attached with `Dataset.with_options`.
+
+    >>> options = Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    >>> options.experimental_distribute.auto_shard_policy
+    <AutoShardPolicy.DATA: 2>
+
+    Pipelines are always deterministic here; `deterministic` is accepted and kept.
+    """
+
+    dataset_name: str | None
+    deterministic: bool | None
+    experimental_distribute: DistributeOptions
+    threading: ThreadingOptions
+    experimental_threading: ThreadingOptions
+    _known: ClassVar[dict[str, type]] = {
+        "dataset_name": str,
+        "deterministic": bool,
+        "experimental_distribute": DistributeOptions,
+        "threading": ThreadingOptions,
+    }
+    _aliases: ClassVar[dict[str, str]] = {
+        "experimental_threading": "threading",
+        "experimental_deterministic": "deterministic",
+    }
+
+    def _checked(self, name: str, kind: type, value: Any) -> Any:
+        if value is None and issubclass(kind, OptionGroup):
+            raise TypeError(f"Options.{name}=None is not allowed; expected a {kind.__name__}.")
+        return super()._checked(name, kind, value)

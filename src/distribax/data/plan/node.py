@@ -1,0 +1,115 @@
+"""The base of a data set's logical plan: immutable nodes that say what, not how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from distribax.data.elements import Element
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+
+Spec: TypeAlias = Any
+"""A nest of TensorSpecs."""
+
+Probe: TypeAlias = Callable[["Node"], "Element | None"]
+"""Runs a plan up to its first element; None if it has none."""
+
+
+@runtime_checkable
+class HasPlan(Protocol):
+    """What a data set is for the plan: something that holds one."""
+
+    @property
+    def plan(self) -> Node: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One step of a pipeline. Nodes are compared by identity and never changed."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The nodes this one reads from."""
+        return ()
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """Returns the same step on other inputs; a source is returned as it is."""
+        assert not inputs
+        return self
+
+    def cardinality(self) -> int:
+        """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        raise NotImplementedError
+
+    def spec(self, probe: Probe) -> Spec:
+        """Returns the nest of TensorSpecs; `probe` runs what only running can tell."""
+        raise NotImplementedError
+
+    @property
+    def is_batched(self) -> bool | None:
+        """Whether the elements are batches; None if only the elements can tell."""
+        return False
+
+    @property
+    def static_batch_size(self) -> int | None:
+        """The size of a full batch, if the plan says it."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """How this step reads in a pipeline's fingerprint and in error messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class UnaryNode(Node):
+    """A step on one input, by default one that keeps count, spec and batches as they are."""
+
+    input: Node
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return (self.input,)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        (only,) = inputs
+        return dataclasses.replace(self, input=only)
+
+    def cardinality(self) -> int:
+        return self.input.cardinality()
+
+    def spec(self, probe: Probe) -> Spec:
+        return self.input.spec(probe)
+
+    @property
+    def is_batched(self) -> bool | None:
+        return self.input.is_batched
+
+    @property
+    def static_batch_size(self) -> int | None:
+        return self.input.static_batch_size
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Visits a plan from its end to its sources."""
+    yield node
+    for child in node.inputs:
+        yield from walk(child)
+
+
+def fingerprint(node: Node) -> str:
+    """Returns a readable line that tells pipelines of different steps or sizes apart.
+
+    Functions and data are not part of it, and neither is the number of workers and replicas
+    that share a batch: a saved position means the same for any of them.
+    """
+    label = node.label
+    if len(node.inputs) == 1:
+        return f"{fingerprint(node.inputs[0])}{'.' if label else ''}{label}"
+    if node.inputs:
+        return f"{label}({', '.join(fingerprint(child) for child in node.inputs)})"
+    return label

@@ -1,0 +1,245 @@
+"""Steps that choose, order and combine elements without changing them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distribax.data import elements as nests
+from distribax.data.options import SHARD_HINT
+from distribax.data.plan.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    HasPlan,
+    Node,
+    Probe,
+    Spec,
+    UnaryNode,
+)
+from distribax.data.spec import common_spec
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffle(UnaryNode):
+    """Elements in an order drawn from a buffer of `buffer_size`; None holds all of them."""
+
+    buffer_size: int | None
+    seed: int | None = None
+    reshuffle_each_iteration: bool = True
+    # Stands in for a seed that was not given; drawn once, so that an iterator can be resumed.
+    entropy: int = field(default_factory=lambda: secrets.randbits(63))
+
+    @property
+    def label(self) -> str:
+        size = "all" if self.buffer_size is None else self.buffer_size
+        return f"shuffle({size})"
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat(UnaryNode):
+    """The input `count` times over; None is for ever."""
+
+    count: int | None
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        if size == 0 or self.count == 0:
+            return 0
+        if self.count is None:
+            return INFINITE_CARDINALITY
+        return size * self.count if size > 0 else size
+
+    @property
+    def label(self) -> str:
+        return f"repeat({'' if self.count is None else self.count})"
+
+
+@dataclass(frozen=True, eq=False)
+class Take(UnaryNode):
+    """The first `count` elements."""
+
+    count: int
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        if size == INFINITE_CARDINALITY or self.count == 0:
+            return self.count
+        return min(size, self.count) if size >= 0 else size
+
+    @property
+    def label(self) -> str:
+        return f"take({self.count})"
+
+
+@dataclass(frozen=True, eq=False)
+class Skip(UnaryNode):
+    """All but the first `count` elements."""
+
+    count: int
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        return max(0, size - self.count) if size >= 0 else size
+
+    @property
+    def label(self) -> str:
+        return f"skip({self.count})"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard(UnaryNode):
+    """Every `num_shards`-th element, from number `index` on; SHARD_HINT waits for a rewrite."""
+
+    num_shards: int
+    index: int
+
+    @property
+    def is_hint(self) -> bool:
+        """Whether auto-sharding is to fill in the numbers."""
+        return self.num_shards == SHARD_HINT
+
+    def cardinality(self) -> int:
+        size = self.input.cardinality()
+        if size < 0 or self.is_hint:
+            return size
+        return max(0, -((self.index - size) // self.num_shards))
+
+    @property
+    def label(self) -> str:
+        return f"shard({self.num_shards}, {self.index})"
+
+
+def _all(answers: list[bool | None]) -> bool | None:
+    if False in answers:
+        return False
+    return None if None in answers else True
+
+
+@dataclass(frozen=True, eq=False)
+class Concatenate(Node):
+    """One input after the other."""
+
+    parts: tuple[Node, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return self.parts
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        return Concatenate(inputs)
+
+    def cardinality(self) -> int:
+        sizes = [part.cardinality() for part in self.parts]
+        if INFINITE_CARDINALITY in sizes:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
+
+    def spec(self, probe: Probe) -> Spec:
+        first, *others = (part.spec(probe) for part in self.parts)
+        for other in others:
+            first = common_spec(first, other)
+        return first
+
+    @property
+    def is_batched(self) -> bool | None:
+        return _all([part.is_batched for part in self.parts])
+
+    @property
+    def static_batch_size(self) -> int | None:
+        sizes = {part.static_batch_size for part in self.parts}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def label(self) -> str:
+        return "concatenate"
+
+
+@dataclass(frozen=True, eq=False)
+class Zip(Node):
+    """Elements of several inputs side by side, in the structure that `build` makes of them."""
+
+    parts: tuple[Node, ...]
+    build: Callable[[list[Any]], Any]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        return self.parts
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        return Zip(inputs, self.build)
+
+    def cardinality(self) -> int:
+        sizes = [part.cardinality() for part in self.parts]
+        if 0 in sizes or UNKNOWN_CARDINALITY not in sizes:
+            finite = [size for size in sizes if size != INFINITE_CARDINALITY]
+            return min(finite) if finite else INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY
+
+    def spec(self, probe: Probe) -> Spec:
+        return self.build([part.spec(probe) for part in self.parts])
+
+    @property
+    def is_batched(self) -> bool | None:
+        return _all([part.is_batched for part in self.parts])
+
+    @property
+    def static_batch_size(self) -> int | None:
+        sizes = {part.static_batch_size for part in self.parts}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def label(self) -> str:
+        return "zip"
+
+
+@dataclass(frozen=True, eq=False)
+class Interleave(UnaryNode):
+    """The elements of data sets that a user's function makes, `cycle_length` of them in turns.
+
+    With a cycle of 1 it is flat_map.
+    """
+
+    fn: Callable[..., HasPlan]
+    cycle_length: int = 1
+    block_length: int = 1
+    num_parallel_calls: int | None = None
+
+    def plan_of(self, made: Any) -> Node:
+        """Returns the plan of what the user's function returned."""
+        if not isinstance(made, HasPlan):
+            raise TypeError(
+                f"the function given to flat_map or interleave returned {made!r} of type "
+                f"{type(made).__name__}. Expected a Dataset; to change elements use map."
+            )
+        return made.plan
+
+    def first_inner(self, probe: Probe) -> Node | None:
+        """Returns the plan made of the first element, if there is one."""
+        first = probe(self.input)
+        return None if first is None else self.plan_of(nests.call_with_element(self.fn, first))
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    def spec(self, probe: Probe) -> Spec:
+        inner = self.first_inner(probe)
+        if inner is None:
+            raise ValueError(
+                "the element_spec of an interleave or flat_map over an empty data set cannot be "
+                "known: its function was never called."
+            )
+        return inner.spec(probe)
+
+    @property
+    def is_batched(self) -> bool | None:
+        return None
+
+    @property
+    def static_batch_size(self) -> int | None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return f"interleave({self.cycle_length}, {self.block_length})"

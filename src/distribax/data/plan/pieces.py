@@ -1,0 +1,89 @@
+"""The step that gives a worker its part of every batch, and the arithmetic of such parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from distribax.data import elements as nests
+from distribax.data.plan.node import UNKNOWN_CARDINALITY, Probe, Spec, UnaryNode
+from distribax.data.spec import TensorSpec
+
+
+def piece_size(num_rows: int, num_pieces: int) -> int:
+    """Returns the rows of a full piece: a batch's rows over the pieces, rounded up."""
+    return -(-num_rows // num_pieces)
+
+
+def cut(batch: nests.Element, size: int, num_pieces: int) -> tuple[nests.Element, ...]:
+    """Cuts a batch into pieces of `size` rows; the last ones may be shorter or empty."""
+    return tuple(
+        nests.take_rows(batch, number * size, (number + 1) * size) for number in range(num_pieces)
+    )
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of a global batch belongs to a worker's replicas."""
+
+    num_workers: int
+    worker_id: int
+    replicas_per_worker: int
+
+    @property
+    def num_pieces(self) -> int:
+        """The number of replicas of all workers."""
+        return self.num_workers * self.replicas_per_worker
+
+    def rows(self, num_rows: int) -> tuple[int, int]:
+        """Returns the first row of this worker's part of a batch, and the one after its last."""
+        step = self.replicas_per_worker * piece_size(num_rows, self.num_pieces)
+        start = self.worker_id * step
+        return min(start, num_rows), min(start + step, num_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerPart(UnaryNode):
+    """Batches cut for one worker.
+
+    Aligned: of every batch the rows of this worker's replicas, so that all workers together have
+    the batch. Not aligned (`in_turn`): the worker sees every row, in batches of a worker's size.
+    With `split`, elements are tuples with one piece a replica.
+    """
+
+    share: Share
+    in_turn: bool = False
+    split: bool = False
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY if self.in_turn else self.input.cardinality()
+
+    def spec(self, probe: Probe) -> Spec:
+        part: Any = nests.map_leaves(self._part_of, self.input.spec(probe))
+        return (part,) * self.share.replicas_per_worker if self.split else part
+
+    def _part_of(self, batch: TensorSpec) -> TensorSpec:
+        rows = batch.shape[0] if batch.shape else None
+        pieces = 1 if self.split else self.share.replicas_per_worker
+        # Only a batch that never varies and that divides has parts of one known size.
+        even = rows is not None and rows % self.share.num_pieces == 0
+        size = rows // self.share.num_pieces * pieces if rows is not None and even else None
+        return TensorSpec((size, *batch.shape[1:]), batch.dtype)
+
+    def turn_size(self, num_rows: int) -> int:
+        """Returns the rows of one of the batches that a batch of `num_rows` is cut into."""
+        nominal = self.input.static_batch_size or num_rows
+        return self.share.replicas_per_worker * piece_size(nominal, self.share.num_pieces)
+
+    @property
+    def static_batch_size(self) -> int | None:
+        size = self.input.static_batch_size
+        if size is None:
+            return None
+        start, stop = self.share.rows(size)
+        return self.turn_size(size) if self.in_turn else stop - start
+
+    @property
+    def label(self) -> str:
+        # Aligned parts of any number of workers share one position: the global batch's.
+        return f"in_turn({self.share.num_pieces})" if self.in_turn else ""

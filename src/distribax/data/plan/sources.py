@@ -1,0 +1,288 @@
+"""Where a pipeline begins: arrays in memory, counters, generators, files, foreign iterables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distribax.data import elements as nests
+from distribax.data.formats.record_format import RecordFormat
+from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, Spec
+from distribax.data.spec import TensorSpec, spec_of, without_batch_dim
+
+
+class IndexedSource(Node):
+    """A source of known length that can give any element: order is chosen before reading."""
+
+    def cardinality(self) -> int:
+        raise NotImplementedError
+
+    def element(self, index: int) -> nests.Element:
+        """Returns one element."""
+        raise NotImplementedError
+
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+        """Returns a batch of the elements at `indices`."""
+        if not len(indices):
+            return nests.take_rows(nests.stack([self.element(0)]), 0, 0)
+        return nests.stack([self.element(int(index)) for index in indices])
+
+
+@dataclass(frozen=True, eq=False)
+class Slices(IndexedSource):
+    """The rows of arrays in memory."""
+
+    arrays: nests.Element
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = {len(leaf) for leaf in nests.leaves(self.arrays)}
+        assert len(sizes) == 1, sizes
+        # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
+        object.__setattr__(self, "arrays", nests.map_leaves(_read_only, self.arrays))
+        object.__setattr__(self, "size", sizes.pop())
+
+    def cardinality(self) -> int:
+        return self.size
+
+    def element(self, index: int) -> nests.Element:
+        if type(self.arrays) is np.ndarray:
+            return self.arrays[index]
+        return nests.map_leaves(lambda array: array[index], self.arrays)
+
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+        if isinstance(indices, range):
+            picked = _as_slice(indices)
+            return nests.map_leaves(lambda array: np.ascontiguousarray(array[picked]), self.arrays)
+        return nests.map_leaves(lambda array: array.take(indices, axis=0), self.arrays)
+
+    def spec(self, probe: Probe) -> Spec:
+        return without_batch_dim(spec_of(self.arrays))
+
+    @property
+    def label(self) -> str:
+        return f"from_tensor_slices({self.size})"
+
+
+def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _as_slice(indices: range) -> slice:
+    # A stop below zero would count from the end.
+    stop = indices.stop if indices.stop >= 0 else None
+    return slice(indices.start, stop, indices.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors(IndexedSource):
+    """One element."""
+
+    value: nests.Element
+
+    def cardinality(self) -> int:
+        return 1
+
+    def element(self, index: int) -> nests.Element:
+        return self.value
+
+    def spec(self, probe: Probe) -> Spec:
+        return spec_of(self.value)
+
+    @property
+    def label(self) -> str:
+        return "from_tensors()"
+
+
+@dataclass(frozen=True, eq=False)
+class Range(IndexedSource):
+    """The integers of a Python range."""
+
+    values: range
+    dtype: np.dtype[Any] = np.dtype(np.int64)
+
+    def cardinality(self) -> int:
+        return len(self.values)
+
+    def element(self, index: int) -> nests.Element:
+        return self.dtype.type(self.values[index])
+
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+        if isinstance(indices, range):
+            picked = self.values[_as_slice(indices)]
+            return np.arange(picked.start, picked.stop, picked.step, dtype=self.dtype)
+        return (self.values.start + self.values.step * indices).astype(self.dtype)
+
+    def spec(self, probe: Probe) -> Spec:
+        return TensorSpec((), self.dtype)
+
+    @property
+    def label(self) -> str:
+        return f"range({self.values.start}, {self.values.stop}, {self.values.step})"
+
+
+@dataclass(frozen=True, eq=False)
+class FileNames(Slices):
+    """The names of files, as `list_files` gives them: auto-sharding may divide them."""
+
+    @property
+    def label(self) -> str:
+        return f"list_files({self.size})"
+
+
+@dataclass(frozen=True, eq=False)
+class Batches(IndexedSource):
+    """A list whose items are batches already."""
+
+    items: tuple[nests.Element, ...]
+
+    def cardinality(self) -> int:
+        return len(self.items)
+
+    def element(self, index: int) -> nests.Element:
+        return self.items[index]
+
+    def spec(self, probe: Probe) -> Spec:
+        return open_batch_dim(spec_of(self.items[0]))
+
+    @property
+    def is_batched(self) -> bool | None:
+        return True
+
+    @property
+    def static_batch_size(self) -> int | None:
+        return nests.num_rows(self.items[0])
+
+    @property
+    def label(self) -> str:
+        return f"batches({len(self.items)})"
+
+
+def open_batch_dim(spec: Spec) -> Spec:
+    """Returns the spec with a first dimension that may vary."""
+    return nests.map_leaves(
+        lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Generator(Node):
+    """What a Python function yields, called anew for every iteration."""
+
+    make: Callable[[], Iterable[Any]]
+    signature: Spec = None
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def spec(self, probe: Probe) -> Spec:
+        return self.signature if self.signature is not None else probed_spec(self, probe)
+
+    @property
+    def is_batched(self) -> bool | None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return "from_generator()"
+
+
+def probed_spec(node: Node, probe: Probe) -> Spec:
+    """Returns the spec of a source's first element."""
+    first = probe(node)
+    if first is None:
+        raise ValueError(
+            f"the element_spec of {node.label} cannot be known: it yields no element. Give its "
+            "spec, for example from_generator(fn, output_signature=dx.data.TensorSpec(...))."
+        )
+    return spec_of(first)
+
+
+@dataclass(frozen=True, eq=False)
+class FileReader(Node):
+    """The records of files, in the order of the files.
+
+    With `cycle_length` above 1 that many files are read in turns, record by record.
+    """
+
+    filenames: tuple[str, ...]
+    format: RecordFormat
+    cycle_length: int = 1
+
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def spec(self, probe: Probe) -> Spec:
+        known = self.format.spec
+        return known if known is not None else probed_spec(self, probe)
+
+    @property
+    def label(self) -> str:
+        return f"{self.format.name}({len(self.filenames)} files, cycle {self.cycle_length})"
+
+
+@dataclass(frozen=True, eq=False)
+class RandomAccessFiles(IndexedSource):
+    """The records of files that can be read in any order."""
+
+    filenames: tuple[str, ...]
+    name: str
+    open: Callable[[tuple[str, ...]], Any]
+    record_spec: Spec
+
+    @functools.cached_property
+    def source(self) -> Any:
+        """The opened files."""
+        return self.open(self.filenames)
+
+    def cardinality(self) -> int:
+        return len(self.source)
+
+    def element(self, index: int) -> nests.Element:
+        return self.source[index]
+
+    def spec(self, probe: Probe) -> Spec:
+        return self.record_spec
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}({len(self.filenames)} files)"
+
+
+@dataclass(frozen=True, eq=False)
+class Foreign(Node):
+    """Batches from an iterable that is not ours: a generator, a loader, another library's data set.
+
+    `kind` names it in messages. `start` begins an iteration; `save` and `load` carry the
+    position of such an iteration, where the iterable has one.
+    """
+
+    kind: str
+    start: Callable[[], Iterator[Any]]
+    repeatable: bool = True
+    save: Callable[[Any], Any] | None = None
+    load: Callable[[Any, Any], Iterator[Any]] | None = None
+    length: int = UNKNOWN_CARDINALITY
+    signature: Spec = None
+
+    def cardinality(self) -> int:
+        return self.length
+
+    def spec(self, probe: Probe) -> Spec:
+        if self.signature is not None:
+            return self.signature
+        return open_batch_dim(probed_spec(self, probe))
+
+    @property
+    def is_batched(self) -> bool | None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return f"<{self.kind}>"

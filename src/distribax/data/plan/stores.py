@@ -1,0 +1,116 @@
+"""Where a cached pipeline keeps its elements: in memory, or in a file that outlives the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Iterator
+from typing import Protocol
+
+from distribax.data.elements import Element
+from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
+
+
+class CacheWriter(Protocol):
+    """Collects the elements of one iteration."""
+
+    def add(self, element: Element) -> None: ...
+
+    def finish(self) -> None:
+        """Makes what was added the content of the store."""
+        ...
+
+    def discard(self) -> None:
+        """Forgets what was added."""
+        ...
+
+
+class CacheStore(Protocol):
+    """Keeps the elements of one complete iteration."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def read(self, start: int) -> Iterator[Element]:
+        """Returns the kept elements from number `start` on."""
+        ...
+
+    def write(self) -> CacheWriter: ...
+
+
+class MemoryStore:
+    """Keeps elements in a list, shared by all iterators of one data set."""
+
+    def __init__(self) -> None:
+        self.elements: list[Element] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.elements is not None
+
+    def read(self, start: int) -> Iterator[Element]:
+        assert self.elements is not None
+        for number in range(start, len(self.elements)):
+            yield self.elements[number]
+
+    def write(self) -> CacheWriter:
+        return _MemoryWriter(self)
+
+
+class _MemoryWriter:
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._elements: list[Element] = []
+
+    def add(self, element: Element) -> None:
+        self._elements.append(element)
+
+    def finish(self) -> None:
+        # Of two iterators that fill the cache at the same time, the first to finish counts.
+        if self._store.elements is None:
+            self._store.elements = self._elements
+
+    def discard(self) -> None:
+        self._elements = []
+
+
+class FileStore:
+    """Keeps elements in a file of pickles with checksums; read only files that you trust."""
+
+    def __init__(self, filename: str) -> None:
+        self.filename = filename
+
+    @property
+    def is_complete(self) -> bool:
+        return os.path.exists(self.filename)
+
+    def read(self, start: int) -> Iterator[Element]:
+        reader = TFRecordFormat().open(self.filename)
+        with contextlib.closing(reader):
+            for number, record in enumerate(reader):
+                if number >= start:
+                    yield pickle.loads(record)
+
+    def write(self) -> CacheWriter:
+        return _FileWriter(self.filename)
+
+
+class _FileWriter:
+    def __init__(self, filename: str) -> None:
+        self._filename = filename
+        # Each process writes apart and renames at the end, so a reader never sees half a cache.
+        self._partial = f"{filename}.partial-{os.getpid()}-{id(self)}"
+        self._writer = TFRecordWriter(self._partial)
+
+    def add(self, element: Element) -> None:
+        self._writer.write(pickle.dumps(element, pickle.HIGHEST_PROTOCOL))
+
+    def finish(self) -> None:
+        self._writer.close()
+        os.replace(self._partial, self._filename)
+
+    def discard(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self._partial)

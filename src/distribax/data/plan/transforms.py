@@ -1,0 +1,256 @@
+"""Steps that change elements: map, filter, batch and their like."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distribax.data import elements as nests
+from distribax.data.elements import call_with_element, from_return
+from distribax.data.options import Options
+from distribax.data.plan.node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Node,
+    Probe,
+    Spec,
+    UnaryNode,
+)
+from distribax.data.plan.stores import CacheStore, FileStore, MemoryStore
+from distribax.data.spec import (
+    TensorSpec,
+    common_spec,
+    spec_of,
+    with_batch_dim,
+    without_batch_dim,
+    zeros,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Map(UnaryNode):
+    """Every element through a user's function, by several threads if asked."""
+
+    fn: Callable[..., Any]
+    num_parallel_calls: int | None = None
+
+    def spec(self, probe: Probe) -> Spec:
+        given = self.input.spec(probe)
+        sample = probe(self.input)
+        if sample is None:
+            sample = zeros(given)
+        result = spec_of(from_return(call_with_element(self.fn, sample)))
+        resized = _resized(sample, given)
+        if resized is None:
+            return result
+        # A second run on other sizes tells which dimensions of the result vary with them.
+        return common_spec(result, spec_of(from_return(call_with_element(self.fn, resized))))
+
+    @property
+    def label(self) -> str:
+        return "map()"
+
+
+def _resized(element: nests.Element, spec: Spec) -> nests.Element | None:
+    varies = False
+
+    def resize(leaf: Any, leaf_spec: TensorSpec) -> Any:
+        nonlocal varies
+        for axis, dim in enumerate(leaf_spec.shape):
+            if dim is None:
+                varies = True
+                size = leaf.shape[axis]
+                # Doubling needs a row to copy; nothing is learnt from an empty array.
+                leaf = np.repeat(leaf, 2, axis) if size == 1 else leaf.take(range(size - 1), axis)
+        return leaf
+
+    resized = nests.map_leaves(resize, element, spec)
+    return resized if varies else None
+
+
+@dataclass(frozen=True, eq=False)
+class Filter(UnaryNode):
+    """The elements for which a user's predicate is true."""
+
+    predicate: Callable[..., Any]
+
+    def cardinality(self) -> int:
+        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+
+    @property
+    def label(self) -> str:
+        return "filter()"
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(UnaryNode):
+    """Consecutive elements stacked into one."""
+
+    batch_size: int
+    drop_remainder: bool = False
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count < 0:
+            return count
+        return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
+
+    def spec(self, probe: Probe) -> Spec:
+        size = self.batch_size if self.drop_remainder else None
+        return with_batch_dim(self.input.spec(probe), size)
+
+    @property
+    def is_batched(self) -> bool | None:
+        return True
+
+    @property
+    def static_batch_size(self) -> int | None:
+        return self.batch_size
+
+    @property
+    def label(self) -> str:
+        return f"batch({self.batch_size}{', drop' if self.drop_remainder else ''})"
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedBatch(Batch):
+    """Like Batch, for elements of different shapes, which are padded to one."""
+
+    padded_shapes: Any = None
+    padding_values: Any = None
+
+    def spec(self, probe: Probe) -> Spec:
+        size = self.batch_size if self.drop_remainder else None
+        rows = self.input.spec(probe)
+        if self.padded_shapes is None:
+            # What the first element happens to measure does not bind the others.
+            padded = nests.map_leaves(
+                lambda leaf: TensorSpec((None,) * len(leaf.shape), leaf.dtype), rows
+            )
+        else:
+            padded = nests.map_leaves(
+                lambda leaf, dims: TensorSpec(dims.dims, leaf.dtype), rows, self.padded_shapes
+            )
+        return with_batch_dim(padded, size)
+
+    @property
+    def label(self) -> str:
+        return f"padded_{super().label}"
+
+
+@dataclass(frozen=True, eq=False)
+class Unbatch(UnaryNode):
+    """The rows of batches, one by one."""
+
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        source = self.input
+        if count > 0:
+            known = isinstance(source, Batch) and source.drop_remainder
+            return count * source.batch_size if known else UNKNOWN_CARDINALITY  # type: ignore
+        return count
+
+    def spec(self, probe: Probe) -> Spec:
+        return without_batch_dim(self.input.spec(probe))
+
+    @property
+    def is_batched(self) -> bool | None:
+        return False
+
+    @property
+    def static_batch_size(self) -> int | None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return "unbatch()"
+
+
+@dataclass(frozen=True, eq=False)
+class Enumerate(UnaryNode):
+    """Every element with its number."""
+
+    start: int = 0
+
+    def spec(self, probe: Probe) -> Spec:
+        return (TensorSpec((), np.int64), self.input.spec(probe))
+
+    @property
+    def is_batched(self) -> bool | None:
+        # The number has no batch dimension, so such elements cannot be split.
+        return False
+
+    @property
+    def label(self) -> str:
+        return f"enumerate({self.start})"
+
+
+@dataclass(frozen=True, eq=False)
+class Prefetch(UnaryNode):
+    """Elements made ahead of use by a background thread."""
+
+    buffer_size: int
+
+    @property
+    def label(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Cache(UnaryNode):
+    """Elements kept after the first complete iteration, in memory or in a file."""
+
+    filename: str = ""
+    store: CacheStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        store = FileStore(self.filename) if self.filename else MemoryStore()
+        object.__setattr__(self, "store", store)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        # Other inputs are other elements: what was kept so far must not answer for them.
+        (only,) = inputs
+        return self if only is self.input else Cache(only, self.filename)
+
+    @property
+    def label(self) -> str:
+        return "cache()"
+
+
+@dataclass(frozen=True, eq=False)
+class WithOptions(UnaryNode):
+    """Options attached to the pipeline so far."""
+
+    options: Options
+
+    @property
+    def label(self) -> str:
+        return ""
+
+
+def merged_options(node: Node) -> Options:
+    """Returns the options of a plan; of two settings the later in the pipeline counts."""
+    merged = Options()
+    for child in node.inputs:
+        merged = merged.merge(merged_options(child))
+    return merged.merge(node.options) if isinstance(node, WithOptions) else merged
+
+
+def without_options(node: Node) -> Node:
+    """Returns the node below any attached options."""
+    while isinstance(node, WithOptions):
+        node = node.input
+    return node
+
+
+def replace_inputs(node: Node, change: Callable[[Node], Node]) -> Node:
+    """Returns the node with `change` applied to each of its inputs."""
+    changed = tuple(change(child) for child in node.inputs)
+    same = all(new is old for new, old in zip(changed, node.inputs, strict=True))
+    return node if same else node.with_inputs(changed)
+
+

@@ -1,0 +1,102 @@
+"""The shapes and dtypes of a data set's elements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distribax.data import elements as nests
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one component of an element; a dimension of None may vary.
+
+    >>> TensorSpec([None, 3], np.float32)
+    TensorSpec(shape=(None, 3), dtype=dtype('float32'))
+    """
+
+    shape: tuple[int | None, ...] = ()
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def __init__(self, shape: Any = (), dtype: Any = np.float32) -> None:
+        # Text is bytes objects in NumPy arrays, as tf.data's own NumPy iterators give them.
+        if dtype in (str, bytes, "string"):
+            dtype = object
+        dims = tuple(None if dim is None or dim == -1 else int(dim) for dim in shape)
+        if any(dim is not None and dim < 0 for dim in dims):
+            raise ValueError(
+                f"shape={shape!r} has a negative dimension. Expected sizes, or None (or -1) for a "
+                "dimension that varies."
+            )
+        object.__setattr__(self, "shape", dims)
+        object.__setattr__(self, "dtype", np.dtype(dtype))
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Tells whether an array (or another spec) has this dtype and a shape that fits."""
+        shape = value.shape if isinstance(value, TensorSpec) else np.shape(value)
+        dtype = value.dtype if isinstance(value, TensorSpec) else nests.leaf_dtype(value)
+        return (
+            dtype == self.dtype
+            and len(shape) == len(self.shape)
+            and all(
+                mine is None or its is None or mine == its
+                for mine, its in zip(self.shape, shape, strict=True)
+            )
+        )
+
+
+def spec_of(element: nests.Element) -> Any:
+    """Returns the nest of TensorSpecs that describes one element exactly."""
+    return nests.map_leaves(
+        lambda leaf: TensorSpec(np.shape(leaf), nests.leaf_dtype(leaf)), element
+    )
+
+
+def common_spec(first: Any, second: Any) -> Any:
+    """Returns the spec that covers two specs: dimensions that differ become None."""
+
+    def merge(one: TensorSpec, two: TensorSpec) -> TensorSpec:
+        if one.dtype != two.dtype or len(one.shape) != len(two.shape):
+            raise TypeError(
+                f"elements of different types in one data set: {one} and {two}. Convert them "
+                "to one dtype and rank with map."
+            )
+        pairs = zip(one.shape, two.shape, strict=True)
+        return TensorSpec([a if a == b else None for a, b in pairs], one.dtype)
+
+    return nests.map_leaves(merge, first, second)
+
+
+def with_batch_dim(spec: Any, size: int | None) -> Any:
+    """Returns the spec of a batch of such elements."""
+    return nests.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
+
+
+def without_batch_dim(spec: Any) -> Any:
+    """Returns the spec of one row of such a batch."""
+
+    def strip(leaf: TensorSpec) -> TensorSpec:
+        if not leaf.shape:
+            raise ValueError(
+                f"unbatch needs components with a batch dimension, but one has the spec {leaf}."
+            )
+        return TensorSpec(leaf.shape[1:], leaf.dtype)
+
+    return nests.map_leaves(strip, spec)
+
+
+def zeros(spec: Any) -> nests.Element:
+    """Returns an element of zeros that fits a spec, with 1 for dimensions that vary."""
+
+    def make(leaf: TensorSpec) -> Any:
+        if leaf.dtype == object and not leaf.shape:
+            return b""
+        shape = tuple(1 if dim is None else dim for dim in leaf.shape)
+        if leaf.dtype == object:
+            return np.full(shape, b"", object)
+        return np.zeros(shape, leaf.dtype)[()]
+
+    return nests.map_leaves(make, spec)

@@ -1,0 +1,161 @@
+"""Frames: where the values of variables live while a step is traced.
+
+Outside a trace a variable has a buffer. While `dx.function` traces, reads and writes go to a frame:
+the reads become inputs of the compiled program, the writes its outputs, and the buffers stay as
+they are until the program has run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from distribax import jax_compat
+from distribax.topology import REPLICA_AXIS
+
+
+class Lifted(Protocol):
+    """What the engine needs of a variable."""
+
+    @property
+    def per_replica(self) -> bool: ...
+
+    def program_value(self) -> Any: ...
+
+    def store_program_value(self, value: Any) -> None: ...
+
+
+class Frame:
+    """The values of the variables at one level of a trace."""
+
+    def __init__(self, parent: Frame | None) -> None:
+        self.parent = parent
+        self.values: dict[Any, Any] = {}
+        self.written: dict[Any, None] = {}
+        self.trace = jax_compat.innermost_trace()
+
+    @property
+    def function(self) -> FunctionFrame:
+        """The frame of the whole compiled function."""
+        assert self.parent is not None
+        return self.parent.function
+
+    def read(self, variable: Any) -> Any:
+        """Returns the variable's value at this level."""
+        raise NotImplementedError
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Replaces the variable's value at this level."""
+        self._check_owned(variable, value)
+        self.values[variable] = value
+        self.written[variable] = None
+
+    def _check_owned(self, variable: Any, value: Any) -> None:
+        if not jax_compat.is_tracer(value):
+            return
+        owner = jax_compat.trace_of(value)
+        frame: Frame | None = self
+        while frame is not None:
+            if owner is frame.trace:
+                return
+            frame = frame.parent
+        raise RuntimeError(
+            f"assign: {variable.described} was assigned inside a JAX transformation (jax.jit, "
+            "jax.lax.scan, jax.lax.cond, jax.vmap) whose values cannot leave it. Return the new "
+            "value from the transformed function, and assign it outside."
+        )
+
+
+class FunctionFrame(Frame):
+    """The frame of one `dx.function` trace: global arrays, one for each variable."""
+
+    def __init__(self, lifted: dict[Any, Any], allow_creation: bool) -> None:
+        super().__init__(None)
+        self.values.update(lifted)
+        self.lifted = lifted
+        self.touched: dict[Any, None] = {}
+        self.created: list[Any] = []
+        self.allow_creation = allow_creation
+        # The elements that the host has fetched for this call, in the order of their use.
+        self.pulled: list[tuple[Any, Any]] = []
+        # The device of a one-device strategy, or the mesh, that the function's code runs on.
+        self.device: Any = None
+        self.mesh: Mesh | None = None
+
+    @property
+    def function(self) -> FunctionFrame:
+        return self
+
+    def read(self, variable: Any) -> Any:
+        self.touched[variable] = None
+        if variable not in self.values:
+            # Not an input yet: its value stands in as a constant, and the trace is made again.
+            self.values[variable] = variable.program_value()
+        return self.values[variable]
+
+    def write(self, variable: Any, value: Any) -> None:
+        self.touched[variable] = None
+        super().write(variable, value)
+
+
+class RunFrame(Frame):
+    """The frame of the replicas inside one compiled `strategy.run`: local values."""
+
+    def __init__(self, parent: Frame, mesh: Mesh, local: dict[Any, Any]) -> None:
+        super().__init__(parent)
+        self.mesh = mesh
+        self.values.update(local)
+        self._varying: dict[Any, tuple[Any, Any]] = {}
+
+    def read(self, variable: Any) -> Any:
+        if variable in self.values:
+            self.function.touched[variable] = None
+            return self.values[variable]
+        assert self.parent is not None
+        value = self.parent.read(variable)
+        if variable.per_replica:
+            # Not an input of this run yet, so the trace is made again: only the type matters.
+            value = jnp.zeros(variable.shape, variable.dtype)
+            value = jax_compat.to_varying(value, REPLICA_AXIS)
+            self.values[variable] = value
+        return value
+
+    def read_varying(self, variable: Any) -> Any:
+        """Returns the value as the replica's own, so that gradients to it are the replica's own."""
+        value = self.read(variable)
+        cached = self._varying.get(variable)
+        if cached is None or cached[0] is not value:
+            cached = (value, jax_compat.to_varying(value, REPLICA_AXIS))
+            if jax_compat.innermost_trace() is not self.trace:
+                return cached[1]
+            self._varying[variable] = cached
+        return cached[1]
+
+
+_frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)
+
+
+def current() -> Frame | None:
+    """Returns the innermost frame, or None when nothing is being traced by `dx.function`."""
+    return _frame.get()
+
+
+@contextlib.contextmanager
+def enter(frame: Frame | None) -> Iterator[None]:
+    """Makes `frame` the innermost one."""
+    token = _frame.set(frame)
+    try:
+        yield
+    finally:
+        _frame.reset(token)
+
+
+def storable(value: Any) -> Any:
+    """Returns `value` without its gradient, as it may be kept beyond a differentiated function."""
+    return jax.lax.stop_gradient(value) if jax_compat.is_tracer(value) else value

@@ -1,0 +1,94 @@
+"""Iterators and data set loops inside `dx.function`: what the host does for a compiled step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from distribax import context
+from distribax.errors import ControlFlow, HostOnly
+from distribax.execution import frames
+
+
+class LiftedIterator:
+    """Base of iterators whose `next` works inside `dx.function`.
+
+    A subclass overrides `fetch`. Inside a function, `next(iterator)` becomes an input of the
+    compiled step: at each call the host fetches the element and feeds it.
+    """
+
+    def fetch(self) -> Any:
+        """Fetches the next element on the host, or raises StopIteration."""
+        raise NotImplementedError
+
+    def __iter__(self) -> LiftedIterator:
+        require_host("a loop over a distributed iterator")
+        return self
+
+    def __next__(self) -> Any:
+        return pull(self)
+
+
+class NeedElement(ControlFlow):
+    """Asks the engine to fetch an element and to trace again with it as an input."""
+
+    def __init__(self, iterator: LiftedIterator) -> None:
+        super().__init__()
+        self.iterator = iterator
+
+
+_replay: ContextVar[deque[tuple[Any, Any]] | None] = ContextVar("distribax_replay", default=None)
+_host_runs: ContextVar[Callable[..., Any] | None] = ContextVar("distribax_host_runs", default=None)
+
+
+def require_host(what: str) -> None:
+    """Inside a trace, hands the function over to the host, which loops around compiled steps."""
+    if frames.current() is not None:
+        raise HostOnly(what, "loop")
+
+
+def pull(iterator: LiftedIterator) -> Any:
+    """Returns the next element: fetched now, or as the input of the function being traced."""
+    waiting = _replay.get()
+    if waiting and waiting[0][0] is iterator:
+        return waiting.popleft()[1]
+    frame = frames.current()
+    if frame is None:
+        return iterator.fetch()
+    if not isinstance(frame, frames.FunctionFrame) or context.get_replica_context() is not None:
+        if frame.parent is not None:
+            raise RuntimeError(
+                "next(iterator): called inside strategy.run() of a compiled function. Call it "
+                "outside the replica and pass the element: strategy.run(fn, args=(next(it),))."
+            )
+    if frame.function.pulled and frame.function.pulled[0][0] is iterator:
+        return frame.function.pulled.pop(0)[1]
+    raise NeedElement(iterator)
+
+
+@contextlib.contextmanager
+def replaying(elements: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Gives elements that were fetched for a compiled call to the eager call that replaces it."""
+    token = _replay.set(deque(elements))
+    try:
+        yield
+    finally:
+        _replay.reset(token)
+
+
+@contextlib.contextmanager
+def compiling_runs(compiled_run: Callable[..., Any]) -> Iterator[None]:
+    """Compiles each `strategy.run` of the code inside, which itself runs on the host."""
+    token = _host_runs.set(compiled_run)
+    try:
+        yield
+    finally:
+        _host_runs.reset(token)
+
+
+def host_compiled_run() -> Callable[..., Any] | None:
+    """Returns the way to compile a `strategy.run` in a host loop, or None outside one."""
+    return _host_runs.get()

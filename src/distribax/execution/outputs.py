@@ -1,0 +1,70 @@
+"""What a compiled function returns: arrays of the program, wrapped again on the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from distribax import jax_compat
+from distribax.execution.frames import FunctionFrame
+from distribax.values import DistributedValues, Global
+
+
+class Results:
+    """The form of a function's results, learnt while it is traced."""
+
+    def __init__(self) -> None:
+        self._tree: Any = None
+        self._forms: list[Any] = []
+
+    def take(self, result: Any, frame: FunctionFrame) -> list[Any]:
+        """Splits `result` into the arrays that the program returns and their form."""
+        leaves, self._tree = jax.tree.flatten(result, is_leaf=_is_leaf)
+        # A result must not share a buffer with a variable: the next step may overwrite that.
+        owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
+        self._forms, arrays = [], []
+        for leaf in leaves:
+            layout = leaf.layout if isinstance(leaf, DistributedValues) else None
+            if isinstance(layout, Global):
+                form = (type(leaf), layout.mesh, layout.stacked, layout.mirrored)
+                array = constrained(layout.array, NamedSharding(layout.mesh, layout.spec))
+            elif jax_compat.is_tracer(leaf):
+                form, array = "array", leaf
+                if frame.mesh is not None:
+                    array = constrained(leaf, NamedSharding(frame.mesh, PartitionSpec()))
+            else:
+                self._forms.append((None, leaf))
+                continue
+            self._forms.append((form, None))
+            arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)
+        return arrays
+
+    def rebuild(self, arrays: list[Any]) -> Any:
+        """Puts the arrays of one call back into the form of the result."""
+        remaining = iter(arrays)
+        leaves = []
+        for form, held in self._forms:
+            if form is None:
+                leaves.append(held)
+            elif form == "array":
+                leaves.append(next(remaining))
+            else:
+                wrapper, mesh, stacked, mirrored = form
+                layout = Global(next(remaining), mesh, stacked=stacked, mirrored=mirrored)
+                leaves.append(wrapper.of(layout))
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, DistributedValues)
+
+
+def constrained(value: Any, sharding: Any) -> Any:
+    """Fixes where a result of the program lives, so that the next call finds it there."""
+    if not isinstance(sharding, NamedSharding) or not jax_compat.is_tracer(value):
+        return value
+    return lax.with_sharding_constraint(value, sharding)

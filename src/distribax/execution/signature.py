@@ -1,0 +1,144 @@
+"""What a compiled function is specialised for: the structure and types of its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from distribax import jax_compat
+from distribax.execution.lifting import LiftedIterator
+from distribax.values import DistributedValues, Global, Mirrored, PerReplica
+
+
+class Uneven(Exception):
+    """The pieces of a distributed value cannot be one array, so the call must be eager."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """How one leaf of the arguments enters the program."""
+
+    kind: str  # "array", "wrapped", "iterator" or "static"
+    value: Any = None
+
+    def rebuild(self, traced: Any) -> Any:
+        """Returns what the traced function sees for this leaf."""
+        if self.kind == "wrapped":
+            wrapper, mesh, stacked, mirrored = self.value
+            return wrapper.of(Global(traced, mesh, stacked=stacked, mirrored=mirrored))
+        return traced if self.kind == "array" else self.value
+
+
+_NUMBERS = (int, float, complex)
+_ARRAY = Slot("array")
+
+
+def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slot], list[Any]]:
+    """Returns the key parts, the slots and the dynamic values of the argument leaves."""
+    keys: list[Any] = []
+    slots: list[Slot] = []
+    dynamic: list[Any] = []
+    for index, leaf in enumerate(leaves):
+        if index in static:
+            pass
+        elif isinstance(leaf, jax.Array):
+            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
+            slots.append(_ARRAY)
+            dynamic.append(_loose(leaf))
+            continue
+        elif isinstance(leaf, DistributedValues) and _holds_arrays(leaf):
+            layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.joined()
+            if layout is None:
+                raise Uneven
+            array, wrapper = layout.array, Mirrored if layout.mirrored else PerReplica
+            form = (wrapper, layout.mesh, layout.stacked, layout.mirrored)
+            keys.append((form, array.shape, array.dtype))
+            slots.append(Slot("wrapped", form))
+            dynamic.append(array)
+            continue
+        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
+            keys.append((leaf.shape, leaf.dtype, False))
+            slots.append(_ARRAY)
+            dynamic.append(leaf)
+            continue
+        elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
+            keys.append(type(leaf))
+            slots.append(_ARRAY)
+            dynamic.append(leaf)
+            continue
+        elif isinstance(leaf, LiftedIterator):
+            keys.append(LiftedIterator)
+            slots.append(Slot("iterator", leaf))
+            continue
+        keys.append(_static_key(leaf))
+        slots.append(Slot("static", leaf))
+    return keys, slots, dynamic
+
+
+def _holds_arrays(value: DistributedValues) -> bool:
+    if isinstance(value.layout, Global):
+        return True
+    return all(isinstance(piece, jax.Array) for piece in value.values)
+
+
+def _loose(array: jax.Array) -> jax.Array:
+    """Lets an array of one device meet variables that are spread over several."""
+    if array.committed and len(array.sharding.device_set) == 1:
+        return jax_compat.uncommitted(array)
+    return array
+
+
+@dataclass(frozen=True)
+class _ById:
+    """A key for an object without a hash; it keeps the object alive, so that the id stays its own."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _static_key(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        return _ById(leaf)
+    return (type(leaf), leaf)
+
+
+def closure_key(fn: Any) -> Any:
+    """Returns a key that is equal for functions made by the same code over the same objects.
+
+    A function defined inside another is a new object at each call; what it does is told by its
+    code and by what it closes over.
+    """
+    owner = getattr(fn, "__self__", None)
+    inner = getattr(fn, "__func__", fn)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return _ById(fn)
+    cells = tuple(_cell_key(cell) for cell in inner.__closure__ or ())
+    defaults = tuple(_value_key(value) for value in inner.__defaults__ or ())
+    keywords = tuple((k, _value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
+    return (code, _ById(owner), cells, defaults, keywords)
+
+
+def _cell_key(cell: Any) -> Any:
+    try:
+        return _value_key(cell.cell_contents)
+    except ValueError:  # The name is not bound yet.
+        return None
+
+
+def _value_key(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return (type(value), value)
+    if getattr(value, "__closure__", None) is not None and hasattr(value, "__code__"):
+        return closure_key(value)
+    return _ById(value)

@@ -1,0 +1,168 @@
+"""Every use of a JAX name that is not stable, in one place; the rest of the code asks here."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import array as _array
+from jax._src import core as _core
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+from jax.sharding import Mesh, PartitionSpec
+
+Tracer = jax.core.Tracer
+
+
+def is_tracer(value: object) -> bool:
+    """Tells whether `value` stands for an array inside a JAX transformation."""
+    return isinstance(value, Tracer)
+
+
+def varies(value: Any, axis: str) -> bool:
+    """Tells whether `value` differs along the mesh axis, inside `jax.shard_map`."""
+    if not is_tracer(value):
+        return False
+    return axis in jax.typeof(value).manual_axis_type.varying
+
+
+def to_varying(value: Any, axis: str) -> Any:
+    """Marks `value` as each replica's own, so that gradients to it stay the replica's own."""
+    if varies(value, axis):
+        return value
+    return lax.pcast(value, axis, to="varying")
+
+
+def all_gather_same(value: Any, axis: str) -> Any:
+    """Stacks the values of all replicas; the result is known to be the same on each."""
+    return lax.all_gather(value, axis, to="invarying")
+
+
+def shard_map(
+    fn: Callable[..., Any],
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: list[PartitionSpec],
+) -> Callable[..., Any]:
+    """Like `jax.shard_map` for a function that returns a list and fills `out_specs` as it runs.
+
+    Which results vary is known only when the body has been traced. JAX reads `out_specs` after it
+    has traced the body, so one trace is enough; tests/unit/test_jax_compat.py guards that order.
+    """
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """Returns the same buffer as an array that may be mixed with arrays of other devices."""
+    if is_tracer(array) or not getattr(array, "committed", False):
+        return array
+    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
+
+
+def device_pieces(array: jax.Array) -> list[jax.Array]:
+    """Returns the single-device arrays of `array` on this process, in the order of its devices."""
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def trace_state() -> Any:
+    """Returns a token that is equal as long as no JAX transformation is entered or left."""
+    return _core.get_opaque_trace_state()
+
+
+def innermost_trace() -> Any:
+    """Returns the transformation that is tracing now."""
+    return _core.trace_ctx.trace
+
+
+def trace_of(tracer: Tracer) -> Any:
+    """Returns the transformation that `tracer` belongs to."""
+    return tracer._trace
+
+
+def backends_started() -> bool:
+    """Tells whether JAX has made its device clients, after which device counts are fixed."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def process_id() -> int:
+    """Returns this process' index among those of `jax.distributed`, without starting a backend."""
+    return _distributed.global_state.process_id
+
+
+def cpu_pool_threads() -> int | None:
+    """Returns how many threads XLA's CPU client has for its programs; None when that is unknown.
+
+    XLA tells nobody, but names the threads of its compute pool, and Linux shows thread names.
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return None
+    count = 0
+    for comm in tasks.glob("*/comm"):
+        # A thread may end between the listing and the reading.
+        with contextlib.suppress(OSError):
+            count += comm.read_text().startswith("tf_XLAEigen")
+    return count or None
+
+
+def all_gather_joined(value: Any, axis_name: str, axis: int) -> Any:
+    """Joins the values of all replicas along the dimension `axis`; the result is the same on each."""
+    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to="invarying")
+
+
+def fresh(array: jax.Array) -> jax.Array:
+    """Returns the same buffer as a new, uncommitted array object."""
+    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
+
+
+def outside_trace(fn: Callable[[], Any]) -> Any:
+    """Runs `fn` as ordinary code although a transformation is tracing the caller.
+
+    JAX keeps its trace in the thread, so a fresh thread is outside of it.
+    """
+    if not is_tracing():
+        return fn()
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.extend((context.run(fn), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            outcome.extend((None, error))
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=call, name="distribax-outside-trace", daemon=True)
+    thread.start()
+    thread.join()
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def is_tracing() -> bool:
+    """Tells whether a JAX transformation is tracing the code that runs now."""
+    return not isinstance(_core.trace_ctx.trace, _core.EvalTrace)
+
+
+def one_copy(array: jax.Array) -> jax.Array:
+    """Returns one device's copy of a replicated array."""
+    return array if len(array.sharding.device_set) == 1 else device_pieces(array)[0]
+
+
+def current_default_device() -> Any:
+    """Returns the device that `jax.default_device` has set, or None."""
+    return jax.config.jax_default_device
+
+
+def with_dim(value: Any) -> jax.Array:
+    """Returns `value` with a first dimension of size 1, on the device it is on."""
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return jax.numpy.asarray(value)[None]
+    with jax.default_device(next(iter(value.devices()))):
+        return value[None]

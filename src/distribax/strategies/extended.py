@@ -1,0 +1,302 @@
+"""`StrategyExtended`: the interface for algorithms that know about distribution."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from distribax import context
+from distribax.collectives import CommunicationOptions, CrossDeviceOps
+from distribax.collectives.cross_device_ops import destination_devices
+from distribax.execution import frames
+from distribax.strategies import reduction
+from distribax.topology import device_name
+from distribax.types import (
+    Args,
+    Kwargs,
+    Nest,
+    ReduceOp,
+    StepFn,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from distribax.values import DistributedValues, Mirrored, PerReplica
+from distribax.variables import Placement, Single, Variable
+
+_colocated: ContextVar[Any] = ContextVar("distribax_colocated", default=None)
+
+
+class StrategyExtended:
+    """How a strategy places variables, runs replicas and combines their values.
+
+    To write a strategy, subclass it, override `_run_replicas`, `_placement` and `_update_copies`
+    (and the devices), and give an instance to `Strategy`.
+    """
+
+    # Whether there is one replica by construction, so that nothing is ever wrapped.
+    single = False
+
+    def __init__(
+        self,
+        worker_devices: Sequence[jax.Device],
+        parameter_devices: Sequence[jax.Device],
+        cross_device_ops: CrossDeviceOps,
+        mesh: Mesh | None = None,
+    ) -> None:
+        self._workers = tuple(worker_devices)
+        self._parameters = tuple(parameter_devices)
+        self._ops = cross_device_ops
+        self.mesh = mesh
+        self.strategy: Any = None
+
+    # What a kind of strategy overrides.
+
+    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        """Runs `fn` once for each replica and merges the results."""
+        raise NotImplementedError
+
+    def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
+        """Returns where a new variable lives."""
+        raise NotImplementedError
+
+    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+        """Runs `fn` once for each of so many copies, each on its device."""
+        raise NotImplementedError
+
+    # Devices.
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the devices that run replicas."""
+        return tuple(device_name(device) for device in self._workers)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold variables."""
+        return tuple(device_name(device) for device in self._parameters)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose results are combined."""
+        return len(self._workers)
+
+    @property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        """The devices that run this process's replicas."""
+        return self._workers
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """The algorithm that combines values of different devices."""
+        return self._ops
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether all replicas must see the same shapes: never, uneven pieces run eagerly."""
+        return False
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Returns the devices for variables that belong to no single variable."""
+        return self.parameter_devices
+
+    # Variables.
+
+    def variable_placement(
+        self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
+    ) -> Placement:
+        """Returns where a variable that is created now lives."""
+        if synchronization is VariableSynchronization.NONE:
+            raise ValueError(
+                f"dx.Variable: {name!r} has synchronization=NONE, which no strategy supports. Use "
+                "ON_WRITE (the default) or ON_READ."
+            )
+        beside = _colocated.get()
+        if beside is not None and synchronization is not VariableSynchronization.ON_READ:
+            if isinstance(beside, Variable):
+                return beside.placement
+            devices = destination_devices(beside)
+            if len(devices) == 1 and devices != self._parameters:
+                return Single(devices[0])
+        return self._placement(synchronization, name)
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Creates variables on the devices of a variable, or of `non_slot_devices`.
+
+        Example:
+            >>> import distribax as dx
+            >>> strategy = dx.OneDeviceStrategy("CPU:0")
+            >>> with strategy.scope():
+            ...     v1 = dx.Variable(1.0)
+            ...     with strategy.extended.colocate_vars_with(v1):
+            ...         v2 = dx.Variable(2.0)
+            >>> v1.device == v2.device
+            True
+        """
+        if context.get_strategy() is not self.strategy:
+            raise RuntimeError(
+                "colocate_vars_with: works inside `with strategy.scope():` of the same strategy "
+                f"only; the current strategy is {type(context.get_strategy()).__name__}."
+            )
+        if isinstance(colocate_with_variable, Variable):
+            self._check_owned(colocate_with_variable, "colocate_vars_with")
+        token = _colocated.set(colocate_with_variable)
+        try:
+            yield
+        finally:
+            _colocated.reset(token)
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Tells whether `v` was created while this strategy was in scope."""
+        return v.distribute_strategy is self.strategy
+
+    def read_var(self, v: Variable) -> jax.Array:
+        """Returns the value of `v`."""
+        return v.read_value()
+
+    def value_container(self, value: Any) -> Any:
+        """Returns the variable that `value` is a copy of, or `value` itself."""
+        return getattr(value, "_variable", value)
+
+    def _check_owned(self, v: Any, what: str) -> None:
+        if not isinstance(v, Variable) or not self.variable_created_in_scope(v):
+            named = v.described if isinstance(v, Variable) else repr(v)
+            raise ValueError(
+                f"{what}: {named} is not a variable that was created inside "
+                f"`with strategy.scope():` of this {type(self.strategy).__name__}."
+            )
+
+    # Running.
+
+    def call_for_each_replica(
+        self, fn: StepFn, args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        """Runs `fn` once for each replica, with each replica's part of the arguments."""
+        context.require_cross_replica(self.strategy, "call_for_each_replica")
+        return self._run_replicas(fn, args, kwargs or {})
+
+    # Combining.
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines a value over replicas, and copies the result to `destinations`."""
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combines several values at once, which is faster than one after the other."""
+        context.require_cross_replica(self.strategy, "reduce_to")
+        op = ReduceOp.parse(reduce_op, "reduce_op")
+        return reduction.batch(self, op, value_destination_pairs, options)
+
+    def reduce_all(
+        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None
+    ) -> list[Any]:
+        """Combines values over replicas; the results go to all replicas."""
+        return reduction.batch(self, reduce_op, [(value, None) for value in values], options)
+
+    def gather_to(
+        self,
+        value: Any,
+        destinations: Any,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Concatenates a value over replicas along `axis`."""
+        context.require_cross_replica(self.strategy, "gather")
+        return reduction.gather(self, value, destinations, axis, options)
+
+    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+        """Copies a value to all worker devices, or to `destinations`."""
+        context.require_cross_replica(self.strategy, "broadcast_to")
+        if isinstance(tensor, DistributedValues):
+            raise ValueError(
+                f"broadcast_to: tensor={tensor!r} is a distributed value already. Pass one array."
+            )
+        if self.single:
+            return tensor
+        if frames.current() is not None:
+            return reduction.mirrored_in_program(self, tensor)
+        devices = self._workers if destinations is None else destinations
+        return self._ops.broadcast(tensor, devices)
+
+    def first_value(self, value: DistributedValues, destinations: Any) -> Any:
+        """Returns replica 0's value, copied to all."""
+        return reduction.first(self, value)
+
+    # Updating.
+
+    def update(
+        self,
+        var: Variable,
+        fn: StepFn,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Runs `fn(var, *args)` once for each copy of `var`, with arguments mirrored like it.
+
+        Inside `fn`, every variable stands for its copy on the same device.
+        """
+        kwargs = dict(kwargs or {})
+        replica = context.get_replica_context()
+        if replica is not None and replica.strategy is self.strategy and not self.single:
+            return replica.merge_call(
+                lambda strategy, *a, **k: strategy.extended.update(var, fn, a, k, group),
+                args=args,
+                kwargs=kwargs,
+            )
+        context.require_cross_replica(self.strategy, "update")
+        self._check_owned(var, "update")
+        if not var.per_replica:
+            _check_no_per_replica((args, kwargs))
+        results = self._update_copies(len(var.devices), fn, (var, *args), kwargs)
+        return self._merged_updates(results, group)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: StepFn,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned."""
+        context.require_cross_replica(self.strategy, "update_non_slot")
+        _check_no_per_replica((args, kwargs or {}))
+        devices = destination_devices(colocate_with)
+        results = self._update_copies(len(devices), fn, tuple(args), dict(kwargs or {}))
+        return self._merged_updates(results, group)
+
+    def _merged_updates(self, results: list[Any], group: bool) -> Any:
+        return reduction.merged(self, results) if group else tuple(results)
+
+    # Taking apart.
+
+    def local_results(self, value: Nest) -> tuple[Any, ...]:
+        """Returns the values of this process's replicas."""
+        return reduction.local_results(value)
+
+
+def _check_no_per_replica(nest: Nest) -> None:
+    for leaf in jax.tree.leaves(nest, is_leaf=lambda leaf: isinstance(leaf, DistributedValues)):
+        if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
+            raise ValueError(
+                f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "
+                "variable must get the same update; reduce it first: "
+                "strategy.extended.reduce_to('SUM', value, var)."
+            )

@@ -1,0 +1,145 @@
+"""Replicas on several devices of one machine, with mirrored variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import context
+from distribax.collectives import AllReduce, CrossDeviceOps
+from distribax.execution import frames, run_in_program, run_in_threads
+from distribax.strategies.extended import StrategyExtended
+from distribax.strategies.strategy import Strategy
+from distribax.topology import check_cpu_pool, replica_mesh, resolve_devices
+from distribax.types import Args, Kwargs, StepFn, ValueContext, VariableSynchronization
+from distribax.values import DistributedValues, Global, Local, Mirrored, regroup
+from distribax.variables import Placement, Replicated, Stacked
+
+
+class MirroredExtended(StrategyExtended):
+    """Runs replicas as one SPMD program in `dx.function`, and in threads outside of it."""
+
+    def __init__(self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps) -> None:
+        check_cpu_pool(devices)
+        super().__init__(devices, devices, cross_device_ops, replica_mesh(tuple(devices)))
+
+    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        assert self.mesh is not None
+        if frames.current() is not None:
+            return run_in_program(self.strategy, self.mesh, self._ops, fn, args, kwargs)
+        return run_in_threads(self.strategy, self.local_devices, self._ops, fn, args, kwargs)
+
+    def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
+        assert self.mesh is not None
+        if synchronization is VariableSynchronization.ON_READ:
+            return Stacked(self.mesh)
+        return Replicated(self.mesh)
+
+    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+        if frames.current() is not None:
+            return [self._update_in_program(fn, args, kwargs)] * devices
+        results = []
+        for index, device in enumerate(self._copy_devices(devices)):
+            own_args, own_kwargs = _part((tuple(args), dict(kwargs)), index, device)
+            entry = context.Entry(self.strategy, copy_id=index)
+            with context.enter(entry), jax.default_device(device):
+                results.append(fn(*own_args, **own_kwargs))
+        return results
+
+    def _copy_devices(self, count: int) -> tuple[jax.Device, ...]:
+        return self._parameters[:count]
+
+    def _update_in_program(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        """Updates all copies at once: inside the program they are one value."""
+        assert self.mesh is not None
+        frame = frames.current()
+        if not isinstance(frame, frames.RunFrame):
+            touches_stacked = any(getattr(arg, "per_replica", False) for arg in args)
+            if touches_stacked:
+                return run_in_program(
+                    self.strategy, self.mesh, self._ops, self._as_copy(fn), args, kwargs
+                )
+        own = jax.tree.map(_unwrapped, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
+        return self._as_copy(fn)(*own[0], **own[1])
+
+    def _as_copy(self, fn: StepFn) -> StepFn:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with context.enter(context.Entry(self.strategy, copy_id=0)):
+                return fn(*args, **kwargs)
+
+        return call
+
+    def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns one wrapped value, with a call of `value_fn` for each replica."""
+        values = []
+        for index, device in enumerate(self.local_devices):
+            with jax.default_device(device):
+                made = value_fn(ValueContext(index, self.num_replicas_in_sync))
+                values.append(jax.tree.map(_on_default_device, made))
+        return regroup(values, wrap=True)
+
+
+def _is_wrapped(leaf: Any) -> bool:
+    return isinstance(leaf, DistributedValues)
+
+
+def _unwrapped(leaf: Any) -> Any:
+    if isinstance(leaf, Mirrored):
+        return leaf.get()
+    if isinstance(leaf, DistributedValues) and isinstance(leaf.layout, Local):
+        return leaf.layout.value
+    return leaf
+
+
+def _on_default_device(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _part(nest: Any, index: int, device: jax.Device) -> Any:
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, DistributedValues):
+            if isinstance(leaf, Mirrored) and len(leaf.values) <= index:
+                leaf = leaf.get()
+            else:
+                leaf = leaf.layout.piece(index)
+        if isinstance(leaf, jax.Array) and leaf.devices() != {device}:
+            return jax.device_put(leaf, device)
+        return leaf
+
+    return jax.tree.map(own, nest, is_leaf=_is_wrapped)
+
+
+class MirroredStrategy(Strategy):
+    """Trains synchronously on several devices of one machine.
+
+    Each variable has a copy on every device, kept the same by applying the same updates.
+
+    Args:
+        devices: Names or `jax.Device`s; all GPUs (or TPUs) by default, else all CPU devices. Named
+            CPU devices that do not exist yet are made, as long as JAX has not started.
+        cross_device_ops: The algorithm that combines values; `AllReduce()` by default.
+
+    Example:
+        >>> import distribax as dx
+        >>> strategy = dx.MirroredStrategy(["CPU:0"])
+        >>> strategy.num_replicas_in_sync
+        1
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                f"{type(self).__name__}: cross_device_ops={cross_device_ops!r} is not a "
+                "CrossDeviceOps. Pass an instance, for example dx.ReductionToOneDevice()."
+            )
+        super().__init__(
+            MirroredExtended(resolve_devices(devices), cross_device_ops or AllReduce())
+        )

@@ -1,0 +1,115 @@
+"""One replica on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from distribax import context, jax_compat
+from distribax.collectives import ReductionToOneDevice
+from distribax.execution import frames
+from distribax.strategies.extended import StrategyExtended
+from distribax.strategies.strategy import Strategy
+from distribax.topology import resolve_device
+from distribax.types import Args, Kwargs, ReduceOp, StepFn, ValueContext, VariableSynchronization
+from distribax.values import Mirrored, select
+from distribax.variables import Placement, Single
+
+
+class InlineRunner:
+    """The meeting points of the only replica: it is always alone."""
+
+    compiles = True
+    replica_id = 0
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+
+    def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        with context.enter(context.Entry(self.strategy)):
+            result = fn(self.strategy, *args, **kwargs)
+        return select(result, 0)
+
+    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
+        return [jax.numpy.asarray(leaf) for leaf in leaves]
+
+    def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
+        return [jax.numpy.asarray(leaf) for leaf in leaves]
+
+
+class SingleExtended(StrategyExtended):
+    """Runs the one replica in the caller's thread, on `device` or wherever JAX puts it."""
+
+    single = True
+
+    def __init__(self, device: jax.Device | None) -> None:
+        self._device = device
+        super().__init__(() if device is None else (device,), (), ReductionToOneDevice())
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        self._workers = self._workers or Single(None).devices
+        return super().worker_devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        return self.worker_devices
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        replica = context.ReplicaContext(self.strategy, InlineRunner(self.strategy))
+        frame = frames.current()
+        if frame is not None:
+            frame.function.device = self._device
+        else:
+            args, kwargs = self._on_device((tuple(args), dict(kwargs)))
+        args, kwargs = select((tuple(args), dict(kwargs)), 0)
+        with context.enter(context.Entry(self.strategy, replica)), self._default_device():
+            return fn(*args, **kwargs)
+
+    def _default_device(self) -> Any:
+        return jax.default_device(self._device or jax_compat.current_default_device())
+
+    def _on_device(self, nest: Any) -> Any:
+        device = self._device
+
+        def move(leaf: Any) -> Any:
+            if device is None or not isinstance(leaf, jax.Array) or jax_compat.is_tracer(leaf):
+                return leaf
+            if leaf.devices() == {device}:
+                return leaf
+            return jax.device_put(jax_compat.uncommitted(leaf), device)
+
+        return jax.tree.map(move, nest)
+
+    def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
+        return Single(self._device)
+
+    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+        args, kwargs = select((tuple(args), dict(kwargs)), 0)
+        with context.enter(context.Entry(self.strategy, copy_id=0)), self._default_device():
+            return [fn(*args, **kwargs)]
+
+    def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns the one replica's value as it is."""
+        return value_fn(ValueContext())
+
+    def reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: Any) -> list[Any]:
+        reduced = super().reduce_all(reduce_op, values, options)
+        return [value.get() if isinstance(value, Mirrored) else value for value in reduced]
+
+
+class OneDeviceStrategy(Strategy):
+    """Runs everything on one device; useful to try code before it is distributed.
+
+    Args:
+        device: The device's name, for example "GPU:0", or a `jax.Device`.
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(SingleExtended(resolve_device(device)))

@@ -1,0 +1,184 @@
+"""Combining and taking apart values, for all strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from distribax import jax_compat
+from distribax.collectives import CommunicationOptions
+from distribax.execution import frames
+from distribax.topology import REPLICA_AXIS
+from distribax.types import Nest, ReduceOp
+from distribax.values import (
+    DistributedValues,
+    Global,
+    Local,
+    Mirrored,
+    PerReplica,
+    regroup,
+    select,
+)
+from distribax.variables import Variable
+from distribax.variables.access import first_replica
+
+
+def is_wrapped(leaf: Any) -> bool:
+    """Tells whether `leaf` holds a value for each replica."""
+    return isinstance(leaf, DistributedValues)
+
+
+def distributed(extended: Any, value: Any) -> Any:
+    """Returns a variable's copies as a distributed value, and anything else as it is."""
+    return value.distributed() if isinstance(value, Variable) and not extended.single else value
+
+
+def batch(
+    extended: Any,
+    op: ReduceOp,
+    pairs: Sequence[tuple[Any, Any]],
+    options: CommunicationOptions | None,
+) -> list[Any]:
+    """Reduces values to destinations; plain values follow the rules of `_plain`."""
+    values = [distributed(extended, value) for value, _ in pairs]
+    wrapped = [index for index, value in enumerate(values) if is_wrapped(value)]
+    results = [None if is_wrapped(value) else _plain(extended, op, value) for value in values]
+    reduced = extended.cross_device_ops.batch_reduce(
+        op, [(values[index], pairs[index][1]) for index in wrapped], options
+    )
+    for index, value in zip(wrapped, reduced, strict=True):
+        results[index] = value
+    return results
+
+
+def _plain(extended: Any, op: ReduceOp, value: Any) -> Any:
+    """Reduces a value that all replicas share: a mean is the value, a sum has no meaning."""
+    is_zero = isinstance(value, (int, float)) and value == 0
+    if op is ReduceOp.MEAN or extended.num_replicas_in_sync == 1 or is_zero:
+        return value
+    raise ValueError(
+        f"reduce: {value!r} is one value that all {extended.num_replicas_in_sync} replicas share, "
+        "not a value of each replica, so its sum over replicas is not defined. Reduce what "
+        "strategy.run() returned, use dx.ReduceOp.MEAN, or multiply it yourself."
+    )
+
+
+def reduce_leaf(extended: Any, op: ReduceOp, value: Any, axis: int | None) -> Any:
+    """Reduces one value over replicas, and over a dimension of it if `axis` is given."""
+    value = distributed(extended, value)
+    if axis is None:
+        (result,) = batch(extended, op, [(value, None)], None)
+        return result.get() if isinstance(result, Mirrored) else result
+    if not is_wrapped(value):
+        _check_axis(jnp.shape(value), axis)
+        total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(value, axis=axis)
+        return _plain(extended, op, total)
+    sums, count = _axis_sums(value, axis)
+    (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
+    return total.get() / count if op is ReduceOp.MEAN else total.get()
+
+
+def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, int]:
+    """Returns each replica's sum along `axis`, and how many elements were added in all."""
+    layout = value.layout
+    if isinstance(layout, Local):
+        shape = jnp.shape(layout.value)
+        _check_axis(shape, axis)
+        total = PerReplica.of(Local(jnp.sum(layout.value, axis=axis), layout.mesh))
+        return total, shape[axis] * layout.mesh.size
+    if isinstance(layout, Global) and not layout.stacked:
+        count = 1 if layout.mirrored else layout.mesh.size
+        shape = (layout.array.shape[0] // count, *layout.array.shape[1:]) if layout.array.ndim else ()
+        _check_axis(shape, axis)
+        sums = _sum_program(layout.mesh, axis, layout.mirrored, len(shape) == 1)(layout.array)
+        kind = Global(sums, layout.mesh, stacked=len(shape) == 1)
+        return PerReplica.of(kind), shape[axis] * layout.mesh.size
+    for piece in value.values:
+        _check_axis(jnp.shape(piece), axis)
+    sums = [_sum_where_it_is(piece, axis) for piece in value.values]
+    return PerReplica(sums), sum(jnp.shape(piece)[axis] for piece in value.values)
+
+
+@lru_cache(maxsize=512)
+def _sum_program(mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool) -> Any:
+    def local(value: Any) -> Any:
+        total = jnp.sum(jax_compat.to_varying(value, REPLICA_AXIS), axis=axis)
+        return total[None] if to_scalar else total
+
+    split = PartitionSpec(REPLICA_AXIS)
+    spec = PartitionSpec() if mirrored else split
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=split))
+
+
+def _sum_where_it_is(piece: Any, axis: int) -> Any:
+    if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
+        return jnp.sum(jnp.asarray(piece), axis=axis)
+    with jax.default_device(next(iter(piece.devices()))):
+        return jnp.sum(piece, axis=axis)
+
+
+def _check_axis(shape: Sequence[int], axis: Any) -> None:
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        hint = "; a scalar has no axis, use axis=None" if not len(shape) else ""
+        raise ValueError(
+            f"reduce: axis={axis!r} does not fit a value of shape {tuple(shape)} in each replica. "
+            f"Expected None, or an int from {-len(shape)} to {len(shape) - 1}{hint}."
+        )
+
+
+def gather(
+    extended: Any, value: Any, destinations: Any, axis: int, options: CommunicationOptions | None
+) -> Any:
+    """Concatenates a value over replicas."""
+    value = distributed(extended, value)
+    if not is_wrapped(value):
+        if extended.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"gather: {value!r} is one value that all replicas share, not a value of each "
+                "replica. Gather what strategy.run() returned, or a variable."
+            )
+        value = Mirrored([value])
+    if extended.single:
+        return extended.cross_device_ops.gather(value, None, axis, options).get()
+    return extended.cross_device_ops.gather(value, destinations, axis, options)
+
+
+def first(extended: Any, value: DistributedValues) -> Any:
+    """Returns replica 0's value to all replicas."""
+    layout = value.layout
+    if isinstance(layout, Local):
+        return Mirrored.of(Local(first_replica(layout.value), layout.mesh))
+    if frames.current() is not None:
+        return mirrored_in_program(extended, value.values[0])
+    return extended.broadcast_to(value.values[0])
+
+
+def mirrored_in_program(extended: Any, value: Any) -> Mirrored:
+    """Wraps a value that is the same everywhere, while a function is traced."""
+    value = jnp.asarray(value)
+    if isinstance(frames.current(), frames.RunFrame):
+        return Mirrored.of(Local(value, extended.mesh))
+    return Mirrored.of(Global(value, extended.mesh, mirrored=True))
+
+
+def merged(extended: Any, results: list[Any]) -> Any:
+    """Merges what the copies' updates have returned."""
+    return regroup(results)
+
+
+def local_results(value: Nest) -> tuple[Any, ...]:
+    """Returns one nest for each replica of this process, or the value alone if it is shared."""
+    if isinstance(value, Variable):
+        return value.values
+    if is_wrapped(value):
+        return tuple(value.values)
+    leaves = jax.tree.leaves(value, is_leaf=is_wrapped)
+    counts = [len(leaf.values) for leaf in leaves if is_wrapped(leaf)]
+    if not counts:
+        return (value,)
+    return tuple(select(value, index) for index in range(max(counts)))

@@ -1,0 +1,19 @@
+"""Devices: their names, virtual CPU devices and the mesh of replicas."""
+
+from __future__ import annotations
+
+from distribax.topology.cpu_pool import check_cpu_pool as check_cpu_pool
+from distribax.topology.cpu_pool import launch_lock as launch_lock
+from distribax.topology.cpu_pool import safe_pool_size as safe_pool_size
+from distribax.topology.device import canonical_name as canonical_name
+from distribax.topology.device import device_name as device_name
+from distribax.topology.device import resolve_device as resolve_device
+from distribax.topology.device import resolve_devices as resolve_devices
+from distribax.topology.mesh import REPLICA_AXIS as REPLICA_AXIS
+from distribax.topology.mesh import replica_mesh as replica_mesh
+from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices
+from distribax.topology.virtual import size_pool_on_import as _size_pool_on_import
+
+# The pool's size is fixed when the backend starts, so this is the last moment that is surely early
+# enough; see cpu_pool for what is set and when it is taken back.
+_size_pool_on_import()

@@ -1,0 +1,209 @@
+"""Device names: from TensorFlow's to JAX devices, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+
+from distribax import jax_compat
+from distribax.topology import cpu_pool
+from distribax.topology.virtual import configured_cpu_devices, set_virtual_cpu_devices
+
+_PLATFORMS: Final = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+_KNOWN: Final = "|".join(_PLATFORMS)
+_LOCAL_JOBS: Final = ("localhost", "worker")
+_NAME: Final = re.compile(
+    r"(?:/job:(?P<job>[a-z_]\w*))?"
+    r"(?:/replica:(?P<replica>\d+))?"
+    r"(?:/task:(?P<task>\d+))?"
+    rf"/?(?:device:)?(?P<platform>{_KNOWN})(?::(?P<index>\d+))?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class _DeviceSpec:
+    """A device name, taken apart."""
+
+    platform: str
+    index: int
+    task: int
+
+    @property
+    def name(self) -> str:
+        return (
+            f"/job:localhost/replica:0/task:{self.task}/device:{self.platform.upper()}:{self.index}"
+        )
+
+
+def _parse(name: str) -> _DeviceSpec:
+    """Takes a device name apart and checks that it is a device of this process."""
+    match = _NAME.fullmatch(name.strip())
+    if match is None:
+        raise ValueError(
+            f"device={name!r} is not a device name. Expected a platform and an index, such as "
+            "'GPU:0', '/gpu:0', 'CPU:1' or '/job:localhost/replica:0/task:0/device:GPU:0'."
+            + _listing()
+        )
+    here = jax_compat.process_id()
+    task = here if match["task"] is None else int(match["task"])
+    job = (match["job"] or "localhost").lower()
+    if job not in _LOCAL_JOBS or task != here or int(match["replica"] or 0) != 0:
+        raise ValueError(
+            f"device={name!r} is a device of another process. This process is "
+            f"/job:localhost/replica:0/task:{here}, and a strategy is given the devices of its own "
+            "process; leave the job, replica and task out, for example "
+            f"'{match['platform'].upper()}:{match['index'] or 0}'." + _listing()
+        )
+    return _DeviceSpec(_PLATFORMS[match["platform"].lower()], int(match["index"] or 0), task)
+
+
+def _local_devices(platform: str | None) -> list[jax.Device]:
+    """Returns this process' devices of a platform, or of JAX's default platform, by index."""
+    if not jax_compat.backends_started():
+        cpu_pool.size_pool(configured_cpu_devices())
+    try:
+        devices = jax.local_devices(backend=platform)
+    except RuntimeError:  # JAX's answer when it has no such platform.
+        devices = []
+    cpu_pool.restore_environment()
+    return devices
+
+
+def _listing() -> str:
+    """Returns a sentence that names the devices of this process, without starting the backend.
+
+    An error about a name must not start it: afterwards CPU devices cannot be made any more, and
+    the corrected program would fail as well.
+    """
+    if jax_compat.backends_started():
+        platforms = dict.fromkeys(_PLATFORMS.values())
+        names = [device_name(d) for platform in platforms for d in _local_devices(platform)]
+        more = ""
+    else:
+        here = jax_compat.process_id()
+        names = [_DeviceSpec("cpu", i, here).name for i in range(configured_cpu_devices())]
+        more = ", and the accelerators that JAX finds when it starts"
+    return f" Devices of this process: {', '.join(names)}{more}."
+
+
+def _missing(spec: _DeviceSpec, device: str) -> ValueError:
+    hint = ""
+    if spec.platform == "cpu":
+        hint = (
+            f" It is too late to make more CPU devices, JAX has started. Call "
+            f"distribax.set_virtual_cpu_devices({spec.index + 1}) before the first JAX "
+            "computation, at the top of the program."
+        )
+    elif not _local_devices(spec.platform):
+        hint = (
+            f" JAX has no {spec.platform.upper()} here: is its plug-in installed (for example "
+            "pip install 'jax[cuda13]'), and does JAX_PLATFORMS allow it?"
+        )
+    return ValueError(f"device={device!r} does not exist.{_listing()}{hint}")
+
+
+def _lookup(spec: _DeviceSpec, device: str) -> jax.Device:
+    devices = _local_devices(spec.platform)
+    if spec.index >= len(devices):
+        raise _missing(spec, device)
+    return devices[spec.index]
+
+
+def _checked_type(device: object) -> str | jax.Device:
+    if isinstance(device, (str, jax.Device)):
+        return device
+    raise TypeError(
+        f"device={device!r} is a {type(device).__name__}. Expected a device name such as 'GPU:0', "
+        "or a jax.Device."
+    )
+
+
+def resolve_device(device: str | jax.Device) -> jax.Device:
+    """Returns the JAX device with that name; an index counts this process' devices of a platform.
+
+    CPU devices that do not exist yet are made, as long as JAX has not started.
+
+    >>> resolve_device("/device:CPU:0") == resolve_device("cpu:0") == resolve_device("CPU")
+    True
+    """
+    device = _checked_type(device)
+    if isinstance(device, jax.Device):
+        return device
+    spec = _parse(device)
+    _make_cpu_devices([spec])
+    return _lookup(spec, device)
+
+
+def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[jax.Device, ...]:
+    """Returns the JAX devices with those names; with none given, all accelerators or else all CPUs.
+
+    >>> resolve_devices(["CPU:0"])
+    (CpuDevice(id=0),)
+    """
+    if isinstance(devices, (str, jax.Device)):
+        name = repr(devices) if isinstance(devices, str) else "the device"
+        raise ValueError(
+            f"devices={devices!r} is one device. Expected a list of devices: write [{name}]."
+        )
+    if devices is not None and not isinstance(devices, Iterable):
+        raise TypeError(
+            f"devices={devices!r} is a {type(devices).__name__}. Expected a list of device names "
+            "such as ['GPU:0', 'GPU:1'], or of jax.Devices, or None for all."
+        )
+    given = [_checked_type(device) for device in (() if devices is None else devices)]
+    if not given:
+        # JAX's default platform is the fastest there is, or what JAX_PLATFORMS puts first.
+        return tuple(_local_devices(None))
+    specs = [_parse(device) if isinstance(device, str) else None for device in given]
+    _make_cpu_devices([spec for spec in specs if spec is not None])
+    resolved: list[jax.Device] = []
+    for device, spec in zip(given, specs, strict=True):
+        found_device = device if spec is None else _lookup(spec, str(device))
+        assert isinstance(found_device, jax.Device)
+        if found_device in resolved:
+            raise ValueError(
+                f"devices={given!r} names {device_name(found_device)} twice. Give each "
+                "device once; for several replicas on one processor make virtual devices with "
+                "distribax.set_virtual_cpu_devices(n) and name CPU:0, CPU:1 and so on."
+            )
+        resolved.append(found_device)
+    return tuple(resolved)
+
+
+def _make_cpu_devices(specs: Sequence[_DeviceSpec]) -> None:
+    """Makes the CPU devices that are named, if they are missing and JAX has not started."""
+    wanted = max((spec.index + 1 for spec in specs if spec.platform == "cpu"), default=0)
+    if wanted > configured_cpu_devices() and not jax_compat.backends_started():
+        set_virtual_cpu_devices(wanted)
+
+
+def device_name(device: jax.Device) -> str:
+    """Returns a device's full name, in TensorFlow's manner.
+
+    >>> device_name(jax.local_devices(backend="cpu")[0])
+    '/job:localhost/replica:0/task:0/device:CPU:0'
+    """
+    platform = _PLATFORMS.get(device.platform, device.platform)
+    if device.process_index == jax_compat.process_id():
+        index = _local_devices(platform).index(device)
+    else:
+        peers = [d for d in jax.devices(platform) if d.process_index == device.process_index]
+        index = peers.index(device)
+    return _DeviceSpec(platform, index, device.process_index).name
+
+
+def canonical_name(device: str | jax.Device) -> str:
+    """Returns the full form of a device name; the device need not exist.
+
+    >>> canonical_name("gpu:1")
+    '/job:localhost/replica:0/task:0/device:GPU:1'
+    """
+    device = _checked_type(device)
+    if isinstance(device, str):
+        return _parse(device).name
+    return device_name(device)

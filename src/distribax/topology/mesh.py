@@ -1,0 +1,27 @@
+"""The mesh that a strategy's replicas live on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+REPLICA_AXIS: Final = "replica"
+"""The name of the mesh axis along which replicas lie."""
+
+
+def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """Returns a mesh with one axis, `replica`, with one device for each replica.
+
+    >>> replica_mesh(jax.devices()[:1]).shape
+    OrderedDict({'replica': 1})
+    """
+    if not devices:
+        raise ValueError("devices=[] has no device. A mesh needs at least one, one a replica.")
+    # The order is the user's: replica i runs on devices[i]. jax.make_mesh might reorder.
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return Mesh(grid, (REPLICA_AXIS,), axis_types=(AxisType.Auto,))

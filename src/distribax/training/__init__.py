@@ -1,0 +1,1 @@
+"""Training: gradients of variables, optimizers, losses and metrics."""

@@ -1,0 +1,79 @@
+"""Losses that are right whatever the number of replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from distribax import context
+
+
+def compute_average_loss(
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: int | None = None,
+) -> Any:
+    """Adds the examples' losses and divides by the global batch size.
+
+    The replicas' results add up to the mean over the global batch, so gradients are to be summed.
+
+    Args:
+        per_example_loss: The losses of this replica's examples; the first dimension is the batch.
+        sample_weight: Weights of the examples.
+        global_batch_size: The number of examples over all replicas; this replica's times the
+            number of replicas by default.
+
+    Example:
+        >>> import distribax as dx, jax.numpy as jnp
+        >>> float(dx.compute_average_loss(jnp.array([1.0, 2.0]), global_batch_size=4))
+        0.75
+    """
+    loss = jnp.asarray(per_example_loss)
+    if loss.ndim == 0:
+        raise ValueError(
+            "compute_average_loss: per_example_loss is a scalar. Pass one loss for each example, "
+            "before any mean over the batch."
+        )
+    if sample_weight is not None:
+        weight = jnp.asarray(sample_weight)
+        if weight.ndim > loss.ndim or weight.shape != loss.shape[: weight.ndim]:
+            raise ValueError(
+                f"compute_average_loss: sample_weight of shape {tuple(weight.shape)} does not fit "
+                f"per_example_loss of shape {tuple(loss.shape)}. Expected one weight for each "
+                f"example, shape {(loss.shape[0],)}, or a scalar."
+            )
+        loss = loss * weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim))
+    replicas = context.get_strategy().num_replicas_in_sync
+    if global_batch_size is None:
+        _require_replica("compute_average_loss")
+        global_batch_size = loss.shape[0] * replicas
+    elif isinstance(global_batch_size, (int, float)) and global_batch_size < 0:
+        raise ValueError(
+            f"compute_average_loss: global_batch_size={global_batch_size} is negative. Expected "
+            "the number of examples over all replicas."
+        )
+    size = jnp.asarray(global_batch_size, dtype=loss.dtype)
+    # A batch without examples has no loss; 0 / 0 would poison the sum over replicas.
+    return jnp.where(size == 0, jnp.zeros((), loss.dtype), jnp.sum(loss) / jnp.maximum(size, 1))
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Divides a loss that every replica computes in full by the number of replicas.
+
+    Example:
+        >>> import distribax as dx
+        >>> float(dx.scale_regularization_loss(3.0))
+        3.0
+    """
+    _require_replica("scale_regularization_loss")
+    replicas = context.get_strategy().num_replicas_in_sync
+    return jnp.sum(jnp.asarray(regularization_loss)) / replicas
+
+
+def _require_replica(what: str) -> None:
+    if context.in_cross_replica_context():
+        raise RuntimeError(
+            f"{what}: needs a replica, but was called in the cross-replica context. Call it in "
+            "the function given to strategy.run()."
+        )

@@ -1,0 +1,168 @@
+"""Metrics that each replica updates for itself and that are combined when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from distribax import context
+from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.variables import Variable
+
+
+class Metric:
+    """Base of metrics: a few sums, kept by each replica and added up on reading.
+
+    A metric belongs to the strategy in whose scope it is created. `update_state` is called in
+    replicas; `result` anywhere. Subclasses override `update_state` and `result`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._variables: list[Variable] = []
+
+    def add_variable(
+        self, name: str, dtype: Any = jnp.float32, shape: tuple[int, ...] = ()
+    ) -> Variable:
+        """Makes a sum that each replica keeps for itself."""
+        variable = Variable(
+            lambda: jnp.zeros(shape, dtype),
+            name=f"{self.name}/{name}",
+            trainable=False,
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
+        )
+        self._variables.append(variable)
+        return variable
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The sums that the metric keeps."""
+        return list(self._variables)
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Adds this replica's values."""
+        raise NotImplementedError
+
+    def result(self) -> jax.Array:
+        """Returns the metric over all replicas."""
+        raise NotImplementedError
+
+    def reset_state(self) -> None:
+        """Starts again from nothing; call it outside the replicas."""
+        for variable in self._variables:
+            variable.assign(jnp.zeros(variable.shape, variable.dtype))
+
+    def reset_states(self) -> None:
+        """An older name of `reset_state`."""
+        self.reset_state()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Adds values and returns the metric."""
+        self.update_state(*args, **kwargs)
+        return self.result()
+
+    def _totals(self) -> list[Any]:
+        """Returns the sums over all replicas, in a replica too."""
+        replica = context.get_replica_context()
+        if replica is None:
+            return [variable.read_value() for variable in self._variables]
+        return replica.merge_call(
+            lambda strategy: [variable.read_value() for variable in self._variables]
+        )
+
+
+class Sum(Metric):
+    """The weighted sum of values.
+
+    Example:
+        >>> import distribax as dx
+        >>> total = dx.metrics.Sum()
+        >>> float(total([1.0, 2.0]))
+        3.0
+    """
+
+    def __init__(self, name: str = "sum", dtype: Any = jnp.float32) -> None:
+        super().__init__(name)
+        self._total = self.add_variable("total", dtype)
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds values, each times its weight."""
+        self._total.assign_add(jnp.sum(_weighted(values, sample_weight, "Sum")[0]))
+
+    def result(self) -> jax.Array:
+        """Returns the sum over all replicas."""
+        return self._totals()[0]
+
+
+class Mean(Metric):
+    """The weighted mean of values.
+
+    Example:
+        >>> import distribax as dx
+        >>> mean = dx.metrics.Mean()
+        >>> float(mean([1.0, 3.0]))
+        2.0
+    """
+
+    def __init__(self, name: str = "mean", dtype: Any = jnp.float32) -> None:
+        super().__init__(name)
+        self._total = self.add_variable("total", dtype)
+        self._count = self.add_variable("count", dtype)
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Adds values with their weights."""
+        weighted, weights = _weighted(values, sample_weight, "Mean")
+        self._total.assign_add(jnp.sum(weighted))
+        self._count.assign_add(jnp.sum(weights))
+
+    def result(self) -> jax.Array:
+        """Returns the mean over all replicas; 0 before the first value."""
+        total, count = self._totals()
+        return jnp.where(count == 0, 0.0, total / jnp.where(count == 0, 1.0, count))
+
+
+class Accuracy(Mean):
+    """The share of predictions that are right.
+
+    Predictions are labels, or scores with one more dimension than the labels (the classes).
+
+    Example:
+        >>> import distribax as dx, jax.numpy as jnp
+        >>> accuracy = dx.metrics.Accuracy()
+        >>> float(accuracy(jnp.array([1, 0]), jnp.array([[0.1, 0.9], [0.2, 0.8]])))
+        0.5
+    """
+
+    def __init__(self, name: str = "accuracy", dtype: Any = jnp.float32) -> None:
+        super().__init__(name, dtype)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds predictions with their labels."""
+        labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
+        if predictions.ndim == labels.ndim + 1:
+            predictions = jnp.argmax(predictions, axis=-1)
+        if predictions.shape != labels.shape:
+            raise ValueError(
+                f"Accuracy: y_pred of shape {tuple(jnp.shape(y_pred))} does not fit y_true of "
+                f"shape {tuple(labels.shape)}. Expected labels of the same shape, or scores with "
+                "one more dimension, the classes, at the end."
+            )
+        super().update_state((labels == predictions).astype(jnp.float32), sample_weight)
+
+
+def _weighted(values: Any, weights: Any, what: str) -> tuple[jax.Array, jax.Array]:
+    values = jnp.asarray(values, dtype=jnp.float32)
+    if weights is None:
+        return values, jnp.ones_like(values)
+    weights = jnp.asarray(weights, dtype=jnp.float32)
+    if weights.ndim > values.ndim or weights.shape != values.shape[: weights.ndim]:
+        raise ValueError(
+            f"{what}: sample_weight of shape {tuple(weights.shape)} does not fit values of shape "
+            f"{tuple(values.shape)}. Expected a scalar, or the first dimensions of the values."
+        )
+    spread = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
+    weights = jnp.broadcast_to(spread, values.shape)
+    return values * weights, weights

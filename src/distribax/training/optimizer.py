@@ -1,0 +1,198 @@
+"""`dx.Optimizer`: any optax transformation, applied to distributed variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from distribax import context, jax_compat
+from distribax.execution import frames
+from distribax.training.gradients import value_and_grad
+from distribax.types import ReduceOp
+from distribax.values import Mirrored
+from distribax.variables import Variable
+
+
+class Optimizer:
+    """Applies an optax transformation to variables; its state lives beside them.
+
+    In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the
+    loss by the global batch size (`dx.compute_average_loss`), or ask for `reduce_op="MEAN"`.
+
+    Args:
+        transformation: Any `optax.GradientTransformation`.
+        name: A prefix for the names of the state's variables.
+        reduce_op: How the replicas' gradients are combined.
+        gradient_accumulation_steps: Apply the mean of so many calls' gradients at once.
+
+    Example:
+        >>> import distribax as dx, optax
+        >>> w = dx.Variable(1.0)
+        >>> optimizer = dx.Optimizer(optax.sgd(0.1))
+        >>> loss, grad = dx.value_and_grad(lambda: w * w, w)()
+        >>> optimizer.apply_gradients([(grad, w)])
+        >>> round(float(w), 3)
+        0.8
+    """
+
+    def __init__(
+        self,
+        transformation: optax.GradientTransformation,
+        *,
+        name: str = "Optimizer",
+        reduce_op: ReduceOp | str = ReduceOp.SUM,
+        gradient_accumulation_steps: int = 1,
+    ) -> None:
+        if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
+            raise TypeError(
+                f"dx.Optimizer: transformation={transformation!r} is not an optax transformation. "
+                "Pass one, for example dx.Optimizer(optax.adam(1e-3))."
+            )
+        if gradient_accumulation_steps < 1:
+            raise ValueError(
+                f"dx.Optimizer: gradient_accumulation_steps={gradient_accumulation_steps} is less "
+                "than 1. Expected how many calls' gradients make one update."
+            )
+        if gradient_accumulation_steps > 1:
+            transformation = optax.MultiSteps(
+                transformation, every_k_schedule=gradient_accumulation_steps
+            ).gradient_transformation()
+        self._transformation = optax.with_extra_args_support(transformation)
+        self._reduce_op = ReduceOp.parse(reduce_op, "reduce_op")
+        self._name = name
+        self._targets: list[Variable] | None = None
+        self._slots: list[Variable] = []
+        self._tree: Any = None
+        self._iterations: Variable | None = None
+
+    @property
+    def iterations(self) -> Variable:
+        """How often gradients have been applied."""
+        if self._iterations is None:
+            self._iterations = Variable(
+                0,
+                trainable=False,
+                name=f"{self._name}/iterations",
+                aggregation="ONLY_FIRST_REPLICA",
+            )
+        return self._iterations
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The optimizer's own state: the iterations and the slots."""
+        return [self.iterations, *self._slots]
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Creates the state for `variables`; `apply_gradients` does it on its first call."""
+        targets = list(variables)
+        if self._targets is not None:
+            if [id(v) for v in targets] != [id(v) for v in self._targets]:
+                raise ValueError(
+                    f"dx.Optimizer: it was built for {_names(self._targets)} but is given "
+                    f"{_names(targets)}. Use one optimizer for each list of variables."
+                )
+            return
+        state = jax_compat.outside_trace(lambda: self._initial_state(targets))
+        leaves, self._tree = jax.tree.flatten(state)
+        beside = self._owners(state, targets)
+        strategy = context.get_strategy()
+        for index, (leaf, owner) in enumerate(zip(leaves, beside, strict=True)):
+            with strategy.extended.colocate_vars_with(targets[0] if owner is None else owner):
+                label = f"{owner.name.removesuffix(':0')}/" if owner is not None else ""
+                self._slots.append(
+                    Variable(leaf, trainable=False, name=f"{self._name}/{label}slot_{index}")
+                )
+        _ = self.iterations
+        self._targets = targets
+
+    def _initial_state(self, targets: Sequence[Variable]) -> Any:
+        with frames.enter(None):
+            return self._transformation.init([variable.host_value() for variable in targets])
+
+    def _owners(self, state: Any, targets: Sequence[Variable]) -> list[Variable | None]:
+        """Returns, for each leaf of the state, the variable that it belongs to, or None."""
+        marked = optax.tree.map_params(
+            self._transformation,
+            lambda _, index: index,
+            state,
+            list(range(len(targets))),
+            transform_non_params=lambda _: -1,
+        )
+        return [targets[index] if index >= 0 else None for index in jax.tree.leaves(marked)]
+
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Variable]], **extra_args: Any
+    ) -> None:
+        """Combines the replicas' gradients, and updates the variables with them.
+
+        Call it in a replica with the replica's own gradients, or outside with combined (or
+        per-replica) ones. Pairs whose gradient is None are left out.
+        """
+        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+        if not pairs:
+            raise ValueError(
+                "apply_gradients: no gradients. Pass pairs of gradient and variable: "
+                "optimizer.apply_gradients(zip(grads, variables))."
+            )
+        grads = [grad for grad, _ in pairs]
+        variables = [variable for _, variable in pairs]
+        for index, (grad, variable) in enumerate(pairs):
+            _check_pair(index, grad, variable)
+        self.build(variables)
+        replica = context.get_replica_context()
+        if replica is None:
+            self._apply(context.get_strategy(), grads, extra_args)
+        else:
+            replica.merge_call(self._merge, args=(grads, extra_args))
+
+    def _merge(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        self._apply(strategy, grads, extra_args)
+
+    def _apply(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        assert self._targets is not None
+        targets = self._targets
+        if not strategy.extended.single:
+            grads = strategy.extended.batch_reduce_to(
+                self._reduce_op, list(zip(grads, targets, strict=True))
+            )
+        # All copies on one device change together, as a transformation may look at all gradients.
+        strategy.extended.update(targets[0], self._update, args=(grads, extra_args))
+
+    def _update(self, _: Variable, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        assert self._targets is not None
+        values = [variable.read_value() for variable in self._targets]
+        state = jax.tree.unflatten(self._tree, [slot.read_value() for slot in self._slots])
+        updates, new_state = self._transformation.update(grads, state, values, **extra_args)
+        for variable, value in zip(self._targets, optax.apply_updates(values, updates), strict=True):
+            variable.assign(value)
+        for slot, value in zip(self._slots, jax.tree.leaves(new_state), strict=True):
+            slot.assign(value)
+        self.iterations.assign_add(1)
+
+    def minimize(self, loss: Any, var_list: Sequence[Variable]) -> Any:
+        """Computes the loss (a function without arguments), applies its gradients, returns it."""
+        value, grads = value_and_grad(loss, list(var_list))()
+        self.apply_gradients(zip(grads, var_list, strict=True))
+        return value
+
+
+def _check_pair(index: int, grad: Any, variable: Any) -> None:
+    if not isinstance(variable, Variable):
+        raise TypeError(
+            f"apply_gradients: the variable of pair {index} is {variable!r}, not a dx.Variable. "
+            "Pass (gradient, variable) pairs, in this order."
+        )
+    shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
+    if shape is not None and tuple(shape) != variable.shape:
+        raise ValueError(
+            f"apply_gradients: the gradient of pair {index} has shape {tuple(shape)}, but "
+            f"{variable.described} has shape {variable.shape}. Are the pairs in the same order?"
+        )
+
+
+def _names(variables: Sequence[Variable]) -> list[str]:
+    return [variable.name for variable in variables]

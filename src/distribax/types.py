@@ -1,0 +1,108 @@
+"""The shared words of the library: enums, aliases and protocols that every layer may use."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+Nest: TypeAlias = Any
+"""A pytree: nested tuples, lists and dicts with arrays (or wrapped values) as leaves."""
+
+Args: TypeAlias = Sequence[Any]
+Kwargs: TypeAlias = Mapping[str, Any]
+StepFn: TypeAlias = Callable[..., Any]
+
+_E = TypeVar("_E", bound="ParsedEnum")
+
+
+class ParsedEnum(enum.Enum):
+    """An enum whose members can be given by name, in any case."""
+
+    @classmethod
+    def parse(cls: type[_E], value: _E | str | None, argument: str) -> _E:
+        """Returns the member meant by `value`, a member or its name."""
+        if isinstance(value, cls):
+            return value
+        # Names of a sibling's members are understood too: aggregation and reduction share SUM, MEAN.
+        name = value.name if isinstance(value, enum.Enum) else value
+        if isinstance(name, str):
+            for member in cls:
+                if member.name.lower() == name.lower():
+                    return member
+        known = ", ".join(f"{cls.__name__}.{member.name}" for member in cls)
+        raise ValueError(
+            f"{argument}={value!r} is not a {cls.__name__}. Expected one of {known}, or its name "
+            f"as a string, for example {argument}={next(iter(cls)).name!r}."
+        )
+
+
+class ReduceOp(ParsedEnum):
+    """How a set of values is combined into one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """Returns the reduction that a variable's aggregation stands for."""
+        if aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            return ReduceOp[aggregation.name]
+        raise ValueError(
+            f"aggregation={aggregation} has no reduction; only VariableAggregation.SUM and "
+            "VariableAggregation.MEAN have one."
+        )
+
+
+class VariableSynchronization(ParsedEnum):
+    """When the copies of a distributed variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(ParsedEnum):
+    """How the replicas' values of a variable are combined into one."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+    ONLY_FIRST_TOWER = 3
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `Strategy.run`; they exist so that code moves over unchanged.
+
+    JAX specialises a program for each shape, so neither option changes a result.
+    """
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """What `experimental_distribute_values_from_function` tells the value function."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+class HasDevices(Protocol):
+    """Anything that lives on a known set of devices, for example a variable."""
+
+    @property
+    def devices(self) -> tuple[Any, ...]: ...
+
+
+def is_python_number(value: object) -> bool:
+    """Tells whether `value` is a number that has no device: Python's or NumPy's scalar types."""
+    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)

@@ -1,0 +1,14 @@
+"""Values that differ, or are copied, over replicas, and how they are wrapped and unwrapped."""
+
+from distribax.values.arithmetic import ArrayLike as ArrayLike
+from distribax.values.distributed import DistributedValues as DistributedValues
+from distribax.values.distributed import Mirrored as Mirrored
+from distribax.values.distributed import PerReplica as PerReplica
+from distribax.values.layout import Global as Global
+from distribax.values.layout import Layout as Layout
+from distribax.values.layout import Local as Local
+from distribax.values.layout import Pieces as Pieces
+from distribax.values.layout import copies as copies
+from distribax.values.regroup import Origins as Origins
+from distribax.values.regroup import regroup as regroup
+from distribax.values.regroup import select as select

@@ -1,0 +1,160 @@
+"""`PerReplica` and `Mirrored`: one value for each replica, different or the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from distribax import jax_compat
+from distribax.topology import replica_mesh
+from distribax.values.arithmetic import ArrayLike
+from distribax.values.layout import Global, Layout, Local, Pieces, join, spread
+
+_D = TypeVar("_D", bound="DistributedValues")
+
+
+class DistributedValues:
+    """Holds one value for each replica; see `PerReplica` and `Mirrored`.
+
+    Instances come from distributed data sets, from `strategy.run` and from
+    `strategy.experimental_distribute_values_from_function`.
+    """
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        pieces = tuple(values)
+        if not pieces:
+            raise ValueError(
+                f"{type(self).__name__}: values is empty. Expected one value for each replica."
+            )
+        self._layout: Layout = Pieces(pieces)
+
+    @classmethod
+    def of(cls: type[_D], layout: Layout) -> _D:
+        """Wraps values that are stored in a given layout."""
+        wrapped = cls.__new__(cls)
+        wrapped._layout = layout
+        return wrapped
+
+    @property
+    def layout(self) -> Layout:
+        """How the values are stored."""
+        return self._layout
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values of this process's replicas, in the order of the replicas."""
+        return self._layout.pieces
+
+    def on_mesh(self, mesh: Mesh) -> Global | None:
+        """Returns the values as one array over `mesh`, or None if their shapes differ."""
+        if isinstance(self._layout, Global):
+            return self._layout if self._layout.mesh == mesh else None
+        if isinstance(self._layout, Pieces):
+            joined = join(self._layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
+            if joined is not None:
+                # Kept: a value that enters one program usually enters the next one too.
+                self._layout = joined
+            return joined or spread(self._layout.pieces, mesh)
+        return None
+
+    def joined(self) -> Global | None:
+        """Returns the values as one array over the mesh of the devices they are on, or None."""
+        devices = []
+        for piece in self.values:
+            if not isinstance(piece, jax.Array) or len(piece.devices()) != 1:
+                return None
+            devices.extend(piece.devices())
+        if len(set(devices)) != len(devices) or len({device.platform for device in devices}) > 1:
+            return None
+        return self.on_mesh(replica_mesh(tuple(devices)))
+
+    def __repr__(self) -> str:
+        if isinstance(self._layout, Local) or (
+            isinstance(self._layout, Global) and jax_compat.is_tracer(self._layout.array)
+        ):
+            inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
+            return f"{type(self).__name__}:{{traced: {inner!r}}}"
+        return listing(type(self).__name__, self.values)
+
+
+def listing(name: str, values: Iterable[Any]) -> str:
+    """Formats one value a line, with its replica's index."""
+    lines = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(values))
+    return f"{name}:{{\n{lines}\n}}"
+
+
+class PerReplica(DistributedValues):
+    """A value that may differ from replica to replica."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Stacks the local values, for logging."""
+        values = [np.asarray(value) for value in self.values]
+        shapes = {value.shape for value in values}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"np.asarray(PerReplica): the replicas' shapes differ: "
+                f"{[value.shape for value in values]}. Take them apart with "
+                "strategy.experimental_local_results(x), or join them with "
+                "strategy.gather(x, axis=0)."
+            )
+        return np.stack(values).astype(dtype) if dtype is not None else np.stack(values)
+
+    def _one(self, what: str) -> Any:
+        values = self.__array__()
+        if values[0].ndim == 0 and (values == values[0]).all():
+            return values[0].item()
+        raise ValueError(
+            f"{what}(PerReplica): the {len(values)} replicas have different values, "
+            f"{values.tolist()}. Combine them first: strategy.reduce('SUM', x, axis=None), or "
+            "take them apart with strategy.experimental_local_results(x)."
+        )
+
+    def __float__(self) -> float:
+        return float(self._one("float"))
+
+    def __int__(self) -> int:
+        return int(self._one("int"))
+
+    def __jax_array__(self) -> jax.Array:
+        raise TypeError(
+            "A PerReplica value was used as an array outside a replica. Pass it to "
+            "strategy.run(fn, args=(x,)), combine it with strategy.reduce(op, x, axis=None), or "
+            "take it apart with strategy.experimental_local_results(x)."
+        )
+
+
+class Mirrored(DistributedValues, ArrayLike):
+    """A value that is the same in all replicas; it can be used like the array it holds."""
+
+    def get(self) -> Any:
+        """Returns the value itself."""
+        layout = self._layout
+        if isinstance(layout, Local):
+            return layout.value
+        return layout.array if isinstance(layout, Global) else layout.piece(0)
+
+    def __jax_array__(self) -> Any:
+        return self.get()
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value as a NumPy array of its own."""
+        return np.array(self.values[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value in each replica."""
+        return tuple(np.shape(self.get()))
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the value."""
+        return self.get().dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the value in each replica."""
+        return len(self.shape)

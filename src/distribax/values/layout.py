@@ -1,0 +1,135 @@
+"""How the values of all replicas are stored: as pieces, as one global array, or in a program.
+
+A `PerReplica` or `Mirrored` has one of these layouts; code that combines values asks the layout and
+never the wrapper's type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from distribax import jax_compat
+from distribax.topology import REPLICA_AXIS
+
+
+class Layout(Protocol):
+    """The stored values of the replicas of one process."""
+
+    @property
+    def pieces(self) -> tuple[Any, ...]: ...
+
+    def piece(self, index: int) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """One Python object a replica: arrays of any shape, or anything else."""
+
+    pieces: tuple[Any, ...]
+
+    def piece(self, index: int) -> Any:
+        return self.pieces[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Global:
+    """One `jax.Array` over the mesh, or its tracer outside the replicas of a compiled step.
+
+    Pieces with dimensions are joined along dimension 0 (`stacked=False`), scalars are stacked into a
+    vector (`stacked=True`). A mirrored array has the whole value as each piece.
+    """
+
+    array: Any
+    mesh: Mesh
+    stacked: bool = False
+    mirrored: bool = False
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec() if self.mirrored else PartitionSpec(REPLICA_AXIS)
+
+    @cached_property
+    def pieces(self) -> tuple[Any, ...]:
+        if jax_compat.is_tracer(self.array):
+            count = self.mesh.size
+            if self.mirrored:
+                return (self.array,) * count
+            return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
+        blocks = jax_compat.device_pieces(self.array)
+        # Indexed while they are bound to their devices, so that each stays where it is.
+        own = [block[0] for block in blocks] if self.stacked else blocks
+        return tuple(map(jax_compat.uncommitted, own))
+
+    def piece(self, index: int) -> Any:
+        return self.pieces[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """This replica's own value while an SPMD program is traced; the others are behind a gather."""
+
+    value: Any
+    mesh: Mesh
+
+    @cached_property
+    def pieces(self) -> tuple[Any, ...]:
+        if not jax_compat.varies(self.value, REPLICA_AXIS):
+            return (self.value,) * self.mesh.size
+        return tuple(jax_compat.all_gather_same(self.value, REPLICA_AXIS))
+
+    def piece(self, index: int) -> Any:
+        return self.pieces[index]
+
+
+def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Global | None:
+    """Joins single-device arrays of one shape into a global array; None if they do not fit.
+
+    The buffers are used where they are: nothing is copied but scalars, which get a dimension.
+    """
+    if mesh.size != len(pieces) or not all(isinstance(piece, jax.Array) for piece in pieces):
+        return None
+    first = pieces[0]
+    for piece, device in zip(pieces, mesh.devices.flat, strict=True):
+        if piece.shape != first.shape or piece.dtype != first.dtype or piece.devices() != {device}:
+            return None
+    if mirrored:
+        same = NamedSharding(mesh, PartitionSpec())
+        array = jax.make_array_from_single_device_arrays(first.shape, same, list(pieces))
+        return Global(array, mesh, mirrored=True)
+    stacked = first.ndim == 0
+    blocks = [jax_compat.with_dim(piece) for piece in pieces] if stacked else list(pieces)
+    shape = (blocks[0].shape[0] * len(blocks), *blocks[0].shape[1:])
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
+    return Global(array, mesh, stacked=stacked)
+
+
+def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
+    """Puts numbers and host arrays of one shape on the mesh; None if they do not fit."""
+    if mesh.size != len(pieces) or not all(_is_host_value(piece) for piece in pieces):
+        return None
+    blocks = [np.atleast_1d(np.asarray(piece)) for piece in pieces]
+    blocks = [block.astype(jax.dtypes.canonicalize_dtype(block.dtype)) for block in blocks]
+    if any(b.shape != blocks[0].shape or b.dtype != blocks[0].dtype for b in blocks):
+        return None
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    array = jax.device_put(np.concatenate(blocks), sharding)
+    return Global(array, mesh, stacked=np.ndim(pieces[0]) == 0)
+
+
+def _is_host_value(piece: Any) -> bool:
+    return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
+
+
+def copies(value: Any, mesh: Mesh) -> jax.Array:
+    """Returns `value` copied to every device of the mesh."""
+    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
+        value = jax_compat.uncommitted(value)
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))

@@ -1,0 +1,83 @@
+"""Unwrapping values for a replica, and merging what the replicas return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from distribax.types import Nest
+from distribax.values.distributed import DistributedValues, PerReplica
+
+
+class Origins:
+    """Remembers which objects were handed to replicas as copies of one value.
+
+    A replica that returns the copy it was given returns the value itself; JAX arrays on different
+    devices are different objects, so the identity that the merge rule speaks of is kept here.
+    """
+
+    def __init__(self) -> None:
+        self._whole: dict[int, tuple[Any, Any, int]] = {}
+
+    def note(self, piece: Any, whole: Any, replica_id: int) -> Any:
+        """Notes that `piece` is the copy of `whole` for a replica, and returns it."""
+        # The piece itself is kept as well: an id is unique only while its object lives.
+        self._whole[id(piece)] = (piece, whole, replica_id)
+        return piece
+
+    def whole(self, pieces: Sequence[Any]) -> Any | None:
+        """Returns the value whose copies `pieces` are, or None."""
+        found = [self._whole.get(id(piece)) for piece in pieces]
+        first = found[0]
+        if first is None:
+            return None
+        for replica_id, entry in enumerate(found):
+            if entry is None or entry[1] is not first[1] or entry[2] != replica_id:
+                return None
+        return first[1]
+
+
+def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bool = False) -> Nest:
+    """Merges the replicas' results, leaf by leaf.
+
+    The same object from every replica comes back as that object (unless `wrap`), the copies of one
+    value come back as the value, and anything else as a `PerReplica`.
+    """
+    flat = [jax.tree.flatten(result, is_leaf=lambda leaf: leaf is None) for result in results]
+    tree = flat[0][1]
+    for replica_id, (_, other) in enumerate(flat):
+        if other != tree:
+            raise ValueError(
+                f"strategy.run: the replicas returned results of different structure: replica 0 "
+                f"returned {tree}, replica {replica_id} returned {other}. Return the same nest "
+                "from every replica."
+            )
+    return jax.tree.unflatten(
+        tree,
+        [
+            _merge(leaves, origins, wrap)
+            for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
+        ],
+    )
+
+
+def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool) -> Any:
+    first = pieces[0]
+    if not wrap:
+        if all(piece is first for piece in pieces):
+            return first
+        whole = origins.whole(pieces) if origins is not None else None
+        if whole is not None:
+            return whole
+    return PerReplica(pieces)
+
+
+def select(nest: Nest, replica_id: int) -> Nest:
+    """Returns `nest` with each wrapped value replaced by one replica's part of it."""
+    return jax.tree.map(
+        lambda leaf: leaf.layout.piece(replica_id) if isinstance(leaf, DistributedValues) else leaf,
+        nest,
+        is_leaf=lambda leaf: isinstance(leaf, DistributedValues),
+    )

@@ -1,0 +1,100 @@
+"""Making a variable: its initial value, checks, and the rules inside `dx.function`."""
+
+from __future__ import annotations
+
+import os
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import jax_compat
+from distribax.errors import HostOnly
+from distribax.execution import frames
+from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.variables.placement import Placement
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def trainable(given: bool | None, sync: VariableSynchronization, name: str) -> bool:
+    """Returns whether the variable is trainable; an ON_READ variable cannot be."""
+    on_read = sync is VariableSynchronization.ON_READ
+    if given and on_read:
+        raise ValueError(
+            f"dx.Variable: {name!r} has trainable=True and synchronization=ON_READ. Each replica "
+            "has its own value of an ON_READ variable, so it cannot be trained. Drop one of them."
+        )
+    return not on_read if given is None else bool(given)
+
+
+def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
+    """Raises if the aggregation cannot give a value of the variable's data type."""
+    if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"dx.Variable: {name!r} has aggregation=MEAN and the data type {np.dtype(dtype).name}, "
+            "which cannot hold a mean. Use dtype=jnp.float32, or "
+            "aggregation=dx.VariableAggregation.SUM or ONLY_FIRST_REPLICA."
+        )
+
+
+def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
+    """Returns the initial value as an array, computed outside any trace."""
+    if value is None:
+        raise ValueError(
+            f"dx.Variable: initial_value of {name!r} is missing. Pass a number, an array, or a "
+            "function without arguments that returns one: dx.Variable(lambda: jnp.zeros((3,)))."
+        )
+    frame = frames.current()
+    if frame is not None and not frame.function.allow_creation:
+        raise ValueError(
+            f"dx.Variable: {name!r} was created inside a dx.function that has run before. A "
+            "function may create variables on its first call only: create it outside, or keep it "
+            "and guard it with `if self.v is None: self.v = dx.Variable(...)`."
+        )
+    if callable(value):
+        made = jax_compat.outside_trace(lambda: _unframed(value))
+    else:
+        made = value
+    if jax_compat.is_tracer(made):
+        if frame is None:
+            raise ValueError(
+                f"dx.Variable: initial_value of {name!r} is computed inside a JAX transformation. "
+                "Create the variable outside of it, or use dx.function instead of jax.jit."
+            )
+        raise HostOnly("a variable's initial value is computed in the function", "create")
+    array = jax_compat.outside_trace(lambda: jnp.asarray(made, dtype=dtype))
+    if shape is not None and tuple(shape) != tuple(array.shape):
+        raise ValueError(
+            f"dx.Variable: {name!r} has shape={tuple(shape)}, but its initial value has shape "
+            f"{tuple(array.shape)}."
+        )
+    return array
+
+
+def _unframed(value: Any) -> Any:
+    with frames.enter(None):
+        return value()
+
+
+def buffer(placement: Placement, value: Any) -> jax.Array:
+    """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
+    return jax_compat.outside_trace(lambda: placement.store(np.array(value)))
+
+
+def register(variable: Any) -> None:
+    """Tells the function that is being traced that it has made a variable."""
+    frame = frames.current()
+    if frame is not None:
+        frame.function.created.append(variable)
+
+
+def user_frame(frame: FrameType | None) -> str:
+    """Returns the file and line outside the library from which a variable is created."""
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown place"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

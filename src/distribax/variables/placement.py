@@ -1,0 +1,170 @@
+"""Placements: where the copies of a variable live, and how they enter a compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from distribax import jax_compat
+from distribax.topology import REPLICA_AXIS
+from distribax.values import copies
+
+
+class Placement:
+    """Where a variable's values are kept.
+
+    A buffer is what the placement stores: one `jax.Array`, maybe over several devices. Subclasses
+    say how a whole value becomes a buffer and what each copy of it is.
+    """
+
+    # Whether each replica has a value of its own, which need not be the same.
+    per_replica = False
+    # How `repr` calls a variable with this placement.
+    label = "Variable"
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices that have a copy."""
+        raise NotImplementedError
+
+    @property
+    def sharding(self) -> Any:
+        """The sharding of the buffer inside a compiled program, or None."""
+        return None
+
+    def store(self, value: Any) -> jax.Array:
+        """Returns a buffer that holds `value` in every copy."""
+        raise NotImplementedError
+
+    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+        """Returns the local copies' values."""
+        return [jax_compat.uncommitted(buffer)]
+
+    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+        """Returns a buffer made of the local copies' values."""
+        return pieces[0]
+
+    def to_program(self, buffer: jax.Array) -> jax.Array:
+        """Returns the buffer as a compiled program takes it."""
+        return buffer
+
+    def from_program(self, value: jax.Array) -> jax.Array:
+        """Returns the buffer for a value that a compiled program has returned."""
+        return value
+
+    @property
+    def num_copies(self) -> int:
+        """The number of copies over all processes."""
+        return len(self.devices)
+
+
+class Single(Placement):
+    """One value on one device; without a device, wherever JAX puts it."""
+
+    def __init__(self, device: jax.Device | None) -> None:
+        self._device = device
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return (self._device or jnp.zeros(()).device,)  # type: ignore[return-value]
+
+    def store(self, value: Any) -> jax.Array:
+        if self._device is None:
+            return jnp.array(value)
+        return jax.device_put(np.array(value), self._device, may_alias=False)
+
+    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+        piece = pieces[0]
+        return piece if self._device is None else jax.device_put(piece, self._device)
+
+
+class Replicated(Placement):
+    """The same value on every device of the mesh, kept the same by every write."""
+
+    label = "MirroredVariable"
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._sharding = NamedSharding(mesh, PartitionSpec())
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return tuple(self.mesh.devices.flat)
+
+    @property
+    def sharding(self) -> Any:
+        return self._sharding
+
+    def store(self, value: Any) -> jax.Array:
+        if isinstance(value, jax.Array) and value.sharding == self._sharding:
+            return value
+        return copies(value, self.mesh)
+
+    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+        return [jax_compat.uncommitted(piece) for piece in jax_compat.device_pieces(buffer)]
+
+    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        placed = [jax.device_put(p, d) for p, d in zip(pieces, local, strict=True)]
+        return jax.make_array_from_single_device_arrays(like.shape, self._sharding, placed)
+
+
+class Stacked(Replicated):
+    """A value of its own for each replica, stacked along a first dimension over the mesh."""
+
+    per_replica = True
+    label = "SyncOnReadVariable"
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh)
+        self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+
+    def store(self, value: Any) -> jax.Array:
+        block = np.asarray(value)[None]
+        shape = (self.num_copies, *block.shape[1:])
+        return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
+
+    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+        return [jax_compat.uncommitted(piece[0]) for piece in jax_compat.device_pieces(buffer)]
+
+    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+        return super().join([jax_compat.with_dim(piece) for piece in pieces], like)
+
+
+class Central(Placement):
+    """One value on the parameter device; a compiled step copies it to the mesh and back."""
+
+    label = "CentralVariable"
+
+    def __init__(self, device: jax.Device, mesh: Mesh) -> None:
+        self._device = device
+        self.mesh = mesh
+        self._sharding = NamedSharding(mesh, PartitionSpec())
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return (self._device,)
+
+    @property
+    def sharding(self) -> Any:
+        return self._sharding
+
+    def store(self, value: Any) -> jax.Array:
+        if isinstance(value, jax.Array):
+            value = jax_compat.one_copy(value)
+        return jax.device_put(value, self._device)
+
+    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+        return jax.device_put(pieces[0], self._device)
+
+    def to_program(self, buffer: jax.Array) -> jax.Array:
+        return jax.device_put(buffer, self._sharding)
+
+    def from_program(self, value: jax.Array) -> jax.Array:
+        near = {piece.device: piece for piece in jax_compat.device_pieces(value)}
+        return jax.device_put(near.get(self._device, next(iter(near.values()))), self._device)

@@ -1,0 +1,312 @@
+"""`dx.Variable`: state with TensorFlow's variable interface and a placement of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import context, jax_compat
+from distribax.execution import frames, overlay
+from distribax.topology import device_name
+from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica
+from distribax.values.distributed import listing
+from distribax.variables import access, creation
+from distribax.variables.placement import Placement
+
+
+class _Created(type):
+    """Makes replicas that create "their" variable share one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        replica = context.get_replica_context()
+        share = getattr(replica.runner, "create_variable", None) if replica is not None else None
+        create: Callable[[], Any] = lambda: super(_Created, cls).__call__(*args, **kwargs)  # noqa: E731
+        return create() if share is None else share(create)
+
+
+class Variable(ArrayLike, metaclass=_Created):
+    """A value that can be assigned, placed on devices by the strategy in scope.
+
+    Args:
+        initial_value: An array, a number, or a function without arguments that returns one. A
+            function is called once, whatever the number of replicas.
+        trainable: Whether optimizers should change it; True unless the variable is ON_READ.
+        name: A name for messages and checkpoints.
+        dtype: The data type; that of the initial value by default.
+        synchronization: When the copies are brought together: ON_WRITE (AUTO) keeps them the same,
+            ON_READ lets each replica have its own until it is read outside the replicas.
+        aggregation: How values that replicas write, or have, are combined.
+        shape: If given, the initial value must have it.
+
+    Example:
+        >>> import distribax as dx
+        >>> v = dx.Variable([1.0, 2.0])
+        >>> v.assign_add([1.0, 1.0]).numpy().tolist()
+        [2.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        *,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        shape: Any = None,
+    ) -> None:
+        sync = VariableSynchronization.parse(synchronization, "synchronization")
+        self._aggregation = VariableAggregation.parse(aggregation, "aggregation")
+        self._name = name or "Variable"
+        self._strategy = context.get_strategy()
+        self._trainable = creation.trainable(trainable, sync, self._name)
+        self._where = creation.user_frame(sys._getframe(1))
+        value = creation.initial(initial_value, dtype, shape, self._name)
+        creation.check_aggregation(self._aggregation, value.dtype, self._name)
+        self._shape, self._dtype = tuple(value.shape), value.dtype
+        self._placement: Placement = self._strategy.extended.variable_placement(
+            sync, self._aggregation, self._name
+        )
+        self._synchronization = sync
+        self._buffer: jax.Array = creation.buffer(self._placement, value)
+        # Whether somebody outside may hold the buffer, so that it must not be overwritten.
+        self._shared = False
+        creation.register(self)
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The variable's name, with TensorFlow's suffix."""
+        return f"{self._name}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the value."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the value."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the value."""
+        return int(np.prod(self._shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers should change the variable."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When the copies are brought together."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the replicas' values are combined."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable was created under."""
+        return self._strategy
+
+    @property
+    def placement(self) -> Placement:
+        """Where the copies live."""
+        return self._placement
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices that have a copy."""
+        return self._placement.devices
+
+    @property
+    def device(self) -> str:
+        """The name of the device of the first copy (of the replica's own copy in a replica)."""
+        replica = context.get_replica_context()
+        index = replica.runner.replica_id if replica is not None else 0
+        names = [device_name(device) for device in self.devices]
+        return names[index] if isinstance(index, int) and index < len(names) else names[0]
+
+    @property
+    def described(self) -> str:
+        """The variable as error messages name it."""
+        return f"variable {self._name!r} (shape {self._shape}, created at {self._where})"
+
+    # Reading.
+
+    def read_value(self) -> jax.Array:
+        """Returns the value as an array: the replica's own in a replica, else the combined one."""
+        stand_in = overlay.holding(self)
+        return stand_in[self] if stand_in is not None else access.read(self)
+
+    def value(self) -> jax.Array:
+        """Returns the value as an array, like `read_value`."""
+        return self.read_value()
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value as a NumPy array of its own."""
+        value = self.read_value()
+        if jax_compat.is_tracer(value):
+            raise RuntimeError(
+                f"numpy(): {self.described} is being traced by dx.function, where it has no value "
+                "yet. Return it from the function and read the result."
+            )
+        return np.array(jax_compat.one_copy(value))
+
+    # Writing.
+
+    def assign(self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+        """Replaces the value. In a replica the aggregation says how the replicas' are combined."""
+        access.write(self, value, "assign")
+        return self
+
+    def assign_add(self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+        """Adds `delta` to the value."""
+        access.write(self, delta, "assign_add")
+        return self
+
+    def assign_sub(self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+        """Subtracts `delta` from the value."""
+        access.write(self, delta, "assign_sub")
+        return self
+
+    # Copies.
+
+    @property
+    def values(self) -> tuple[VariableCopy, ...]:
+        """The local copies, one for each device that has one."""
+        return tuple(VariableCopy(self, i) for i in range(len(self._placement.pieces(self._buffer))))
+
+    def distributed(self) -> DistributedValues:
+        """Returns the copies as a distributed value, for reductions and gathers."""
+        frame = frames.current()
+        value = frame.read(self) if frame is not None else self.share()
+        mesh = getattr(self._placement, "mesh", None)
+        if frame is not None and isinstance(frame, frames.RunFrame):
+            return access.local(self, value, frame)
+        if mesh is None or len(self.devices) != mesh.size:
+            return Mirrored([value])
+        if not self.per_replica:
+            return Mirrored.of(Global(value, mesh, mirrored=True))
+        if not self._shape:
+            return PerReplica.of(Global(value, mesh, stacked=True))
+        return PerReplica(list(value) if frame else self._placement.pieces(value))
+
+    # What the engine needs.
+
+    @property
+    def per_replica(self) -> bool:
+        """Whether each replica has a value of its own."""
+        return self._placement.per_replica
+
+    @property
+    def sharding(self) -> Any:
+        """The sharding of the variable inside a compiled program, or None."""
+        return self._placement.sharding
+
+    def program_value(self) -> jax.Array:
+        """Returns the array that a compiled program reads."""
+        return self._placement.to_program(self._buffer)
+
+    def take_program_value(self) -> jax.Array:
+        """Returns an array that a compiled program may overwrite."""
+        buffer = self._buffer
+        if self._shared:
+            buffer = self._buffer = jnp.copy(buffer)
+            self._shared = False
+        return self._placement.to_program(buffer)
+
+    def store_program_value(self, value: jax.Array) -> None:
+        """Keeps what a compiled program has returned."""
+        self._buffer = self._placement.from_program(value)
+        self._shared = False
+
+    def host_value(self) -> np.ndarray:
+        """Returns the first copy's stored value, whatever is being traced."""
+        return np.array(self._placement.pieces(self._buffer)[0])
+
+    def share(self) -> jax.Array:
+        """Returns the buffer itself, and remembers that somebody may hold it."""
+        self._shared = True
+        return self._buffer
+
+    def store(self, buffer: jax.Array) -> None:
+        """Replaces the buffer by one that somebody else may hold too."""
+        self._buffer = buffer
+        self._shared = True
+
+    def __repr__(self) -> str:
+        if len(self.devices) == 1 and self._placement.label == "Variable":
+            return repr(VariableCopy(self, 0))
+        return listing(self._placement.label, self.values)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    __hash__ = object.__hash__
+
+
+class VariableCopy(ArrayLike):
+    """One device's copy of a variable, to look at."""
+
+    def __init__(self, variable: Variable, index: int) -> None:
+        self._variable = variable
+        self._index = index
+
+    @property
+    def name(self) -> str:
+        """The variable's name, with the replica's index after the first."""
+        plain = self._variable.name.removesuffix(":0")
+        return f"{plain}:0" if self._index == 0 else f"{plain}/replica_{self._index}:0"
+
+    @property
+    def device(self) -> str:
+        """The name of the device that this copy is on."""
+        return device_name(next(iter(self.read_value().devices())))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._variable.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the value."""
+        return self._variable.dtype
+
+    def read_value(self) -> jax.Array:
+        """Returns this copy's value."""
+        return self._variable.placement.pieces(self._variable.share())[self._index]
+
+    def value(self) -> jax.Array:
+        """Returns this copy's value."""
+        return self.read_value()
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+    def __repr__(self) -> str:
+        shape, dtype = self._variable.shape, np.dtype(self._variable.dtype).name
+        shown = np.array2string(self.numpy(), separator=", ")
+        return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"

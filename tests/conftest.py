@@ -1,0 +1,135 @@
+"""Eight virtual CPU devices for all tests, and a check that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from distribax import topology
+
+topology.set_virtual_cpu_devices(8)
+# Starts the backend now, with these devices: no test can be the one that happens to start it.
+topology.resolve_devices()
+
+_GRACE_SECONDS = 5.0
+"""How long a thread or process that has been told to end may take to do so."""
+
+_TEST_RUNNER_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+
+_HELPERS_OF_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Processes that Python starts once and keeps for the life of the test process."""
+
+
+_DEVICE_VARIABLES = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+"""Variables that decide on CPU devices and their threads; a fresh process starts without them."""
+
+
+class RunFresh(Protocol):
+    """Runs a program in a fresh Python process and returns what it printed."""
+
+    def __call__(self, program: str, *, timeout: float = 60, **environment: str) -> str: ...
+
+
+@pytest.fixture
+def run_fresh() -> RunFresh:
+    """Gives a function that runs a program, in which JAX has not started, and waits for its end."""
+
+    def run(program: str, *, timeout: float = 60, **environment: str) -> str:
+        inherited = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(program)],
+                env=inherited | environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"the process did not end within {timeout} s; it wrote:\n{error.stderr}")
+        if done.returncode:
+            pytest.fail(f"the process ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    return run
+
+
+def _threads() -> set[threading.Thread]:
+    """Returns the threads that somebody must end: ours, and whatever keeps a process alive."""
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.is_alive() and (not thread.daemon or thread.name.lower().startswith("distribax"))
+    }
+
+
+def _children() -> dict[int, str]:
+    """Returns the command lines of this process' children by process id, zombies included."""
+    pids: set[int] = set()
+    for children in Path("/proc/self/task").glob("*/children"):
+        try:
+            pids.update(map(int, children.read_text().split()))
+        except OSError:
+            continue  # The thread has ended meanwhile.
+    commands: dict[int, str] = {}
+    for pid in pids:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+        except OSError:
+            continue  # The process has ended meanwhile.
+        if not any(helper in command for helper in _HELPERS_OF_MULTIPROCESSING):
+            commands[pid] = command or "a zombie: it has ended and nobody has waited for it"
+    return commands
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in _TEST_RUNNER_VARIABLES}
+
+
+def _wait_until_none(leaks: Callable[[], list[str]]) -> list[str]:
+    """Returns what is still left after the grace period; at once when nothing is."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while left := leaks():
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Fails a test that leaves threads, processes, environment variables or a scope behind."""
+    threads, children, environment = _threads(), _children(), _environment()
+    yield
+    left = _wait_until_none(lambda: [f"thread {t.name!r}" for t in _threads() - threads])
+    left += _wait_until_none(
+        lambda: [f"process {pid}: {cmd}" for pid, cmd in _children().items() if pid not in children]
+    )
+    after = _environment()
+    left += [
+        f"environment variable {name}: {environment.get(name)!r} became {after.get(name)!r}"
+        for name in sorted(environment.keys() | after.keys())
+        if environment.get(name) != after.get(name)
+    ]
+    # The next test starts from what this one found, whatever happened.
+    for name in after.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    left += _scopes_left_open()
+    if left:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def _scopes_left_open() -> list[str]:
+    """Returns the strategy that is still in scope, if any."""
+    # A place for the lead: `context.has_strategy()` once a default strategy is registered.
+    return []
