@@ -177,9 +177,17 @@ def interleave(sides: Sequence[Side], *, steps: int, rounds: int, warmup: int) -
             # Every side meets every place in the order, so that none has always the cold caches.
             shift = number % max(len(running), 1)
             for process in running[shift:] + running[:shift]:
-                answer = process.run(steps)
-                outcome.seconds[process.side.name].append(answer["seconds"] / steps)
-                outcome.answers[process.side.name] = answer
+                name = process.side.name
+                try:
+                    answer = process.run(steps)
+                except SideError as error:
+                    outcome.failures.append(str(error))
+                    outcome.seconds.pop(name)
+                    outcome.answers.pop(name, None)
+                    running.remove(process)
+                    continue
+                outcome.seconds[name].append(answer["seconds"] / steps)
+                outcome.answers[name] = answer
     return outcome
 
 

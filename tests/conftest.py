@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Protocol
 
 import pytest
 
-from distribax import topology
+from distribax import context, topology
 
 topology.set_virtual_cpu_devices(8)
 # Starts the backend now, with these devices: no test can be the one that happens to start it.
@@ -130,6 +131,10 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 def _scopes_left_open() -> list[str]:
-    """Returns the strategy that is still in scope, if any."""
-    # A place for the lead: `context.has_strategy()` once a default strategy is registered.
-    return []
+    """Returns the strategy that is still in scope, if any, and leaves its scope."""
+    if not context.has_strategy():
+        return []
+    left = f"the scope of {context.get_strategy()}"
+    with contextlib.suppress(RuntimeError):  # A `with` block that was entered by hand stays.
+        context.experimental_set_strategy(None)
+    return [left]

@@ -60,7 +60,7 @@ def shard_map(
 
 def uncommitted(array: jax.Array) -> jax.Array:
     """Returns the same buffer as an array that may be mixed with arrays of other devices."""
-    if is_tracer(array) or not getattr(array, "committed", False):
+    if is_tracer(array) or not array.committed or len(array.sharding.device_set) > 1:
         return array
     return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
 
@@ -117,8 +117,17 @@ def all_gather_joined(value: Any, axis_name: str, axis: int) -> Any:
 
 
 def fresh(array: jax.Array) -> jax.Array:
-    """Returns the same buffer as a new, uncommitted array object."""
-    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
+    """Returns the same buffers as a new array object; uncommitted if it is on one device."""
+    pieces = device_pieces(array)
+    return _array.ArrayImpl(array.aval, array.sharding, pieces, committed=len(pieces) > 1)  # type: ignore[arg-type]
+
+
+def on_device(array: jax.Array, device: jax.Device) -> jax.Array:
+    """Returns the whole of `array` on one device, without a copy if it is there already."""
+    if array.sharding.is_fully_replicated:
+        near = {piece.device: piece for piece in device_pieces(array)}
+        array = near.get(device, next(iter(near.values())))
+    return array if array.devices() == {device} else jax.device_put(uncommitted(array), device)
 
 
 def outside_trace(fn: Callable[[], Any]) -> Any:
@@ -166,3 +175,9 @@ def with_dim(value: Any) -> jax.Array:
         return jax.numpy.asarray(value)[None]
     with jax.default_device(next(iter(value.devices()))):
         return value[None]
+
+
+def asked_cpu_devices() -> int | None:
+    """Returns the value of jax_num_cpu_devices; None when it is not set."""
+    asked: int = _xla_bridge.num_cpu_devices.value
+    return asked if asked >= 0 else None

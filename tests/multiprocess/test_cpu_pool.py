@@ -81,7 +81,9 @@ def test_too_small_a_pool_set_by_the_user_is_raised(
     _train(run_fresh, 2, _named(2), **environment)
 
 
-ALL_LOCAL = "from distribax import topology\ndevices = topology.resolve_devices()\n"
+IMPORT = "from distribax import topology\n"
+ALL_LOCAL = IMPORT + "devices = topology.resolve_devices()\n"
+CONFIGURE = "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"
 
 
 @pytest.mark.parametrize(
@@ -89,17 +91,9 @@ ALL_LOCAL = "from distribax import topology\ndevices = topology.resolve_devices(
     [
         (ALL_LOCAL, {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}),
         (ALL_LOCAL, {"JAX_NUM_CPU_DEVICES": "4"}),
-        ("import jax\njax.config.update('jax_num_cpu_devices', 4)\n" + ALL_LOCAL, {}),
-        (
-            "import jax\nfrom distribax import topology\n"
-            "jax.config.update('jax_num_cpu_devices', 4)\n" + ALL_LOCAL,
-            {},
-        ),
-        (
-            "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"
-            "from distribax import topology\ndevices = jax.devices()\n",
-            {"NPROC": "2"},
-        ),
+        (CONFIGURE + ALL_LOCAL, {}),
+        (IMPORT + CONFIGURE + ALL_LOCAL, {}),
+        (CONFIGURE + IMPORT + "devices = jax.devices()\n", {"NPROC": "2"}),
     ],
     ids=["flag", "variable", "config_before_import", "config_after_import", "user_starts_jax"],
 )
@@ -130,3 +124,33 @@ def test_backend_started_with_too_small_a_pool_is_refused(run_fresh: RunFresh) -
     assert "JAX has started with 3 threads for them, and 6 are needed" in printed
     assert "distribax.set_virtual_cpu_devices(3)" in printed
     assert "PJRT_NPROC=6" in printed
+
+
+def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_fresh: RunFresh) -> None:
+    # Without the lock, two threads that start programs need 3 threads a device instead of 2.
+    training = TRAIN.replace("for _ in range(STEPS):\n    weights = step(weights, batch)\n", "")
+    program = f"""{_named(2)}
+STEPS = 120
+{training}
+import threading
+
+compiled = step.lower(weights, batch).compile()
+finished = []
+
+def loop():
+    mine = weights
+    for _ in range(STEPS):
+        with topology.launch_lock:
+            mine = compiled(mine, batch)
+    jax.block_until_ready(mine)
+    finished.append(True)
+
+threads = [threading.Thread(target=loop) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(finished), "threads")
+"""
+    printed = run_fresh(program, timeout=90, XLA_FLAGS=STUCK_AFTER_SECONDS)
+    assert printed.endswith("2 threads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distribax.data import experimental as experimental
+from distribax.data.adapt import as_dataset as as_dataset
 from distribax.data.dataset import Dataset as Dataset
 from distribax.data.formats.record_format import CorruptRecordError as CorruptRecordError
 from distribax.data.formats.tfrecord import TFRecordWriter as TFRecordWriter

@@ -14,7 +14,7 @@ import numpy as np
 
 from distribax.data import arguments as check
 from distribax.data import elements as nests
-from distribax.data import execution
+from distribax.data.execution import runner
 from distribax.data.iterator import DatasetIterator, RunCounter
 from distribax.data.options import AUTOTUNE, SHARD_HINT, Options
 from distribax.data.plan import order, sources, transforms
@@ -237,7 +237,9 @@ class Dataset:
         """
         size = check.positive(batch_size, "batch_size")
         shapes = None if padded_shapes is None else parse_padded_shapes(padded_shapes)
-        node = transforms.PaddedBatch(self._plan, size, bool(drop_remainder), shapes, padding_values)
+        node = transforms.PaddedBatch(
+            self._plan, size, bool(drop_remainder), shapes, padding_values
+        )
         return Dataset(node)
 
     def unbatch(self) -> Dataset:
@@ -362,7 +364,17 @@ class Dataset:
     @functools.cached_property
     def element_spec(self) -> Any:
         """The nest of TensorSpecs of an element; for functions found by running them once."""
-        return self._plan.spec(execution.first_element)
+        return self._plan.spec(runner.first_element)
+
+    @property
+    def is_batched(self) -> bool | None:
+        """Whether elements are batches; None if it takes the elements to know (a generator)."""
+        return self._plan.is_batched(runner.first_element)
+
+    @property
+    def static_batch_size(self) -> int | None:
+        """The size of a full batch, if the pipeline says it."""
+        return self._plan.static_batch_size(runner.first_element)
 
     def make_iterator(self) -> DatasetIterator:
         """Starts an iteration; the iterator can be saved, restored and closed."""

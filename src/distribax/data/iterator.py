@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from distribax.data import execution
 from distribax.data.elements import Element
+from distribax.data.execution import runner
 from distribax.data.execution.context import unseeded
 from distribax.data.plan.node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
@@ -20,6 +21,18 @@ class RunCounter:
     """Counts the iterators of a data set, so that every pass shuffles anew."""
 
     next_run: int = 0
+
+
+class _Running:
+    """Holds the running pipeline apart from its user, so that it can be ended when that is gone."""
+
+    def __init__(self) -> None:
+        self.iterator: Any = None
+
+    def close(self) -> None:
+        iterator, self.iterator = self.iterator, None
+        if iterator is not None:
+            iterator.close()
 
 
 class DatasetIterator:
@@ -37,19 +50,24 @@ class DatasetIterator:
         self._run = runs.next_run
         runs.next_run += 1
         self._entropy: dict[int, int] = {}
-        self._iterator: Any = execution.start(plan, self._run, self._entropy)
+        self._running = _Running()
+        # Also runs before the interpreter shuts down, when threads could no longer be joined.
+        weakref.finalize(self, self._running.close)
+        self._running.iterator = runner.start(plan, self._run, self._entropy)
 
     def __iter__(self) -> DatasetIterator:
         return self
 
     def __next__(self) -> Element:
-        if self._iterator is None:
+        iterator = self._running.iterator
+        if iterator is None:
             raise ValueError("this iterator was closed; make a new one with iter(dataset).")
-        return next(self._iterator)
+        return next(iterator)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: the elements given out so far and those yet to come."""
-        if self._iterator is None:
+        iterator = self._running.iterator
+        if iterator is None:
             raise ValueError("this iterator was closed, its position is lost.")
         for node in walk(self._plan):
             if isinstance(node, Foreign) and node.save is None:
@@ -63,7 +81,7 @@ class DatasetIterator:
             "pipeline": fingerprint(self._plan),
             "run": self._run,
             "seeds": [self._entropy.get(id(node), node.entropy) for node in shuffles],
-            "position": self._iterator.get_state(),
+            "position": iterator.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -91,14 +109,13 @@ class DatasetIterator:
         self._entropy = {
             id(node): seed for node, seed in zip(shuffles, state["seeds"], strict=True)
         }
-        self._iterator = execution.start(self._plan, self._run, self._entropy)
-        self._iterator.set_state(state["position"])
+        iterator = runner.start(self._plan, self._run, self._entropy)
+        self._running.iterator = iterator
+        iterator.set_state(state["position"])
 
     def close(self) -> None:
         """Ends the iterator and the threads of its pipeline; further calls do nothing."""
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator.close()
+        self._running.close()
 
     def __enter__(self) -> DatasetIterator:
         return self
@@ -110,8 +127,3 @@ class DatasetIterator:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # A pipeline that did not start has nothing to end.
-        if hasattr(self, "_iterator"):
-            self.close()

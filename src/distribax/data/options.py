@@ -88,7 +88,7 @@ class OptionGroup:
             getattr(self, name) == getattr(other, name) for name in self._known
         )
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __hash__ = None  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         duplicate = type(self)()

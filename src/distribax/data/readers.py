@@ -95,9 +95,7 @@ class FixedLengthRecordDataset(Dataset):
         num_parallel_reads: int | None = None,
     ) -> None:
         opening = FileOpening(compression_type, buffer_size)
-        file_format = FixedLengthFormat(
-            record_bytes, header_bytes or 0, footer_bytes or 0, opening
-        )
+        file_format = FixedLengthFormat(record_bytes, header_bytes or 0, footer_bytes or 0, opening)
         super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
 
 

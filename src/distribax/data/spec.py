@@ -18,8 +18,8 @@ class TensorSpec:
     TensorSpec(shape=(None, 3), dtype=dtype('float32'))
     """
 
-    shape: tuple[int | None, ...] = ()
-    dtype: np.dtype[Any] = np.dtype(np.float32)
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
 
     def __init__(self, shape: Any = (), dtype: Any = np.float32) -> None:
         # Text is bytes objects in NumPy arrays, as tf.data's own NumPy iterators give them.

@@ -208,10 +208,7 @@ class _Run:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, jax.Array) or jax_compat.is_tracer(leaf):
                 return leaf
-            device = self.devices[replica_id]
-            if leaf.devices() != {device}:
-                leaf = jax.device_put(jax_compat.uncommitted(leaf), device)
-            return jax_compat.fresh(leaf)
+            return jax_compat.fresh(jax_compat.on_device(leaf, self.devices[replica_id]))
 
         return jax.tree.map(move, value)
 

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from distribax import context
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import destination_devices
+from distribax.data.distributed import InputTarget
 from distribax.execution import frames
 from distribax.strategies import reduction
 from distribax.topology import device_name
@@ -89,6 +90,10 @@ class StrategyExtended:
     def local_devices(self) -> tuple[jax.Device, ...]:
         """The devices that run this process's replicas."""
         return self._workers
+
+    def input_target(self) -> InputTarget:
+        """Returns who is fed by this process's input pipeline."""
+        return InputTarget(self.local_devices, self.mesh, self.num_replicas_in_sync)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

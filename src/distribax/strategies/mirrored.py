@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context
+from distribax import context, jax_compat
 from distribax.collectives import AllReduce, CrossDeviceOps
 from distribax.execution import frames, run_in_program, run_in_threads
 from distribax.strategies.extended import StrategyExtended
@@ -106,9 +106,7 @@ def _part(nest: Any, index: int, device: jax.Device) -> Any:
                 leaf = leaf.get()
             else:
                 leaf = leaf.layout.piece(index)
-        if isinstance(leaf, jax.Array) and leaf.devices() != {device}:
-            return jax.device_put(leaf, device)
-        return leaf
+        return jax_compat.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
     return jax.tree.map(own, nest, is_leaf=_is_wrapped)
 

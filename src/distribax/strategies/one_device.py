@@ -9,6 +9,7 @@ import jax
 
 from distribax import context, jax_compat
 from distribax.collectives import ReductionToOneDevice
+from distribax.data.distributed import InputTarget
 from distribax.execution import frames
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
@@ -72,6 +73,9 @@ class SingleExtended(StrategyExtended):
         with context.enter(context.Entry(self.strategy, replica)), self._default_device():
             return fn(*args, **kwargs)
 
+    def input_target(self) -> InputTarget:
+        return InputTarget((self._device,), None, 1)
+
     def _default_device(self) -> Any:
         return jax.default_device(self._device or jax_compat.current_default_device())
 
@@ -81,9 +85,7 @@ class SingleExtended(StrategyExtended):
         def move(leaf: Any) -> Any:
             if device is None or not isinstance(leaf, jax.Array) or jax_compat.is_tracer(leaf):
                 return leaf
-            if leaf.devices() == {device}:
-                return leaf
-            return jax.device_put(jax_compat.uncommitted(leaf), device)
+            return jax_compat.on_device(leaf, device)
 
         return jax.tree.map(move, nest)
 

@@ -9,6 +9,17 @@ from typing import Any
 import jax
 
 from distribax import context
+from distribax.data.dataset import Dataset
+from distribax.data.distributed import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    checked_options,
+    distribute_dataset,
+    distribute_from_function,
+)
 from distribax.execution import Function, frames, host_compiled_run
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
@@ -128,6 +139,59 @@ class Strategy:
         """Makes a distributed value out of `value_fn(context)`, called once for each replica."""
         context.require_cross_replica(self, "experimental_distribute_values_from_function")
         return self._extended.distribute_values(value_fn)
+
+    # Input.
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Divides a data set of global batches among the replicas.
+
+        Each batch is split into one piece for each replica, in order; the last pieces of a batch
+        that does not divide are smaller or empty. Over several workers the data set is sharded as
+        its `AutoShardPolicy` says. Anything that can be iterated is accepted beside a
+        `dx.data.Dataset`: arrays are rows (batch them first), others give batches.
+        """
+        context.require_cross_replica(self, "experimental_distribute_dataset")
+        target = self._extended.input_target()
+        return distribute_dataset(dataset, target, checked_options(options))
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> DistributedDataset:
+        """Feeds replicas from data sets that `dataset_fn` makes, one for each worker.
+
+        The data set gives batches of one replica's size; each replica takes the next one. Nothing
+        is split or sharded.
+        """
+        context.require_cross_replica(self, "distribute_datasets_from_function")
+        target = self._extended.input_target()
+        return distribute_from_function(dataset_fn, target, checked_options(options))
+
+    def experimental_make_numpy_dataset(self, numpy_input: Nest, session: Any = None) -> Dataset:
+        """Makes a data set of the rows of arrays; batch and distribute it afterwards."""
+        return Dataset.from_tensor_slices(numpy_input)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """An older name of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def make_dataset_iterator(self, dataset: Any) -> DistributedIterator:
+        """An older form of `iter(strategy.experimental_distribute_dataset(dataset))`."""
+        return iter(self.experimental_distribute_dataset(dataset))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> DistributedIterator:
+        """An older form of `iter(strategy.distribute_datasets_from_function(input_fn))`."""
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return iter(self.distribute_datasets_from_function(input_fn, options))
 
     # Older names.
 

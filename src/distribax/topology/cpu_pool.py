@@ -85,7 +85,7 @@ def _planned_size(num_devices: int) -> int:
 
 
 def size_pool(num_devices: int) -> None:
-    """Asks for a pool that is large enough for the devices; too late when the backend has started."""
+    """Asks for a pool that is large enough for the devices, if the backend has not started."""
     size = safe_pool_size(num_devices)
     if jax_compat.backends_started() or _planned_size(num_devices) >= size:
         return

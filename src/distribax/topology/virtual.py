@@ -28,8 +28,8 @@ def configured_cpu_devices() -> int:
             return len(jax.local_devices(backend="cpu"))
         except RuntimeError:  # JAX_PLATFORMS leaves the CPU out.
             return 0
-    asked: int = jax.config.jax_num_cpu_devices
-    if asked >= 0:
+    asked = jax_compat.asked_cpu_devices()
+    if asked is not None:
         return max(1, asked)
     counts = _FLAG.findall(os.environ.get("XLA_FLAGS", ""))
     return max(1, int(counts[-1])) if counts else 1

@@ -308,5 +308,7 @@ class VariableCopy(ArrayLike):
 
     def __repr__(self) -> str:
         shape, dtype = self._variable.shape, np.dtype(self._variable.dtype).name
-        shown = np.array2string(self.numpy(), separator=", ")
+        value = self.numpy()
+        # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
+        shown = repr(value) if value.ndim else str(value[()])
         return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"

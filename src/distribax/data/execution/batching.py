@@ -10,7 +10,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.plan.padding import PadTo
-from distribax.data.plan.pieces import WorkerPart, cut, piece_size
+from distribax.data.plan.pieces import WorkerPart, piece_size, split
 from distribax.data.plan.transforms import PaddedBatch
 
 
@@ -41,7 +41,7 @@ def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: Any) -> np.ndarray[
     dtype = nests.leaf_dtype(leaves[0])
     target = pad_to.target([np.shape(leaf) for leaf in leaves])
     if value is None:
-        value = b"" if dtype == object else np.zeros((), dtype)[()]
+        value = b"" if dtype.hasobject else np.zeros((), dtype)[()]
     result = np.full((len(leaves), *target), value, dtype)
     for row, leaf in zip(result, leaves, strict=True):
         if target:
@@ -63,7 +63,7 @@ class AlignedPart:
         part = nests.take_rows(batch, *share.rows(size))
         if not self._node.split:
             return part
-        return cut(part, piece_size(size, share.num_pieces), share.replicas_per_worker)
+        return split(part, piece_size(size, share.num_pieces), share.replicas_per_worker)
 
 
 class PartsInTurn:
@@ -79,4 +79,4 @@ class PartsInTurn:
         parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
         if not self._node.split:
             return parts
-        return [cut(part, piece_size(nests.num_rows(part), replicas), replicas) for part in parts]
+        return [split(part, piece_size(nests.num_rows(part), replicas), replicas) for part in parts]

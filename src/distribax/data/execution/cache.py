@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
-
-import grain
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
+from distribax.data.execution.stage import PipelineIterator
 from distribax.data.plan.stores import CacheStore, CacheWriter
 
 
-class CacheIterator(grain.DatasetIterator[Any]):
+class CacheIterator(PipelineIterator):
     """Reads from the store if it is complete, else from the input while filling it.
 
     A position is the number of elements given out. To resume in a process where the cache is
     not filled, the input is read again from its start.
     """
 
-    def __init__(
-        self, store: CacheStore, open_input: Callable[[], grain.DatasetIterator[Any]]
-    ) -> None:
+    def __init__(self, store: CacheStore, open_input: Callable[[], PipelineIterator]) -> None:
         super().__init__()
         self._store = store
         self._open = open_input
-        self._input: grain.DatasetIterator[Any] | None = None
+        self._input: PipelineIterator | None = None
         self._writer: CacheWriter | None = None
-        self._kept: Iterator[Element] | None = None
+        self._kept: Generator[Element, None, None] | None = None
         self._given = 0
         self._ended = False
 
@@ -53,7 +50,8 @@ class CacheIterator(grain.DatasetIterator[Any]):
             self._writer.add(next(self._input))
 
     def _read(self) -> Element:
-        assert self._input is not None and self._writer is not None
+        assert self._input is not None
+        assert self._writer is not None
         try:
             element = next(self._input)
         except StopIteration:
@@ -71,7 +69,7 @@ class CacheIterator(grain.DatasetIterator[Any]):
         if self._input is not None:
             self._input.close()
         if self._kept is not None:
-            self._kept.close()  # type: ignore[attr-defined]
+            self._kept.close()
         self._writer = self._input = self._kept = None
 
     def get_state(self) -> State:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
-
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
+from distribax.data.execution.stage import PipelineIterator
 
 
-class Opener(grain.DatasetIterator[Any]):
+class Opener(PipelineIterator):
     """An iterator that opens one input after the other, by number."""
 
-    def __init__(self, open_input: Callable[[int], grain.DatasetIterator[Any]]) -> None:
+    def __init__(self, open_input: Callable[[int], PipelineIterator]) -> None:
         super().__init__()
         self._open = open_input
-        self._current: grain.DatasetIterator[Any] | None = None
+        self._current: PipelineIterator | None = None
         self._number = -1
         self._switch(0)
 
@@ -38,9 +37,7 @@ class Opener(grain.DatasetIterator[Any]):
 class RepeatIterator(Opener):
     """The input again and again; every pass is opened anew, so that shuffles differ."""
 
-    def __init__(
-        self, open_input: Callable[[int], grain.DatasetIterator[Any]], count: int | None
-    ) -> None:
+    def __init__(self, open_input: Callable[[int], PipelineIterator], count: int | None) -> None:
         super().__init__(open_input)
         self._count = count
         self._gave = False
@@ -75,9 +72,7 @@ class RepeatIterator(Opener):
 class ConcatenateIterator(Opener):
     """One input after the other."""
 
-    def __init__(
-        self, open_input: Callable[[int], grain.DatasetIterator[Any]], num_inputs: int
-    ) -> None:
+    def __init__(self, open_input: Callable[[int], PipelineIterator], num_inputs: int) -> None:
         super().__init__(open_input)
         self._num_inputs = num_inputs
 
@@ -101,12 +96,12 @@ class ConcatenateIterator(Opener):
         self._current.set_state(state["input"])
 
 
-class ZipIterator(grain.DatasetIterator[Any]):
+class ZipIterator(PipelineIterator):
     """Elements side by side, until the first input ends."""
 
     def __init__(
         self,
-        parents: Sequence[grain.DatasetIterator[Any]],
+        parents: Sequence[PipelineIterator],
         build: Callable[[list[Any]], Element],
     ) -> None:
         super().__init__(parents)
@@ -123,7 +118,7 @@ class ZipIterator(grain.DatasetIterator[Any]):
             parent.set_state(saved)
 
 
-class EmptyIterator(grain.DatasetIterator[Any]):
+class EmptyIterator(PipelineIterator):
     """No element at all."""
 
     def __next__(self) -> Element:

@@ -36,6 +36,8 @@ class Context:
     threads: int = 1
     # Seeds of unseeded shuffles, where a restored iterator brings those of another process.
     entropy: Mapping[int, int] = field(default_factory=dict)
+    # Where workers must shuffle alike, the seed of shuffles that were given none.
+    common_seed: int | None = None
 
     def child(self, number: int) -> Context:
         """Returns the context of the `number`-th pass over what lies below."""
@@ -48,7 +50,11 @@ class Context:
 
     def seed(self, node: Shuffle) -> int:
         """Returns the seed of a shuffle, the user's or the one drawn in its place."""
-        return node.seed if node.seed is not None else self.entropy.get(id(node), node.entropy)
+        if node.seed is not None:
+            return node.seed
+        if self.common_seed is not None:
+            return self.common_seed
+        return self.entropy.get(id(node), node.entropy)
 
 
 def unseeded(node: Node) -> list[Shuffle]:

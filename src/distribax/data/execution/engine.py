@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import grain
 
@@ -25,6 +26,7 @@ from distribax.data.execution.interleave import InterleaveIterator
 from distribax.data.execution.parallel import ParallelMapIterator
 from distribax.data.execution.shuffle import ShuffleIterator
 from distribax.data.execution.sources import FileIterator, ForeignIterator, GeneratorIterator
+from distribax.data.execution.stage import PipelineIterator
 from distribax.data.execution.streams import (
     EnumerateIterator,
     FilterIterator,
@@ -40,13 +42,11 @@ from distribax.data.options import AUTOTUNE
 from distribax.data.plan import order, pieces, sources, transforms
 from distribax.data.plan.node import Node, walk
 
-Iterator: TypeAlias = "grain.DatasetIterator[Any]"
-
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
 _DEFAULT_PREFETCH = 2
 
 
-def start(plan: Node, run: int, entropy: Mapping[int, int]) -> Iterator:
+def start(plan: Node, run: int, entropy: Mapping[int, int]) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan."""
     threads = transforms.merged_options(plan).threading.private_threadpool_size
     return build(plan, Context(run, threads=threads or os.cpu_count() or 1, entropy=entropy))
@@ -73,7 +73,7 @@ def _without_threads(node: Node) -> Node:
     return transforms.replace_inputs(node, _without_threads)
 
 
-def build(node: Node, context: Context) -> Iterator:
+def build(node: Node, context: Context) -> PipelineIterator:
     """Makes the iterator of one pass over a node."""
     plan = indexed.match(node)
     if plan is not None:
@@ -82,7 +82,7 @@ def build(node: Node, context: Context) -> Iterator:
 
 
 @functools.singledispatch
-def _build(node: Node, context: Context) -> Iterator:
+def _build(node: Node, context: Context) -> PipelineIterator:
     raise AssertionError(f"no execution for {type(node).__name__}")
 
 
@@ -94,34 +94,34 @@ class _Started(grain.IterDataset[Any]):
         self._node = node
         self._context = context
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> PipelineIterator:
         return build(self._node, self._context)
 
 
 @_build.register
-def _(node: sources.Generator, context: Context) -> Iterator:
+def _(node: sources.Generator, context: Context) -> PipelineIterator:
     return GeneratorIterator(node)
 
 
 @_build.register
-def _(node: sources.FileReader, context: Context) -> Iterator:
+def _(node: sources.FileReader, context: Context) -> PipelineIterator:
     if node.cycle_length == 1 or len(node.filenames) < 2:
         return FileIterator(node)
     names = build(sources.Batches(node.filenames), context)
 
-    def open_file(name: Element, number: int, place: int) -> Iterator:
+    def open_file(name: Element, number: int, place: int) -> PipelineIterator:
         return FileIterator(sources.FileReader((name,), node.format))
 
     return InterleaveIterator(names, open_file, node.cycle_length, 1)
 
 
 @_build.register
-def _(node: sources.Foreign, context: Context) -> Iterator:
+def _(node: sources.Foreign, context: Context) -> PipelineIterator:
     return ForeignIterator(node)
 
 
 @_build.register
-def _(node: transforms.Map, context: Context) -> Iterator:
+def _(node: transforms.Map, context: Context) -> PipelineIterator:
     parent, call = build(node.input, context), MappedCall(node.fn)
     threads = node.num_parallel_calls
     if threads is None or threads == 1:
@@ -131,12 +131,12 @@ def _(node: transforms.Map, context: Context) -> Iterator:
 
 
 @_build.register
-def _(node: transforms.Filter, context: Context) -> Iterator:
+def _(node: transforms.Filter, context: Context) -> PipelineIterator:
     return FilterIterator(build(node.input, context), UserCall(node.predicate, "filter"))
 
 
 @_build.register
-def _(node: transforms.Batch, context: Context) -> Iterator:
+def _(node: transforms.Batch, context: Context) -> PipelineIterator:
     make = PadAndStack(node) if isinstance(node, transforms.PaddedBatch) else nests.stack
     batches = _Started(node.input, context).batch(
         node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
@@ -145,17 +145,17 @@ def _(node: transforms.Batch, context: Context) -> Iterator:
 
 
 @_build.register
-def _(node: transforms.Unbatch, context: Context) -> Iterator:
+def _(node: transforms.Unbatch, context: Context) -> PipelineIterator:
     return ManyIterator(build(node.input, context), Rows)
 
 
 @_build.register
-def _(node: transforms.Enumerate, context: Context) -> Iterator:
+def _(node: transforms.Enumerate, context: Context) -> PipelineIterator:
     return EnumerateIterator(build(node.input, context), node.start)
 
 
 @_build.register
-def _(node: transforms.Prefetch, context: Context) -> Iterator:
+def _(node: transforms.Prefetch, context: Context) -> PipelineIterator:
     parent = build(node.input, context)
     if node.buffer_size == 0:
         return parent
@@ -164,39 +164,39 @@ def _(node: transforms.Prefetch, context: Context) -> Iterator:
 
 
 @_build.register
-def _(node: transforms.Cache, context: Context) -> Iterator:
+def _(node: transforms.Cache, context: Context) -> PipelineIterator:
     return CacheIterator(node.store, functools.partial(build, node.input, context))
 
 
 @_build.register
-def _(node: transforms.WithOptions, context: Context) -> Iterator:
+def _(node: transforms.WithOptions, context: Context) -> PipelineIterator:
     return build(node.input, context)
 
 
 @_build.register
-def _(node: order.Shuffle, context: Context) -> Iterator:
+def _(node: order.Shuffle, context: Context) -> PipelineIterator:
     return ShuffleIterator(build(node.input, context), node.buffer_size, context.key(node))
 
 
 @_build.register
-def _(node: order.Repeat, context: Context) -> Iterator:
+def _(node: order.Repeat, context: Context) -> PipelineIterator:
     if node.count == 0:
         return EmptyIterator()
     return RepeatIterator(lambda k: build(node.input, context.child(k)), node.count)
 
 
 @_build.register
-def _(node: order.Take, context: Context) -> Iterator:
+def _(node: order.Take, context: Context) -> PipelineIterator:
     return TakeIterator(build(node.input, context), node.count)
 
 
 @_build.register
-def _(node: order.Skip, context: Context) -> Iterator:
+def _(node: order.Skip, context: Context) -> PipelineIterator:
     return StrideIterator(build(node.input, context), node.count)
 
 
 @_build.register
-def _(node: order.Shard, context: Context) -> Iterator:
+def _(node: order.Shard, context: Context) -> PipelineIterator:
     if node.is_hint:
         raise ValueError(
             "shard(SHARD_HINT, ...) only marks where to shard: distribute the data set with the "
@@ -206,23 +206,23 @@ def _(node: order.Shard, context: Context) -> Iterator:
 
 
 @_build.register
-def _(node: order.Concatenate, context: Context) -> Iterator:
+def _(node: order.Concatenate, context: Context) -> PipelineIterator:
     return ConcatenateIterator(lambda k: build(node.parts[k], context), len(node.parts))
 
 
 @_build.register
-def _(node: order.Zip, context: Context) -> Iterator:
+def _(node: order.Zip, context: Context) -> PipelineIterator:
     return ZipIterator([build(part, context) for part in node.parts], node.build)
 
 
 @_build.register
-def _(node: order.Interleave, context: Context) -> Iterator:
+def _(node: order.Interleave, context: Context) -> PipelineIterator:
     call = UserCall(node.fn, "interleave")
     threads = node.num_parallel_calls
     # Left to choose, no threads: handing over single records costs more than reading them.
     num_threads = 0 if threads in (None, AUTOTUNE) else threads
 
-    def open_inner(element: Element, number: int, place: int) -> Iterator:
+    def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
         inner = build(node.plan_of(call(element)), context.child(number))
         if place >= num_threads:
             return inner
@@ -236,8 +236,8 @@ def _(node: order.Interleave, context: Context) -> Iterator:
 
 
 @_build.register
-def _(node: pieces.WorkerPart, context: Context) -> Iterator:
-    parent = build(node.input, context)
+def _(node: pieces.WorkerPart, context: Context) -> PipelineIterator:
+    parent = build(node.input, dataclasses.replace(context, common_seed=node.seed))
     if node.in_turn:
         return ManyIterator(parent, PartsInTurn(node))
     return MapIterator(parent, AlignedPart(node))

@@ -10,15 +10,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import grain
 import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.execution.context import Context, State, unseeded
 from distribax.data.execution.permutation import shuffled_order
+from distribax.data.execution.stage import PipelineIterator
 from distribax.data.plan.node import Node
 from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
-from distribax.data.plan.pieces import WorkerPart, cut, piece_size
+from distribax.data.plan.pieces import WorkerPart, piece_size, split
 from distribax.data.plan.sources import IndexedSource
 from distribax.data.plan.transforms import Batch, PaddedBatch, without_options
 
@@ -102,7 +102,7 @@ def _as_array(order: Order) -> np.ndarray[Any, np.dtype[np.int64]]:
     return order
 
 
-class IndexedIterator(grain.DatasetIterator[Any]):
+class IndexedIterator(PipelineIterator):
     """Elements or batches of a source in a settled order; its state is two numbers."""
 
     def __init__(self, plan: IndexedPlan, context: Context) -> None:
@@ -133,7 +133,7 @@ class IndexedIterator(grain.DatasetIterator[Any]):
         rows = plan.source.rows(order[start:stop])
         if not plan.part.split:
             return rows
-        return cut(rows, piece_size(len(order), share.num_pieces), share.replicas_per_worker)
+        return split(rows, piece_size(len(order), share.num_pieces), share.replicas_per_worker)
 
     def _element(self) -> nests.Element:
         if self._position >= len(self._order) and not self._next_epoch():

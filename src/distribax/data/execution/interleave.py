@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import grain
-
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.streams import Stage
+from distribax.data.execution.stage import PipelineIterator, Stage
 
-OpenInner: TypeAlias = Callable[[Element, int, int], grain.DatasetIterator[Any]]
+OpenInner: TypeAlias = Callable[[Element, int, int], PipelineIterator]
 """Starts the data set made of an element, given the element, its number and its place."""
 
 
@@ -22,7 +20,7 @@ class _Slot:
 
     number: int
     before: Any
-    iterator: grain.DatasetIterator[Any]
+    iterator: PipelineIterator
 
 
 class InterleaveIterator(Stage):
@@ -34,7 +32,7 @@ class InterleaveIterator(Stage):
 
     def __init__(
         self,
-        parent: grain.DatasetIterator[Any],
+        parent: PipelineIterator,
         open_inner: OpenInner,
         cycle_length: int,
         block_length: int,

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import grain
-
 from distribax.data.elements import Element
-from distribax.data.execution.streams import Stage
+from distribax.data.execution.stage import PipelineIterator, Stage
 
 # A call handed to another thread costs some 30 microseconds; quicker functions run in place.
 _WORTH_A_THREAD = 200e-6
@@ -26,7 +24,7 @@ class ParallelMapIterator(Stage):
 
     def __init__(
         self,
-        parent: grain.DatasetIterator[Any],
+        parent: PipelineIterator,
         call: Callable[[Any], Any],
         num_threads: int,
         measure: bool,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
-
-import grain
 
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.context import State
 from distribax.data.execution.permutation import Key
-from distribax.data.execution.streams import Stage
+from distribax.data.execution.stage import PipelineIterator, Stage
 
 
 class ShuffleIterator(Stage):
@@ -22,9 +21,7 @@ class ShuffleIterator(Stage):
     in the buffer; to resume, the parent is read again from there.
     """
 
-    def __init__(
-        self, parent: grain.DatasetIterator[Any], buffer_size: int | None, key: Key
-    ) -> None:
+    def __init__(self, parent: PipelineIterator, buffer_size: int | None, key: Key) -> None:
         super().__init__(parent)
         self._limit = buffer_size
         self._restart(key)
@@ -38,7 +35,7 @@ class ShuffleIterator(Stage):
         self._given = 0
         self._filled = False
         self._ended = False
-        self._draws = iter(())
+        self._draws: Iterator[int] = iter(())
         self._last: list[int] = []
         self._origins: deque[tuple[int, Any]] = deque()
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import grain
 import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
+from distribax.data.execution.stage import PipelineIterator
 from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, Generator
 from distribax.data.spec import TensorSpec
 
 
-class CountingSource(grain.DatasetIterator[Any]):
+class CountingSource(PipelineIterator):
     """A source whose position is a count: to resume, it is started again and read up to there."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def _cast_exactly(leaf: Any, spec: TensorSpec) -> Any:
     )
 
 
-class FileIterator(grain.DatasetIterator[Any]):
+class FileIterator(PipelineIterator):
     """The records of files, one file after the other."""
 
     def __init__(self, node: FileReader) -> None:
@@ -186,5 +186,3 @@ def _to_nest(value: Any) -> Element:
     if isinstance(value, dict):
         return {key: _to_nest(item) for key, item in value.items()}
     return nests.to_element(value)
-
-

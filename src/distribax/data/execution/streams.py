@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import grain
 import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
+from distribax.data.execution.stage import PipelineIterator, Stage
 
 
 class UserCall:
@@ -59,24 +59,10 @@ class MappedCall(UserCall):
         return result if type(result) is np.ndarray else nests.from_return(result)
 
 
-class Stage(grain.DatasetIterator[Any]):
-    """An iterator on one parent whose position is its parent's."""
-
-    def __init__(self, parent: grain.DatasetIterator[Any]) -> None:
-        super().__init__(parent)
-        self._next = parent.__next__
-
-    def get_state(self) -> dict[str, Any]:
-        return self._parent.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state)
-
-
 class MapIterator(Stage):
     """Every element through a function."""
 
-    def __init__(self, parent: grain.DatasetIterator[Any], call: Callable[[Any], Any]) -> None:
+    def __init__(self, parent: PipelineIterator, call: Callable[[Any], Any]) -> None:
         super().__init__(parent)
         self._call = call
 
@@ -87,7 +73,7 @@ class MapIterator(Stage):
 class FilterIterator(Stage):
     """The elements that a predicate lets through."""
 
-    def __init__(self, parent: grain.DatasetIterator[Any], call: UserCall) -> None:
+    def __init__(self, parent: PipelineIterator, call: UserCall) -> None:
         super().__init__(parent)
         self._call = call
 
@@ -114,7 +100,7 @@ def _as_bool(answer: Any) -> bool:
 class TakeIterator(Stage):
     """The first elements."""
 
-    def __init__(self, parent: grain.DatasetIterator[Any], count: int) -> None:
+    def __init__(self, parent: PipelineIterator, count: int) -> None:
         super().__init__(parent)
         self._count = count
         self._taken = 0
@@ -137,7 +123,7 @@ class TakeIterator(Stage):
 class StrideIterator(Stage):
     """Leaves out `skip` elements, then gives every `step`-th: both skip and shard."""
 
-    def __init__(self, parent: grain.DatasetIterator[Any], skip: int, step: int = 1) -> None:
+    def __init__(self, parent: PipelineIterator, skip: int, step: int = 1) -> None:
         super().__init__(parent)
         self._skip = skip
         self._between = step - 1
@@ -160,7 +146,7 @@ class StrideIterator(Stage):
 class EnumerateIterator(Stage):
     """Every element with its number."""
 
-    def __init__(self, parent: grain.DatasetIterator[Any], start: int) -> None:
+    def __init__(self, parent: PipelineIterator, start: int) -> None:
         super().__init__(parent)
         self._number = start
 
@@ -184,9 +170,7 @@ class ManyIterator(Stage):
     The position is the parent's before its current element, and how many came of that one.
     """
 
-    def __init__(
-        self, parent: grain.DatasetIterator[Any], divide: Callable[[Element], Any]
-    ) -> None:
+    def __init__(self, parent: PipelineIterator, divide: Callable[[Element], Any]) -> None:
         super().__init__(parent)
         self._divide = divide
         self._before: Any = None

@@ -1,0 +1,1 @@
+"""File formats: how records are found in files and written to them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class ParquetReader:
         self._rows.close()
         self._file.close()
 
-    def _read(self) -> Iterator[Element]:
+    def _read(self) -> Generator[Element, None, None]:
         first_group, first_row = self.offset
         for group in range(first_group, self._file.num_row_groups):
             table = self._file.read_row_group(group, columns=self._columns)

@@ -84,12 +84,22 @@ class FileOpening:
         """How many bytes are read at a time."""
         return self.buffer_size or DEFAULT_BUFFER_SIZE
 
-    def open(self, filename: str) -> IO[bytes]:
+    def open(self, filename: str) -> ByteFile:
         """Opens a file for reading its uncompressed content."""
         if self.compression_type == "GZIP":
             return gzip.open(filename, "rb")
-        raw = open(filename, "rb", buffering=0)
-        return ZlibFile(raw) if self.compression_type == "ZLIB" else raw  # type: ignore[return-value]
+        raw = open(filename, "rb", buffering=0)  # noqa: SIM115
+        return ZlibFile(raw) if self.compression_type == "ZLIB" else raw
+
+
+class ByteFile(Protocol):
+    """What reading needs of an open file."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def seek(self, offset: int, /) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 class ZlibFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import IO, Any
@@ -59,7 +59,7 @@ class TFRecordReader:
         self._records.close()
         self._file.close()
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self) -> Generator[bytes, None, None]:
         read, crc = self._file.read, google_crc32c.value
         header_of, crc_of = _HEADER.unpack_from, _CRC.unpack_from
         buffer, begin, offset = b"", 0, self.offset
@@ -108,7 +108,7 @@ class TFRecordWriter:
 
     def __init__(self, path: str, compression_type: str | None = None) -> None:
         opening = FileOpening(compression_type)
-        self._file: IO[bytes] = open(path, "wb")
+        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115
         # zlib's wbits: 31 writes a gzip header and trailer, 15 a zlib stream.
         wbits = {"GZIP": 31, "ZLIB": 15}.get(opening.compression_type or "")
         self._deflate = zlib.compressobj(wbits=wbits) if wbits else None

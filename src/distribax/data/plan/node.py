@@ -49,14 +49,12 @@ class Node:
         """Returns the nest of TensorSpecs; `probe` runs what only running can tell."""
         raise NotImplementedError
 
-    @property
-    def is_batched(self) -> bool | None:
-        """Whether the elements are batches; None if only the elements can tell."""
+    def is_batched(self, probe: Probe) -> bool | None:
+        """Tells whether the elements are batches; None if only the elements can tell."""
         return False
 
-    @property
-    def static_batch_size(self) -> int | None:
-        """The size of a full batch, if the plan says it."""
+    def static_batch_size(self, probe: Probe) -> int | None:
+        """Returns the size of a full batch, if the plan says it."""
         return None
 
     @property
@@ -85,13 +83,11 @@ class UnaryNode(Node):
     def spec(self, probe: Probe) -> Spec:
         return self.input.spec(probe)
 
-    @property
-    def is_batched(self) -> bool | None:
-        return self.input.is_batched
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self.input.is_batched(probe)
 
-    @property
-    def static_batch_size(self) -> int | None:
-        return self.input.static_batch_size
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return self.input.static_batch_size(probe)
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -142,13 +142,11 @@ class Concatenate(Node):
             first = common_spec(first, other)
         return first
 
-    @property
-    def is_batched(self) -> bool | None:
-        return _all([part.is_batched for part in self.parts])
+    def is_batched(self, probe: Probe) -> bool | None:
+        return _all([part.is_batched(probe) for part in self.parts])
 
-    @property
-    def static_batch_size(self) -> int | None:
-        sizes = {part.static_batch_size for part in self.parts}
+    def static_batch_size(self, probe: Probe) -> int | None:
+        sizes = {part.static_batch_size(probe) for part in self.parts}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
@@ -180,13 +178,11 @@ class Zip(Node):
     def spec(self, probe: Probe) -> Spec:
         return self.build([part.spec(probe) for part in self.parts])
 
-    @property
-    def is_batched(self) -> bool | None:
-        return _all([part.is_batched for part in self.parts])
+    def is_batched(self, probe: Probe) -> bool | None:
+        return _all([part.is_batched(probe) for part in self.parts])
 
-    @property
-    def static_batch_size(self) -> int | None:
-        sizes = {part.static_batch_size for part in self.parts}
+    def static_batch_size(self, probe: Probe) -> int | None:
+        sizes = {part.static_batch_size(probe) for part in self.parts}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
@@ -232,13 +228,13 @@ class Interleave(UnaryNode):
             )
         return inner.spec(probe)
 
-    @property
-    def is_batched(self) -> bool | None:
-        return None
+    def is_batched(self, probe: Probe) -> bool | None:
+        inner = self.first_inner(probe)
+        return None if inner is None else inner.is_batched(probe)
 
-    @property
-    def static_batch_size(self) -> int | None:
-        return None
+    def static_batch_size(self, probe: Probe) -> int | None:
+        inner = self.first_inner(probe)
+        return None if inner is None else inner.static_batch_size(probe)
 
     @property
     def label(self) -> str:

@@ -23,6 +23,19 @@ def cut(batch: nests.Element, size: int, num_pieces: int) -> tuple[nests.Element
 
 
 @dataclass(frozen=True)
+class SplitBatch:
+    """A worker's batch and its pieces, one a replica; the pieces are views of the batch."""
+
+    batch: nests.Element
+    pieces: tuple[nests.Element, ...]
+
+
+def split(batch: nests.Element, size: int, num_pieces: int) -> SplitBatch:
+    """Splits a batch into pieces of `size` rows."""
+    return SplitBatch(batch, cut(batch, size, num_pieces))
+
+
+@dataclass(frozen=True)
 class Share:
     """Which part of a global batch belongs to a worker's replicas."""
 
@@ -48,12 +61,16 @@ class WorkerPart(UnaryNode):
 
     Aligned: of every batch the rows of this worker's replicas, so that all workers together have
     the batch. Not aligned (`in_turn`): the worker sees every row, in batches of a worker's size.
-    With `split`, elements are tuples with one piece a replica.
+    With `split`, elements are of the class SplitBatch: the worker's batch and its pieces.
     """
 
     share: Share
     in_turn: bool = False
     split: bool = False
+    # The size of a full batch where the plan says it: a last, smaller batch is cut no finer.
+    batch_size: int | None = None
+    # Seeds what has no seed below, so that all workers shuffle alike.
+    seed: int | None = None
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY if self.in_turn else self.input.cardinality()
@@ -72,12 +89,11 @@ class WorkerPart(UnaryNode):
 
     def turn_size(self, num_rows: int) -> int:
         """Returns the rows of one of the batches that a batch of `num_rows` is cut into."""
-        nominal = self.input.static_batch_size or num_rows
+        nominal = self.batch_size or num_rows
         return self.share.replicas_per_worker * piece_size(nominal, self.share.num_pieces)
 
-    @property
-    def static_batch_size(self) -> int | None:
-        size = self.input.static_batch_size
+    def static_batch_size(self, probe: Probe) -> int | None:
+        size = self.input.static_batch_size(probe)
         if size is None:
             return None
         start, stop = self.share.rows(size)

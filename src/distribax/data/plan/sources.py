@@ -105,7 +105,7 @@ class Range(IndexedSource):
     """The integers of a Python range."""
 
     values: range
-    dtype: np.dtype[Any] = np.dtype(np.int64)
+    dtype: np.dtype[Any]
 
     def cardinality(self) -> int:
         return len(self.values)
@@ -151,12 +151,10 @@ class Batches(IndexedSource):
     def spec(self, probe: Probe) -> Spec:
         return open_batch_dim(spec_of(self.items[0]))
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         return True
 
-    @property
-    def static_batch_size(self) -> int | None:
+    def static_batch_size(self, probe: Probe) -> int | None:
         return nests.num_rows(self.items[0])
 
     @property
@@ -184,8 +182,7 @@ class Generator(Node):
     def spec(self, probe: Probe) -> Spec:
         return self.signature if self.signature is not None else probed_spec(self, probe)
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         return None
 
     @property
@@ -279,8 +276,7 @@ class Foreign(Node):
             return self.signature
         return open_batch_dim(probed_spec(self, probe))
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         return None
 
     @property

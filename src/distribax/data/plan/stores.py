@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol
 
 from distribax.data.elements import Element
@@ -32,7 +32,7 @@ class CacheStore(Protocol):
     @property
     def is_complete(self) -> bool: ...
 
-    def read(self, start: int) -> Iterator[Element]:
+    def read(self, start: int) -> Generator[Element, None, None]:
         """Returns the kept elements from number `start` on."""
         ...
 
@@ -49,7 +49,7 @@ class MemoryStore:
     def is_complete(self) -> bool:
         return self.elements is not None
 
-    def read(self, start: int) -> Iterator[Element]:
+    def read(self, start: int) -> Generator[Element, None, None]:
         assert self.elements is not None
         for number in range(start, len(self.elements)):
             yield self.elements[number]
@@ -85,7 +85,7 @@ class FileStore:
     def is_complete(self) -> bool:
         return os.path.exists(self.filename)
 
-    def read(self, start: int) -> Iterator[Element]:
+    def read(self, start: int) -> Generator[Element, None, None]:
         reader = TFRecordFormat().open(self.filename)
         with contextlib.closing(reader):
             for number, record in enumerate(reader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,6 @@ from distribax.data import elements as nests
 from distribax.data.elements import call_with_element, from_return
 from distribax.data.options import Options
 from distribax.data.plan.node import (
-    INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Node,
     Probe,
@@ -103,12 +101,10 @@ class Batch(UnaryNode):
         size = self.batch_size if self.drop_remainder else None
         return with_batch_dim(self.input.spec(probe), size)
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         return True
 
-    @property
-    def static_batch_size(self) -> int | None:
+    def static_batch_size(self, probe: Probe) -> int | None:
         return self.batch_size
 
     @property
@@ -148,21 +144,20 @@ class Unbatch(UnaryNode):
 
     def cardinality(self) -> int:
         count = self.input.cardinality()
-        source = self.input
-        if count > 0:
-            known = isinstance(source, Batch) and source.drop_remainder
-            return count * source.batch_size if known else UNKNOWN_CARDINALITY  # type: ignore
-        return count
+        if count <= 0:
+            return count
+        batches = without_options(self.input)
+        if isinstance(batches, Batch) and batches.drop_remainder:
+            return count * batches.batch_size
+        return UNKNOWN_CARDINALITY
 
     def spec(self, probe: Probe) -> Spec:
         return without_batch_dim(self.input.spec(probe))
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         return False
 
-    @property
-    def static_batch_size(self) -> int | None:
+    def static_batch_size(self, probe: Probe) -> int | None:
         return None
 
     @property
@@ -179,8 +174,7 @@ class Enumerate(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         return (TensorSpec((), np.int64), self.input.spec(probe))
 
-    @property
-    def is_batched(self) -> bool | None:
+    def is_batched(self, probe: Probe) -> bool | None:
         # The number has no batch dimension, so such elements cannot be split.
         return False
 
@@ -252,5 +246,3 @@ def replace_inputs(node: Node, change: Callable[[Node], Node]) -> Node:
     changed = tuple(change(child) for child in node.inputs)
     same = all(new is old for new, old in zip(changed, node.inputs, strict=True))
     return node if same else node.with_inputs(changed)
-
-

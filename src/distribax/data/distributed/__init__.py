@@ -1,0 +1,16 @@
+"""Data sets that feed replicas: dividing, putting on devices, saving positions."""
+
+from __future__ import annotations
+
+from distribax.data.distributed.dataset import DistributedDataset as DistributedDataset
+from distribax.data.distributed.dataset import PerReplicaSpec as PerReplicaSpec
+from distribax.data.distributed.dataset import distribute_dataset as distribute_dataset
+from distribax.data.distributed.dataset import (
+    distribute_from_function as distribute_from_function,
+)
+from distribax.data.distributed.iterator import DistributedIterator as DistributedIterator
+from distribax.data.distributed.settings import InputContext as InputContext
+from distribax.data.distributed.settings import InputOptions as InputOptions
+from distribax.data.distributed.settings import InputReplicationMode as InputReplicationMode
+from distribax.data.distributed.settings import InputTarget as InputTarget
+from distribax.data.distributed.settings import checked_options as checked_options

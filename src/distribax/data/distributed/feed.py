@@ -1,0 +1,61 @@
+"""Putting host batches on the devices of the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from distribax import jax_compat
+from distribax.data.distributed.settings import InputTarget
+from distribax.types import Nest
+from distribax.values import PerReplica
+from distribax.values.layout import join
+
+
+class Feeder:
+    """Turns one host batch for each local replica into what `strategy.run` takes.
+
+    Pieces of one shape become one array over the mesh, others stay pieces on their devices. With
+    one replica that nothing is mirrored over, a batch is a plain array.
+    """
+
+    def __init__(self, target: InputTarget, to_device: bool) -> None:
+        self._target = target
+        self._to_device = to_device
+
+    def __call__(self, pieces: Sequence[Nest]) -> Nest:
+        flat = [jax.tree.flatten(piece) for piece in pieces]
+        tree = flat[0][1]
+        columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+        if len(pieces) == 1:
+            device = self._target.devices[0]
+            return jax.tree.unflatten(tree, [self._put(leaf, device) for (leaf,) in columns])
+        return jax.tree.unflatten(tree, [self._spread(column) for column in columns])
+
+    def _spread(self, column: Sequence[Any]) -> PerReplica:
+        placed = tuple(
+            self._put(leaf, device)
+            for leaf, device in zip(column, self._target.devices, strict=True)
+        )
+        mesh = self._target.mesh
+        joined = join(placed, mesh) if mesh is not None else None
+        return PerReplica(placed) if joined is None else PerReplica.of(joined)
+
+    def _put(self, leaf: Any, device: jax.Device | None) -> Any:
+        if not self._to_device or not _is_numeric(leaf):
+            return leaf
+        return jax_compat.uncommitted(jax.device_put(leaf, device))
+
+
+def _is_numeric(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, int, float, complex)) or (
+        isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufcV"
+    )
+
+
+def empty_like(piece: Nest) -> Nest:
+    """Returns a batch of the same form without any example."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:0], piece)

@@ -1,0 +1,121 @@
+"""What an input function is told, and how input can be tuned."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+
+class InputReplicationMode(enum.Enum):
+    """For whom an input function is called: once for each worker, or once for each replica."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """What a `dataset_fn` is told about the pipeline it makes.
+
+    Attributes:
+        num_input_pipelines: How many pipelines feed the replicas: one for each worker.
+        input_pipeline_id: Which of them this is.
+        num_replicas_in_sync: How many replicas there are over all workers.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Returns the batch size of one replica; the global one must divide evenly.
+
+        >>> InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(8)
+        4
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            near = size * self.num_replicas_in_sync
+            raise ValueError(
+                f"get_per_replica_batch_size: global_batch_size={global_batch_size} does not divide "
+                f"by the {self.num_replicas_in_sync} replicas. Use "
+                f"{near or self.num_replicas_in_sync} or {near + self.num_replicas_in_sync}."
+            )
+        return size
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """How a distributed data set is fed to the devices.
+
+    Attributes:
+        experimental_fetch_to_device: Whether batches are put on the replicas' devices ahead of use;
+            otherwise replicas get host arrays.
+        experimental_replication_mode: Whether an input function is called for each worker or for
+            each replica.
+        experimental_place_dataset_on_device: Has no meaning here, as data sets run on the host; it
+            must be False.
+        experimental_per_replica_buffer_size: How many batches of each replica are made ready ahead
+            of use; 0 makes each batch when it is asked for.
+    """
+
+    experimental_fetch_to_device: bool = True
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.experimental_place_dataset_on_device:
+            raise ValueError(
+                "InputOptions: experimental_place_dataset_on_device=True is not possible: data "
+                "sets run on the host. Leave it out; batches are put on the devices ahead of use."
+            )
+        size = self.experimental_per_replica_buffer_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(
+                f"InputOptions: experimental_per_replica_buffer_size={size!r} is not a count of "
+                "batches. Expected an int of at least 0."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class InputTarget:
+    """Who is to be fed: the local replicas' devices, and this worker's place among the workers."""
+
+    devices: tuple[jax.Device | None, ...]
+    mesh: Mesh | None
+    num_replicas_in_sync: int
+    num_workers: int = 1
+    worker_id: int = 0
+
+    @property
+    def num_local_replicas(self) -> int:
+        """How many replicas this process feeds."""
+        return len(self.devices)
+
+    def context(self) -> InputContext:
+        """Returns what a `dataset_fn` of this worker is told."""
+        return InputContext(self.num_workers, self.worker_id, self.num_replicas_in_sync)
+
+    def replica_context(self, local_replica: int) -> InputContext:
+        """Returns what a `dataset_fn` is told that is called for one replica."""
+        first = self.worker_id * self.num_local_replicas
+        return InputContext(
+            self.num_replicas_in_sync, first + local_replica, self.num_replicas_in_sync
+        )
+
+
+def checked_options(options: Any) -> InputOptions:
+    """Returns `options`, or the defaults for None."""
+    if options is None:
+        return InputOptions()
+    if not isinstance(options, InputOptions):
+        raise TypeError(
+            f"options={options!r} is not a dx.InputOptions. Options of the data set itself "
+            "(dx.data.Options) are set with dataset.with_options(options)."
+        )
+    return options

@@ -1,0 +1,90 @@
+"""Host pipelines that give, step by step, one batch for each local replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from distribax.data.dataset import Dataset
+from distribax.data.distributed.feed import empty_like
+from distribax.data.iterator import DatasetIterator
+from distribax.types import Nest
+
+
+class Steps(Protocol):
+    """What feeds one worker."""
+
+    def pull(self) -> Sequence[Nest]: ...
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SplitSteps:
+    """Global batches, of which each replica gets its piece."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._iterator: DatasetIterator = dataset.make_iterator()
+
+    def pull(self) -> Sequence[Nest]:
+        return next(self._iterator).pieces  # type: ignore[union-attr]
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._iterator.set_state(state)
+
+    def close(self) -> None:
+        self._iterator.close()
+
+
+class DequeueSteps:
+    """Batches of one replica's size, of which each replica takes one.
+
+    With one data set all replicas take from it in turn; with several each has its own.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], num_replicas: int) -> None:
+        self._iterators = [dataset.make_iterator() for dataset in datasets]
+        self._num_replicas = num_replicas
+        # Where shapes are promised, a step that cannot be filled is left out.
+        self._static = all(_is_static(dataset.element_spec) for dataset in datasets)
+
+    def pull(self) -> Sequence[Nest]:
+        batches: list[Nest | None] = []
+        for index in range(self._num_replicas):
+            iterator = self._iterators[index % len(self._iterators)]
+            batches.append(next(iterator, None))
+        found = [batch for batch in batches if batch is not None]
+        if not found or (self._static and len(found) < self._num_replicas):
+            raise StopIteration
+        return [empty_like(found[0]) if batch is None else batch for batch in batches]
+
+    def get_state(self) -> Any:
+        return [iterator.get_state() for iterator in self._iterators]
+
+    def set_state(self, state: Any) -> None:
+        if not isinstance(state, list) or len(state) != len(self._iterators):
+            saved = len(state) if isinstance(state, list) else "no"
+            raise ValueError(
+                f"set_state: the saved position has {saved} pipelines, this iterator has "
+                f"{len(self._iterators)}. With InputReplicationMode.PER_REPLICA a position can be "
+                "restored only with the same number of replicas."
+            )
+        for iterator, own in zip(self._iterators, state, strict=True):
+            iterator.set_state(own)
+
+    def close(self) -> None:
+        for iterator in self._iterators:
+            iterator.close()
+
+
+def _is_static(spec: Nest) -> bool:
+    return all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
+

@@ -1,0 +1,46 @@
+"""The base of all iterators of a running pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+
+from distribax.data.elements import Element
+
+
+class PipelineIterator(grain.DatasetIterator[Any]):
+    """A Grain iterator: elements, a position that can be saved, and an end.
+
+    Grain's own iterators (its batching and prefetching) take these as parents and the reverse.
+    """
+
+    _parent: PipelineIterator
+    _parents: tuple[PipelineIterator, ...]
+
+    def __next__(self) -> Element:
+        raise NotImplementedError
+
+    def get_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the iterator and those it reads from; further calls do nothing."""
+        super().close()
+
+
+class Stage(PipelineIterator):
+    """An iterator on one parent whose position is its parent's."""
+
+    def __init__(self, parent: PipelineIterator) -> None:
+        super().__init__(parent)
+        self._next = parent.__next__
+
+    def get_state(self) -> dict[str, Any]:
+        return self._parent.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state)

@@ -1,0 +1,144 @@
+"""Dividing a data set among workers by rewriting its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+
+from distribax.data.dataset import Dataset
+from distribax.data.execution import runner
+from distribax.data.options import AutoShardPolicy
+from distribax.data.plan.node import Node, walk
+from distribax.data.plan.order import Shard, Shuffle
+from distribax.data.plan.pieces import Share, WorkerPart
+from distribax.data.plan.transforms import replace_inputs
+from distribax.data.rewrites.file_sharding import NotFileBased, shard_files
+from distribax.data.rewrites.rebatch import add_worker_part, require_batched
+
+_log = logging.getLogger("distribax")
+
+# Stands for seeds that were not given where all workers must shuffle alike.
+_COMMON_SEED = 0x5EED
+
+
+@dataclass(frozen=True)
+class ShardDecision:
+    """What auto-sharding did, and why."""
+
+    policy: AutoShardPolicy
+    reason: str
+
+
+def auto_shard(
+    dataset: Dataset,
+    num_workers: int,
+    worker_id: int,
+    policy: AutoShardPolicy | str | None = None,
+    *,
+    replicas_per_worker: int = 1,
+    split: bool = False,
+    seed: int | None = None,
+) -> tuple[Dataset, ShardDecision]:
+    """Returns the part of a batched data set that one worker iterates over, and what was done.
+
+    The data set is batched by the global batch size, for W = `num_workers` times
+    R = `replicas_per_worker` replicas. `policy` defaults to the one in the data set's options,
+    and that to AUTO. With `split` the elements are of
+    the class SplitBatch: the worker's batch, and its R pieces, one a replica.
+
+    - DATA: a batch of n rows is cut into W * R pieces of ceil(n / (W * R)) rows in the order of
+      the replicas of all workers, and worker w has the pieces w * R to w * R + R - 1. All workers
+      run the same pipeline and take the same number of steps; together they have every batch once,
+      in order. Shuffles without a seed get one (`seed`), for all workers must shuffle alike.
+      A position saved by one worker is that of the global batch: it can be restored with any
+      other number of workers and replicas.
+    - FILE: worker w reads the files w, w + W, w + 2 W ... and sees its rows in order, in batches
+      of a W-th of the global size (R pieces). Workers may take different numbers of steps.
+    - OFF: every worker sees every row, in batches of a W-th of the global size.
+    - HINT: as FILE, sharded where the pipeline says shard(SHARD_HINT, ...).
+    - AUTO: HINT where there is a hint, else FILE, and DATA if the data set is not read from files.
+    """
+    if num_workers < 1 or not 0 <= worker_id < num_workers:
+        raise ValueError(
+            f"worker_id={worker_id} of num_workers={num_workers} does not exist. Expected a number "
+            "from 0 to num_workers - 1."
+        )
+    if replicas_per_worker < 1:
+        raise ValueError(f"replicas_per_worker={replicas_per_worker} must be at least 1.")
+    require_batched(dataset.plan, runner.first_element)
+    if policy is None:
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+    wanted = AutoShardPolicy.parse(policy or AutoShardPolicy.AUTO, "auto_shard_policy")
+    plan, decision = _shard(dataset.plan, num_workers, worker_id, wanted)
+    by_data = decision.policy is AutoShardPolicy.DATA
+    if by_data:
+        seed = _COMMON_SEED if seed is None else seed
+        plan = _seeded(plan, seed)
+    share = Share(num_workers, worker_id, replicas_per_worker)
+    in_turn = num_workers > 1 and not by_data
+    batch_size = plan.static_batch_size(runner.first_element)
+
+    def cut(node: Node) -> WorkerPart:
+        return WorkerPart(node, share, in_turn, split, batch_size, seed if by_data else None)
+
+    return Dataset(add_worker_part(plan, cut)), decision
+
+
+def _shard(
+    plan: Node, num_workers: int, worker_id: int, wanted: AutoShardPolicy
+) -> tuple[Node, ShardDecision]:
+    hinted = any(isinstance(node, Shard) and node.is_hint for node in walk(plan))
+    if wanted is AutoShardPolicy.HINT and not hinted:
+        raise ValueError(
+            "auto_shard_policy=HINT needs a place to shard: write "
+            "dataset.shard(dx.data.experimental.SHARD_HINT, dx.data.experimental.SHARD_HINT) "
+            "where the data set is to be divided, or choose another policy."
+        )
+    if hinted and wanted in (AutoShardPolicy.HINT, AutoShardPolicy.AUTO):
+        decision = ShardDecision(AutoShardPolicy.HINT, "the pipeline has a shard hint")
+        return _fill_hints(plan, num_workers, worker_id), decision
+    if num_workers == 1:
+        return plan, ShardDecision(AutoShardPolicy.OFF, "there is one worker")
+    if wanted is AutoShardPolicy.OFF:
+        return plan, ShardDecision(AutoShardPolicy.OFF, "asked for")
+    if wanted is AutoShardPolicy.DATA:
+        return plan, ShardDecision(AutoShardPolicy.DATA, "asked for")
+    try:
+        sharded = shard_files(plan, num_workers, worker_id, runner.first_element)
+    except NotFileBased as error:
+        if wanted is AutoShardPolicy.FILE:
+            raise ValueError(
+                f"auto_shard_policy=FILE cannot divide this data set: {error}. Use "
+                "AutoShardPolicy.DATA, which divides every batch, or OFF."
+            ) from None
+        _log.warning(
+            "AutoShardPolicy.AUTO chose DATA: %s. Every worker runs the whole pipeline and keeps "
+            "its part of each batch; set AutoShardPolicy.DATA to say that this is meant.",
+            error,
+        )
+        return plan, ShardDecision(AutoShardPolicy.DATA, str(error))
+    return sharded, ShardDecision(AutoShardPolicy.FILE, "the data set is read from files")
+
+
+def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
+    node = replace_inputs(node, lambda child: _fill_hints(child, num_workers, worker_id))
+    if isinstance(node, Shard) and node.is_hint:
+        return Shard(node.input, num_workers, worker_id)
+    return node
+
+
+def _seeded(plan: Node, seed: int) -> Node:
+    """Gives every unseeded shuffle a seed of its own that all workers agree on."""
+    rewritten: dict[int, Node] = {}
+
+    def visit(node: Node) -> Node:
+        # A step that is used twice in the plan stays one step, with one seed.
+        if id(node) not in rewritten:
+            changed = replace_inputs(node, visit)
+            if isinstance(changed, Shuffle) and changed.seed is None:
+                changed = dataclasses.replace(changed, seed=seed + len(rewritten) + 1)
+            rewritten[id(node)] = changed
+        return rewritten[id(node)]
+
+    return visit(plan)
