@@ -154,7 +154,7 @@ def test_one_device_strategy_places_variables_and_steps(execution: Decorator) ->
         return jnp.ones(2) + v
 
     result = strategy.run(step)
-    assert [str(device) for device in result.devices()] == ["TFRT_CPU_3"]
+    assert [str(device) for device in result.devices()] == ["cpu:3"]
     assert v.device.endswith("device:CPU:3")
 
 

@@ -21,7 +21,7 @@ from distribax.collectives.cross_device_ops import (
 )
 from distribax.collectives.options import CommunicationOptions
 from distribax.collectives.packing import reduce_packed
-from distribax.topology import REPLICA_AXIS
+from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica
 
@@ -96,7 +96,8 @@ class AllReduce(CrossDeviceOps):
         program = _reduce_program(
             self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
         )
-        results = program([layout.array for layout in layouts])
+        with launch_lock:
+            results = program([layout.array for layout in layouts])
         return [
             _placed(Global(array, mesh, mirrored=True), destinations)
             for array, (_, destinations) in zip(results, value_destination_pairs, strict=True)

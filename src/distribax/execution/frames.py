@@ -75,7 +75,7 @@ class Frame:
 class FunctionFrame(Frame):
     """The frame of one `dx.function` trace: global arrays, one for each variable."""
 
-    def __init__(self, lifted: dict[Any, Any], allow_creation: bool) -> None:
+    def __init__(self, lifted: dict[Any, Any], allow_creation: bool, device: Any) -> None:
         super().__init__(None)
         self.values.update(lifted)
         self.lifted = lifted
@@ -85,7 +85,7 @@ class FunctionFrame(Frame):
         # The elements that the host has fetched for this call, in the order of their use.
         self.pulled: list[tuple[Any, Any]] = []
         # The device of a one-device strategy, or the mesh, that the function's code runs on.
-        self.device: Any = None
+        self.device = device
         self.mesh: Mesh | None = None
 
     @property

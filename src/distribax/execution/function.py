@@ -5,57 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import jax
 
 from distribax import context
-from distribax.errors import ControlFlow, HostOnly
-from distribax.execution import frames, lifting, outputs, signature
+from distribax.errors import HostOnly
+from distribax.execution import frames, lifting, signature
+from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
 
 _MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
-
-
-class _Relift(ControlFlow):
-    """Ends a trace that met variables which are not inputs yet."""
-
-    def __init__(self, frame: frames.FunctionFrame) -> None:
-        super().__init__()
-        self.frame = frame
-
-
-@dataclass
-class _Lift:
-    """Which variables a program takes as inputs, which of them it replaces, and where it runs."""
-
-    read: tuple[Any, ...] = ()
-    written: tuple[Any, ...] = ()
-    device: Any = None
-
-
-@dataclass
-class _Program:
-    """One compiled specialisation."""
-
-    call: Callable[..., Any]
-    lift: _Lift
-    results: outputs.Results
-
-    def __call__(self, dynamic: list[Any]) -> Any:
-        lift = self.lift
-        given = [variable.take_program_value() for variable in lift.written]
-        read = [variable.program_value() for variable in lift.read]
-        if lift.device is None:
-            arrays, new = self.call(given, read, dynamic)
-        else:
-            with jax.default_device(lift.device):
-                arrays, new = self.call(given, read, dynamic)
-        for variable, value in zip(lift.written, new, strict=True):
-            variable.store_program_value(value)
-        return self.results.rebuild(arrays)
 
 
 class Function:
@@ -75,9 +37,10 @@ class Function:
         self._python = fn
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
-        self._programs: dict[Any, _Program | str] = {}
+        self._programs: dict[Any, Program | str] = {}
         self._pulls: dict[Any, list[tuple[int, Any]]] = {}
-        self._lift = _Lift()
+        # The last known inputs, by strategy and context: a good guess for the next signature.
+        self._lifts: dict[Any, Lift] = {}
         self._called = False
         self._trace_count = 0
         self._runs: dict[Any, Function] = {}
@@ -148,110 +111,56 @@ class Function:
             return self._eager(args, kwargs, [])
         if any(_is_tracer_leaf(value) for value in dynamic):
             return self._python(*args, **kwargs)
-        key = (here.strategy, here.replica_context is None, tree, *keys)
-        pulled = [self._pull(source, leaves) for source in self._pulls.get(key, ())]
-        program_key, inputs = key, dynamic
-        element_slots: list[Any] = []
-        if pulled:
-            try:
-                program_key, inputs, element_slots = _with_elements(key, dynamic, pulled)
-            except signature.Uneven:
-                return self._eager(args, kwargs, pulled)
+        where = (here.strategy, here.replica_context is None)
+        call = _Call(args, kwargs, leaves, tree, slots, dynamic, (*where, tree, *keys))
+        call.pulled = [_pull(source, leaves) for source in self._pulls.get(call.key, ())]
+        try:
+            program_key, inputs, _ = call.with_elements()
+        except signature.Uneven:
+            return self._eager(args, kwargs, call.pulled)
         program = self._programs.get(program_key)
-        if isinstance(program, _Program):
+        if isinstance(program, Program):
             return program(inputs)
-        if program == "loop":
-            return self._host(args, kwargs, pulled)
-        if program == "eager":
-            return self._eager(args, kwargs, pulled)
-        return self._first_call(key, args, kwargs, leaves, tree, slots, dynamic, pulled)
+        if program is None:
+            return self._first_call(call, where)
+        return (self._host if program == "loop" else self._eager)(args, kwargs, call.pulled)
 
-    def _first_call(
-        self,
-        key: Any,
-        args: Args,
-        kwargs: Kwargs,
-        leaves: list[Any],
-        tree: Any,
-        slots: list[signature.Slot],
-        dynamic: list[Any],
-        pulled: list[tuple[Any, Any]],
-    ) -> Any:
+    def _first_call(self, call: _Call, where: Any) -> Any:
+        """Traces, as often as it takes to know all inputs, compiles and calls."""
         may_create = not self._called
-        lift = self._lift
+        lift = self._lifts.get(where, Lift())
         for _ in range(_MAX_RETRACES):
-            program_key, inputs, element_slots = key, dynamic, []
-            if pulled:
-                try:
-                    program_key, inputs, element_slots = _with_elements(key, dynamic, pulled)
-                except signature.Uneven:
-                    return self._eager(args, kwargs, pulled)
-            program = self._build(tree, slots, element_slots, pulled, lift, may_create)
+            try:
+                program_key, inputs, elements = call.with_elements()
+            except signature.Uneven:
+                return self._eager(call.args, call.kwargs, call.pulled)
+            form = Form(call.tree, call.slots, elements)
+            iterators = [iterator for iterator, _ in call.pulled]
+            program = build(self._python, form, iterators, lift, may_create=may_create)
             try:
                 result = program(inputs)
-            except _Relift as signal:
-                lift = _extended(lift, signal.frame)
+            except Relift as signal:
+                lift = lift.extended(signal.frame)
+                may_create = False
             except lifting.NeedElement as signal:
-                pulled = [*pulled, (signal.iterator, signal.iterator.fetch())]
-                self._pulls[key] = [_source(iterator, leaves) for iterator, _ in pulled]
-                continue
+                call.pulled.append((signal.iterator, signal.iterator.fetch()))
+                self._pulls[call.key] = [_source(it, call.leaves) for it, _ in call.pulled]
             except HostOnly as signal:
                 if signal.mode != "create":
                     self._programs[program_key] = signal.mode
                 run = self._host if signal.mode == "loop" else self._eager
-                return run(args, kwargs, pulled)
+                return run(call.args, call.kwargs, call.pulled)
             else:
                 self._programs[program_key] = program
-                self._lift = lift
+                self._lifts[where] = lift
                 self._called = True
                 self._trace_count += 1
                 return result
-            may_create = False
         raise RuntimeError(
             f"dx.function: {self._name} uses other variables each time it is traced, so it cannot "
             "be compiled. Create variables once, outside the function or guarded by "
             "`if self.v is None:`."
         )
-
-    def _build(
-        self,
-        tree: Any,
-        slots: list[signature.Slot],
-        element_slots: list[Any],
-        pulled: list[tuple[Any, Any]],
-        lift: _Lift,
-        may_create: bool,
-    ) -> _Program:
-        results = outputs.Results()
-        num_args = sum(slot.kind in ("array", "wrapped") for slot in slots)
-
-        def pure(given: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
-            lifted = dict(zip((*lift.written, *lift.read), (*given, *read), strict=True))
-            frame = frames.FunctionFrame(lifted, may_create)
-            frame.device = lift.device
-            values = iter(dynamic[:num_args])
-            seen = [
-                slot.rebuild(next(values) if slot.kind in ("array", "wrapped") else None)
-                for slot in slots
-            ]
-            frame.pulled = _elements(element_slots, pulled, dynamic[num_args:])
-            args, kwargs = jax.tree.unflatten(tree, seen)
-            with frames.enter(frame):
-                result = self._python(*args, **kwargs)
-            if (
-                not frame.touched.keys() <= lifted.keys()
-                or not frame.written.keys() <= set(lift.written)
-                or frame.device is not lift.device
-            ):
-                raise _Relift(frame)
-            arrays = results.take(result, frame)
-            new = [
-                outputs.constrained(frame.values[variable], variable.sharding)
-                for variable in lift.written
-            ]
-            return arrays, new
-
-        return _Program(jax.jit(pure, donate_argnums=(0,)), lift, results)
 
     # Calls that the host makes.
 
@@ -274,11 +183,6 @@ class Function:
     @property
     def _name(self) -> str:
         return getattr(self._python, "__qualname__", repr(self._python))
-
-    def _pull(self, source: tuple[int, Any], leaves: list[Any]) -> tuple[Any, Any]:
-        index, held = source
-        iterator = leaves[index] if index >= 0 else held
-        return iterator, iterator.fetch()
 
     def _static_leaves(self, args: Args, kwargs: Kwargs) -> frozenset[int]:
         if not self._static_argnums and not self._static_argnames:
@@ -312,48 +216,45 @@ def _is_tracer_leaf(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def _extended(lift: _Lift, frame: frames.FunctionFrame) -> _Lift:
-    written = dict.fromkeys((*lift.written, *frame.written))
-    touched = dict.fromkeys((*lift.written, *lift.read, *frame.touched))
-    read = tuple(variable for variable in touched if variable not in written)
-    return _Lift(read, tuple(written), frame.device)
+@dataclass
+class _Call:
+    """One call that is being compiled: its arguments and the elements fetched for it."""
+
+    args: Args
+    kwargs: Kwargs
+    leaves: list[Any]
+    tree: Any
+    slots: list[signature.Slot]
+    dynamic: list[Any]
+    key: Any
+    pulled: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def with_elements(self) -> tuple[Any, list[Any], list[Any]]:
+        """Returns the key, the inputs and the elements' forms, fetched elements included."""
+        if not self.pulled:
+            return self.key, self.dynamic, []
+        inputs, keys, forms = list(self.dynamic), [], []
+        for _, element in self.pulled:
+            leaves, tree = jax.tree.flatten(element)
+            parts, slots, values = signature.read(leaves, frozenset())
+            inputs.extend(values)
+            keys.append((tree, *parts))
+            forms.append((tree, slots))
+        return (self.key, *keys), inputs, forms
 
 
 def _source(iterator: Any, leaves: list[Any]) -> tuple[int, Any]:
+    """Returns where an iterator comes from: its place among the arguments, or itself."""
     for index, leaf in enumerate(leaves):
         if leaf is iterator:
             return index, None
     return -1, iterator
 
 
-def _with_elements(
-    key: Any, dynamic: list[Any], pulled: list[tuple[Any, Any]]
-) -> tuple[Any, list[Any], list[Any]]:
-    """Adds fetched elements to the inputs and to the key."""
-    inputs, keys, forms = list(dynamic), [], []
-    for _, element in pulled:
-        leaves, tree = jax.tree.flatten(element)
-        parts, slots, values = signature.read(leaves, frozenset())
-        inputs.extend(values)
-        keys.append((tree, *parts))
-        forms.append((tree, slots, len(values)))
-    return (key, *keys), inputs, forms
-
-
-def _elements(
-    forms: list[Any], pulled: list[tuple[Any, Any]], values: list[Any]
-) -> list[tuple[Any, Any]]:
-    """Returns the fetched elements as the traced function sees them."""
-    found, start = [], 0
-    for (tree, slots, count), (iterator, _) in zip(forms, pulled, strict=True):
-        part = iter(values[start : start + count])
-        start += count
-        leaves = [
-            slot.rebuild(next(part) if slot.kind in ("array", "wrapped") else None)
-            for slot in slots
-        ]
-        found.append((iterator, jax.tree.unflatten(tree, leaves)))
-    return found
+def _pull(source: tuple[int, Any], leaves: list[Any]) -> tuple[Any, Any]:
+    index, held = source
+    iterator = leaves[index] if index >= 0 else held
+    return iterator, iterator.fetch()
 
 
 @overload

@@ -24,6 +24,11 @@ class Slot:
     kind: str  # "array", "wrapped", "iterator" or "static"
     value: Any = None
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the leaf is an input of the program."""
+        return self.kind in ("array", "wrapped")
+
     def rebuild(self, traced: Any) -> Any:
         """Returns what the traced function sees for this leaf."""
         if self.kind == "wrapped":

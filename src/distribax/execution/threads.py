@@ -117,7 +117,10 @@ class _ThreadRunner:
         starts: list[int] = []
 
         def combine(strategy: Any, *values: Any) -> list[Any]:
-            joined = [strategy.extended.gather_to(value, None, axis, options) for value in values]
+            devices = strategy.extended.local_devices
+            joined = [
+                strategy.extended.gather_to(value, devices, axis, options) for value in values
+            ]
             return [*joined, *(_starts(value, axis) for value in values)]
 
         def gather(xs: list[Any]) -> list[Any]:
@@ -196,7 +199,7 @@ class _Run:
     def give(self, leaf: Any, replica_id: int) -> Any:
         """Returns a replica's part of an argument, on its device."""
         if isinstance(leaf, DistributedValues):
-            piece = self._own(leaf.layout.piece(replica_id), replica_id)
+            piece = self._own(leaf.part(replica_id), replica_id)
             if isinstance(leaf, Mirrored):
                 self.origins.note(piece, leaf, replica_id)
             return piece

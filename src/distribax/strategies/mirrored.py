@@ -102,10 +102,7 @@ def _on_default_device(leaf: Any) -> Any:
 def _part(nest: Any, index: int, device: jax.Device) -> Any:
     def own(leaf: Any) -> Any:
         if isinstance(leaf, DistributedValues):
-            if isinstance(leaf, Mirrored) and len(leaf.values) <= index:
-                leaf = leaf.get()
-            else:
-                leaf = leaf.layout.piece(index)
+            leaf = leaf.part(index)
         return jax_compat.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
     return jax.tree.map(own, nest, is_leaf=_is_wrapped)

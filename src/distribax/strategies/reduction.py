@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from distribax import jax_compat
 from distribax.collectives import CommunicationOptions
 from distribax.execution import frames
-from distribax.topology import REPLICA_AXIS
+from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import Nest, ReduceOp
 from distribax.values import (
     DistributedValues,
@@ -95,7 +95,9 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
         count = 1 if layout.mirrored else layout.mesh.size
         shape = (layout.array.shape[0] // count, *layout.array.shape[1:]) if layout.array.ndim else ()
         _check_axis(shape, axis)
-        sums = _sum_program(layout.mesh, axis, layout.mirrored, len(shape) == 1)(layout.array)
+        program = _sum_program(layout.mesh, axis, layout.mirrored, len(shape) == 1)
+        with launch_lock:
+            sums = program(layout.array)
         kind = Global(sums, layout.mesh, stacked=len(shape) == 1)
         return PerReplica.of(kind), shape[axis] * layout.mesh.size
     for piece in value.values:

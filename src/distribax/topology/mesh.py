@@ -16,8 +16,8 @@ REPLICA_AXIS: Final = "replica"
 def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Returns a mesh with one axis, `replica`, with one device for each replica.
 
-    >>> replica_mesh(jax.devices()[:1]).shape
-    OrderedDict({'replica': 1})
+    >>> replica_mesh(jax.devices()[:1]).axis_names
+    ('replica',)
     """
     if not devices:
         raise ValueError("devices=[] has no device. A mesh needs at least one, one a replica.")

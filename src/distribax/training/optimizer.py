@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from distribax import context, jax_compat
 from distribax.execution import frames
@@ -15,6 +14,9 @@ from distribax.training.gradients import value_and_grad
 from distribax.types import ReduceOp
 from distribax.values import Mirrored
 from distribax.variables import Variable
+
+if TYPE_CHECKING:
+    import optax
 
 
 class Optimizer:
@@ -57,6 +59,10 @@ class Optimizer:
                 f"dx.Optimizer: gradient_accumulation_steps={gradient_accumulation_steps} is less "
                 "than 1. Expected how many calls' gradients make one update."
             )
+        # Imported on use: it would make `import distribax` a good deal slower.
+        import optax
+
+        self._optax = optax
         if gradient_accumulation_steps > 1:
             transformation = optax.MultiSteps(
                 transformation, every_k_schedule=gradient_accumulation_steps
@@ -115,7 +121,7 @@ class Optimizer:
 
     def _owners(self, state: Any, targets: Sequence[Variable]) -> list[Variable | None]:
         """Returns, for each leaf of the state, the variable that it belongs to, or None."""
-        marked = optax.tree.map_params(
+        marked = self._optax.tree.map_params(
             self._transformation,
             lambda _, index: index,
             state,
@@ -167,7 +173,8 @@ class Optimizer:
         values = [variable.read_value() for variable in self._targets]
         state = jax.tree.unflatten(self._tree, [slot.read_value() for slot in self._slots])
         updates, new_state = self._transformation.update(grads, state, values, **extra_args)
-        for variable, value in zip(self._targets, optax.apply_updates(values, updates), strict=True):
+        new_values = self._optax.apply_updates(values, updates)
+        for variable, value in zip(self._targets, new_values, strict=True):
             variable.assign(value)
         for slot, value in zip(self._slots, jax.tree.leaves(new_state), strict=True):
             slot.assign(value)

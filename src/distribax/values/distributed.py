@@ -49,6 +49,16 @@ class DistributedValues:
         """The values of this process's replicas, in the order of the replicas."""
         return self._layout.pieces
 
+    def part(self, replica_id: int) -> Any:
+        """Returns one replica's value."""
+        if replica_id >= len(self._layout.pieces):
+            raise ValueError(
+                f"replica {replica_id} has no part of a value that was made for "
+                f"{len(self._layout.pieces)} replica(s): {self!r}. Values belong to the strategy "
+                "that made them; gather it and distribute it again."
+            )
+        return self._layout.piece(replica_id)
+
     def on_mesh(self, mesh: Mesh) -> Global | None:
         """Returns the values as one array over `mesh`, or None if their shapes differ."""
         if isinstance(self._layout, Global):
@@ -136,6 +146,11 @@ class Mirrored(DistributedValues, ArrayLike):
         if isinstance(layout, Local):
             return layout.value
         return layout.array if isinstance(layout, Global) else layout.piece(0)
+
+    def part(self, replica_id: int) -> Any:
+        """Returns one replica's value; any copy will do where there is none on its device."""
+        has_own = replica_id < len(self._layout.pieces)
+        return self._layout.piece(replica_id) if has_own else self.get()
 
     def __jax_array__(self) -> Any:
         return self.get()

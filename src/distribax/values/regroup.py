@@ -77,7 +77,7 @@ def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool) -> Any:
 def select(nest: Nest, replica_id: int) -> Nest:
     """Returns `nest` with each wrapped value replaced by one replica's part of it."""
     return jax.tree.map(
-        lambda leaf: leaf.layout.piece(replica_id) if isinstance(leaf, DistributedValues) else leaf,
+        lambda leaf: leaf.part(replica_id) if isinstance(leaf, DistributedValues) else leaf,
         nest,
         is_leaf=lambda leaf: isinstance(leaf, DistributedValues),
     )

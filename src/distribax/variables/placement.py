@@ -71,7 +71,10 @@ class Single(Placement):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        return (self._device or jnp.zeros(()).device,)  # type: ignore[return-value]
+        device = self._device or jax_compat.current_default_device()
+        # JAX takes a platform's name as its default device too.
+        known = isinstance(device, jax.Device)
+        return (device if known else jax.local_devices(backend=device)[0],)
 
     def store(self, value: Any) -> jax.Array:
         if self._device is None:

@@ -90,9 +90,7 @@ def _interleave(n: int, m: int) -> Step:
 
 
 def _concatenate(n: int, m: int) -> Step:
-    return Step(
-        f"concatenate(take {n})", lambda d: d.concatenate(d.take(n)), lambda v: v + v[:n]
-    )
+    return Step(f"concatenate(take {n})", lambda d: d.concatenate(d.take(n)), lambda v: v + v[:n])
 
 
 def _cache(n: int, m: int) -> Step:

@@ -20,7 +20,9 @@ _settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
-plans = st.tuples(sources, st.lists(element_steps(), max_size=4), st.lists(batch_steps(), max_size=1))
+plans = st.tuples(
+    sources, st.lists(element_steps(), max_size=4), st.lists(batch_steps(), max_size=1)
+)
 
 
 def _dataset(steps: list[Step]) -> Dataset:

@@ -1,0 +1,3 @@
+"""The `distribax` command."""
+
+from distribax.cli.main import main as main

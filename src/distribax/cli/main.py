@@ -1,0 +1,19 @@
+"""The command line: which command, with which options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from distribax.cli import demo
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name, and returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="distribax", description="Run a computation across many devices with JAX."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo.add_parser(commands)
+    options = parser.parse_args(arguments)
+    return options.run(options)

@@ -1,0 +1,127 @@
+"""One compiled specialisation of a function: its inputs, its outputs, and how it is called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from distribax.errors import ControlFlow
+from distribax.execution import frames, outputs, signature
+from distribax.topology import launch_lock
+from distribax.types import StepFn
+
+
+class Relift(ControlFlow):
+    """Ends a trace that met variables which are not inputs yet."""
+
+    def __init__(self, frame: frames.FunctionFrame) -> None:
+        super().__init__()
+        self.frame = frame
+
+
+@dataclass(frozen=True)
+class Lift:
+    """Which variables a program takes as inputs, which of them it replaces, and where it runs."""
+
+    read: tuple[Any, ...] = ()
+    written: tuple[Any, ...] = ()
+    device: Any = None
+
+    def extended(self, frame: frames.FunctionFrame) -> Lift:
+        """Returns the inputs that a trace turned out to need as well."""
+        written = dict.fromkeys((*self.written, *frame.written))
+        touched = dict.fromkeys((*self.written, *self.read, *frame.touched))
+        read = tuple(variable for variable in touched if variable not in written)
+        return Lift(read, tuple(written), frame.device)
+
+    def covers(self, frame: frames.FunctionFrame) -> bool:
+        """Tells whether a trace has used nothing that is not an input."""
+        return (
+            frame.touched.keys() <= frame.lifted.keys()
+            and frame.written.keys() <= set(self.written)
+            and frame.device is self.device
+        )
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a flat list of arrays becomes the arguments, and the elements that `next` returns."""
+
+    tree: Any
+    slots: list[signature.Slot]
+    elements: list[tuple[Any, list[signature.Slot]]]
+
+    def rebuild(self, values: list[Any]) -> tuple[Any, list[Any]]:
+        """Returns the arguments and the elements with `values` in them."""
+        remaining = iter(values)
+        arguments = jax.tree.unflatten(self.tree, _filled(self.slots, remaining))
+        return arguments, [
+            jax.tree.unflatten(tree, _filled(slots, remaining)) for tree, slots in self.elements
+        ]
+
+
+def _filled(slots: list[signature.Slot], values: Iterator[Any]) -> list[Any]:
+    return [slot.rebuild(next(values) if slot.is_dynamic else None) for slot in slots]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled function with what it reads and writes."""
+
+    call: Callable[..., Any]
+    lift: Lift
+    results: outputs.Results
+
+    def __call__(self, dynamic: list[Any]) -> Any:
+        lift = self.lift
+        given = [variable.take_program_value() for variable in lift.written]
+        read = [variable.program_value() for variable in lift.read]
+        with launch_lock:
+            if lift.device is None:
+                arrays, new = self.call(given, read, dynamic)
+            else:
+                with jax.default_device(lift.device):
+                    arrays, new = self.call(given, read, dynamic)
+        for variable, value in zip(lift.written, new, strict=True):
+            variable.store_program_value(value)
+        return self.results.rebuild(arrays)
+
+
+def build(
+    fn: StepFn, form: Form, iterators: list[Any], lift: Lift, *, may_create: bool
+) -> Program:
+    """Makes a program that is traced, and compiled, when it is first called."""
+    results = outputs.Results()
+
+    def pure(given: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
+        with _launch_lock_released():
+            lifted = dict(zip((*lift.written, *lift.read), (*given, *read), strict=True))
+            frame = frames.FunctionFrame(lifted, may_create, lift.device)
+            (args, kwargs), elements = form.rebuild(dynamic)
+            frame.pulled = list(zip(iterators, elements, strict=True))
+            with frames.enter(frame):
+                result = fn(*args, **kwargs)
+        if not lift.covers(frame):
+            raise Relift(frame)
+        arrays = results.take(result, frame)
+        new = [
+            outputs.constrained(frame.values[variable], variable.sharding)
+            for variable in lift.written
+        ]
+        return arrays, new
+
+    return Program(jax.jit(pure, donate_argnums=(0,)), lift, results)
+
+
+@contextlib.contextmanager
+def _launch_lock_released() -> Iterator[None]:
+    """Lets other threads start programs while user code is traced."""
+    launch_lock.release()
+    try:
+        yield
+    finally:
+        launch_lock.acquire()
