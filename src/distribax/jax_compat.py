@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import lax
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
@@ -39,9 +40,30 @@ def to_varying(value: Any, axis: str) -> Any:
     return lax.pcast(value, axis, to="varying")
 
 
+def tracks_varying() -> bool:
+    """Tells whether JAX computes, in the code that runs now, which values differ by replica."""
+    return _config._check_vma.value
+
+
+def is_varying_mismatch(error: Exception) -> bool:
+    """Tells whether JAX refused code because equal values met values that differ by replica.
+
+    `jax.lax.scan`, `cond` and the like want one type for a loop's state, or for all branches, and
+    "the same in all replicas" is part of the type: zeros are the same, the data is not.
+    """
+    return isinstance(error, (TypeError, ValueError, NotImplementedError)) and any(
+        word in str(error) for word in ("manual axis type", "check_vma", "jax.lax.pcast")
+    )
+
+
 def all_gather_same(value: Any, axis: str) -> Any:
     """Stacks the values of all replicas; the result is known to be the same on each."""
-    return lax.all_gather(value, axis, to="invarying")
+    return lax.all_gather(value, axis, to=_gathered())
+
+
+def _gathered() -> str:
+    # Where JAX does not track it, "invarying" has the gradient of one replica's use only.
+    return "invarying" if tracks_varying() else "varying"
 
 
 def shard_map(
@@ -49,13 +71,17 @@ def shard_map(
     mesh: Mesh,
     in_specs: Any,
     out_specs: list[PartitionSpec],
+    *,
+    track_varying: bool = True,
 ) -> Callable[..., Any]:
     """Like `jax.shard_map` for a function that returns a list and fills `out_specs` as it runs.
 
     Which results vary is known only when the body has been traced. JAX reads `out_specs` after it
     has traced the body, so one trace is enough; tests/unit/test_jax_compat.py guards that order.
     """
-    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    return jax.shard_map(
+        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=track_varying
+    )
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
@@ -113,7 +139,7 @@ def cpu_pool_threads() -> int | None:
 
 def all_gather_joined(value: Any, axis_name: str, axis: int) -> Any:
     """Joins the values of all replicas along the dimension `axis`; the result is the same on each."""
-    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to="invarying")
+    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to=_gathered())
 
 
 def fresh(array: jax.Array) -> jax.Array:

@@ -164,8 +164,15 @@ class Function:
 
     # Calls that the host makes.
 
-    def _eager(self, args: Args, kwargs: Kwargs, pulled: list[tuple[Any, Any]]) -> Any:
-        with lifting.replaying(pulled):
+    def _eager(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        pulled: list[tuple[Any, Any]],
+        compiled_run: Callable[..., Any] | None = None,
+    ) -> Any:
+        # A run that falls back in a host loop must not be sent to the compiler again.
+        with lifting.replaying(pulled), lifting.compiling_runs(compiled_run):
             result = self._python(*args, **kwargs)
         self._called = True
         return result
@@ -175,8 +182,7 @@ class Function:
             key = (strategy, signature.closure_key(fn))
             return self._run_of(strategy, fn, key)(*args, **kwargs)
 
-        with lifting.compiling_runs(compiled_run):
-            return self._eager(args, kwargs, pulled)
+        return self._eager(args, kwargs, pulled, compiled_run)
 
     # Small things.
 

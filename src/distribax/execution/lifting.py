@@ -80,8 +80,8 @@ def replaying(elements: list[tuple[Any, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiling_runs(compiled_run: Callable[..., Any]) -> Iterator[None]:
-    """Compiles each `strategy.run` of the code inside, which itself runs on the host."""
+def compiling_runs(compiled_run: Callable[..., Any] | None) -> Iterator[None]:
+    """Sends each `strategy.run` of the code inside to `compiled_run`; None lets it run eagerly."""
     token = _host_runs.set(compiled_run)
     try:
         yield
