@@ -14,10 +14,10 @@ from pathlib import Path
 # Run as a file, so that `benchmarks` is not a package that Python finds by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rich.console import Console  # noqa: E402
+from rich.console import Console
 
-from benchmarks import peers  # noqa: E402
-from benchmarks.cases import (  # noqa: E402
+from benchmarks import peers
+from benchmarks.cases import (
     call_overhead,
     compile_time,
     import_time,
@@ -26,8 +26,8 @@ from benchmarks.cases import (  # noqa: E402
     mlp_step,
     packing,
 )
-from benchmarks.figures import Report  # noqa: E402
-from benchmarks.harness import RESULTS, Settings  # noqa: E402
+from benchmarks.figures import Report
+from benchmarks.harness import RESULTS, Settings
 
 CASES: dict[str, Callable[[Settings], Report]] = {
     "mlp_step": mlp_step.run,

@@ -13,32 +13,11 @@ from itertools import repeat
 from typing import Any
 
 import jax
-import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
 import distribax as dx
 from benchmarks.sides import input_problem, mlp_problem
-from benchmarks.sides.mlp_shard_map import AXIS, make_mesh, make_step
+from benchmarks.sides.mlp_distribax import make_step
 from benchmarks.sides.serve import serve
-
-
-def make_mlp_step(replicas: int) -> Any:
-    """The hand-written step, so that this measures the input and nothing else."""
-    mesh = make_mesh(replicas)
-    optimizer = optax.adam(mlp_problem.RATE)
-    whole = NamedSharding(mesh, PartitionSpec())
-    weights = jax.device_put(mlp_problem.make(replicas).weights, whole)
-    state = jax.device_put(optimizer.init(weights), whole)
-    compiled = make_step(mesh, optimizer)
-    split = NamedSharding(mesh, PartitionSpec(AXIS))
-
-    def step(batch: Any) -> jax.Array:
-        nonlocal weights, state
-        images, labels = jax.device_put(batch, split)  # nothing to do when they are placed already
-        weights, state, loss = compiled(weights, state, images, labels)
-        return loss
-
-    return step
 
 
 def main() -> None:
@@ -49,8 +28,9 @@ def main() -> None:
     parser.add_argument("--step", choices=("mlp", "wait"), default="mlp")
     parser.add_argument("--wait", type=float, default=0.005, help="seconds of the step 'wait'")
     options = parser.parse_args()
-    step = make_mlp_step(options.replicas) if options.step == "mlp" else None
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
+    problem = mlp_problem.make(options.batch_size)
+    train_step, variables = make_step(strategy, problem, options.batch_size)
     dataset = dx.data.Dataset.from_tensor_slices(input_problem.in_memory())
     batched = dataset.shuffle(input_problem.NUM_IMAGES).batch(
         options.batch_size, drop_remainder=True
@@ -64,15 +44,14 @@ def main() -> None:
     batches = epochs() if options.feed == "dataset" else repeat(next(iter(distributed)))
 
     def run(steps: int) -> None:
-        loss = None
         for _ in range(steps):
-            batch = next(batches)
-            if step is None:
-                jax.block_until_ready(batch)
-                time.sleep(options.wait)
+            images, labels = next(batches)
+            if options.step == "mlp":
+                train_step(images, labels)
             else:
-                loss = step(batch)
-        jax.block_until_ready(loss)
+                jax.block_until_ready(strategy.experimental_local_results((images, labels)))
+                time.sleep(options.wait)
+        jax.block_until_ready([variable.value() for variable in variables])
 
     serve(run, {"library": f"jax {jax.__version__}"})
 

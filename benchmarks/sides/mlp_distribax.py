@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import optax
 
@@ -11,15 +14,14 @@ from benchmarks.sides.placing import place
 from benchmarks.sides.serve import serve
 
 
-def main() -> None:
-    options = mlp_problem.parser().parse_args()
-    strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
-    problem = mlp_problem.make(options.batch_size)
+def make_step(
+    strategy: dx.Strategy, problem: mlp_problem.Problem, batch_size: int
+) -> tuple[Callable[[Any, Any], Any], list[dx.Variable]]:
+    """The compiled step from a batch to its loss, and the variables that it trains."""
     with strategy.scope():
         layers = [(dx.Variable(kernel), dx.Variable(bias)) for kernel, bias in problem.weights]
         optimizer = dx.Optimizer(optax.adam(mlp_problem.RATE))
     variables = [variable for layer in layers for variable in layer]
-    images, labels = place(strategy, problem.images), place(strategy, problem.labels)
 
     def loss_of(images: jax.Array, labels: jax.Array) -> jax.Array:
         hidden = images
@@ -28,7 +30,7 @@ def main() -> None:
         kernel, bias = layers[-1]
         logits = hidden @ kernel + bias
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return dx.compute_average_loss(losses, global_batch_size=options.batch_size)
+        return dx.compute_average_loss(losses, global_batch_size=batch_size)
 
     def replica_step(images: jax.Array, labels: jax.Array) -> jax.Array:
         loss, gradients = dx.value_and_grad(loss_of, variables)(images, labels)
@@ -36,9 +38,19 @@ def main() -> None:
         return loss
 
     @dx.function
-    def train_step(images: jax.Array, labels: jax.Array) -> jax.Array:
+    def train_step(images: Any, labels: Any) -> Any:
         losses = strategy.run(replica_step, args=(images, labels))
         return strategy.reduce(dx.ReduceOp.SUM, losses, axis=None)
+
+    return train_step, variables
+
+
+def main() -> None:
+    options = mlp_problem.parser().parse_args()
+    strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
+    problem = mlp_problem.make(options.batch_size)
+    train_step, variables = make_step(strategy, problem, options.batch_size)
+    images, labels = place(strategy, problem.images), place(strategy, problem.labels)
 
     def run(steps: int) -> dict[str, float]:
         loss = None

@@ -19,8 +19,10 @@ def main() -> None:
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
     problem = mlp_problem.make(options.batch_size)
     optimizer = optax.adam(mlp_problem.RATE)
-    weights: Any = problem.weights
-    state: Any = optimizer.init(weights)
+    # A copy for each replica from the start, as the step returns it, so that there is one signature.
+    weights, state = strategy.experimental_distribute_values_from_function(
+        lambda _: (problem.weights, optimizer.init(problem.weights))
+    )
     images, labels = place(strategy, problem.images), place(strategy, problem.labels)
 
     def replica_step(weights: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
@@ -30,7 +32,7 @@ def main() -> None:
         updates, state = optimizer.update(gradients, state, weights)
         return optax.apply_updates(weights, updates), state, loss
 
-    @dx.function
+    @dx.function(donate_argnums=(0, 1))
     def train_step(weights: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
         return strategy.run(replica_step, args=(weights, state, images, labels))
 
@@ -39,7 +41,7 @@ def main() -> None:
         loss = None
         for _ in range(steps):
             weights, state, loss = train_step(weights, state, images, labels)
-        jax.block_until_ready((weights, loss))
+        jax.block_until_ready(strategy.experimental_local_results((weights, loss)))
         return {} if loss is None else {"loss": float(loss)}
 
     serve(run, {"library": f"jax {jax.__version__}"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def make(batch_size: int, seed: int = 0) -> Problem:
             (generator.standard_normal((inputs, outputs)) * (2 / inputs) ** 0.5).astype(np.float32),
             np.zeros(outputs, np.float32),
         )
-        for inputs, outputs in zip(LAYERS, LAYERS[1:], strict=False)
+        for inputs, outputs in pairwise(LAYERS)
     ]
     images = generator.standard_normal((batch_size, LAYERS[0])).astype(np.float32)
     labels = generator.integers(0, LAYERS[-1], batch_size).astype(np.int32)

@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ def main() -> None:
     os._exit(0)
 
 
-def make_steps(batch_size: int, rank: int, replicas: int):  # noqa: ANN201 - a local closure
+def make_steps(batch_size: int, rank: int, replicas: int) -> Callable[[int], float]:
     problem = mlp_problem.make(batch_size)
     layers: list[nn.Module] = []
     for kernel, bias in problem.weights:

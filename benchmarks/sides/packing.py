@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,7 @@ Tensors = Sequence[jax.Array]
 SMALL = 4096
 
 MLP_SIZES = tuple(
-    size
-    for inputs, outputs in zip(mlp_problem.LAYERS, mlp_problem.LAYERS[1:], strict=False)
-    for size in (inputs * outputs, outputs)
+    size for inputs, outputs in pairwise(mlp_problem.LAYERS) for size in (inputs * outputs, outputs)
 )
 # Convolution kernels, each with a scale and a shift, as in a small residual net.
 RESNET_SIZES = (9 * 64 * 64, 64, 64) * 12

@@ -1,4 +1,4 @@
-"""Puts one global batch on the replicas of a distribax strategy, for steps that measure no input."""
+"""Puts one global batch on the replicas of a strategy, for steps that measure no input."""
 
 from __future__ import annotations
 

@@ -207,3 +207,23 @@ def asked_cpu_devices() -> int | None:
     """Returns the value of jax_num_cpu_devices; None when it is not set."""
     asked: int = _xla_bridge.num_cpu_devices.value
     return asked if asked >= 0 else None
+
+
+def is_concrete_array(value: object) -> bool:
+    """Tells whether `value` is an ordinary array: no tracer, and no array of random keys."""
+    return type(value) is _array.ArrayImpl
+
+
+def is_key(value: Any) -> bool:
+    """Tells whether `value` is an array of random keys."""
+    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def on_key_data(fn: Callable[[jax.Array], jax.Array], key: Any) -> Any:
+    """Applies `fn`, which moves arrays, to the numbers that an array of random keys consists of."""
+    return type(key)(key._impl, fn(key._base_array))
+
+
+def started_outside(trace_state: Any) -> bool:
+    """Tells whether a trace state was taken where no JAX transformation was tracing."""
+    return trace_state == _core.OpaqueTraceState(_core.eval_trace._weakref)

@@ -79,7 +79,8 @@ def ours(printed: str) -> str:
     'Array([0, 1], dtype=int32)'
     """
     text = re.sub(
-        r"<tf\.Tensor: shape=\([^)]*\), dtype=(\w+), numpy=\s*(?:array\((.*?), dtype=\w+\)|([^>]*))>",
+        r"<tf\.Tensor: shape=\([^)]*\), dtype=(\w+), "
+        r"numpy=\s*(?:array\((.*?), dtype=\w+\)|([^>]*))>",
         lambda found: _array(found[2] or re.sub(r"\.0$", ".", found[3]), found[1]),
         printed,
         flags=re.DOTALL,

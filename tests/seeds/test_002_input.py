@@ -58,7 +58,7 @@ def test_a_dataset_must_be_batched_by_the_global_batch_size(
     strategy: dx.MirroredStrategy, tmp_path: Path
 ) -> None:
     dataset = tf.data.TFRecordDataset(_files(tmp_path))
-    with pytest.raises(ValueError, match="not batched.*global batch size"):
+    with pytest.raises(ValueError, match=r"not batched.*global batch size"):
         strategy.experimental_distribute_dataset(dataset)
 
 
@@ -179,6 +179,9 @@ def test_experimental_make_numpy_dataset(strategy: dx.MirroredStrategy) -> None:
     dataset = strategy.experimental_make_numpy_dataset(numpy_input)
     assert isinstance(dataset, tf.data.Dataset)
     assert [float(x) for x in dataset] == [1.0] * 10
+    # As the document writes it, without a batch, there is nothing to divide.
+    with pytest.raises(ValueError, match="not batched"):
+        strategy.experimental_distribute_dataset(dataset)
     dist_dataset = strategy.experimental_distribute_dataset(dataset.batch(4))
     assert [contents(x) for x in dist_dataset] == [
         [[1.0, 1.0], [1.0, 1.0]],

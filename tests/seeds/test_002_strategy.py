@@ -148,6 +148,25 @@ def test_extended_is_a_strategy_extended(strategy: dx.MirroredStrategy) -> None:
     assert strategy.extended.num_replicas_in_sync == strategy.num_replicas_in_sync == 2
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("experimental_distribute_dataset", ["dataset"]),
+        ("experimental_distribute_datasets_from_function", ["dataset_fn"]),
+        ("experimental_local_results", ["value"]),
+        ("experimental_make_numpy_dataset", ["numpy_input"]),
+        ("experimental_run_v2", ["fn", "args", "kwargs"]),
+        ("reduce", ["reduce_op", "value", "axis"]),
+        ("scope", []),
+    ],
+)
+def test_methods_take_the_documents_arguments(method: str, arguments: list[str]) -> None:
+    parameters = list(inspect.signature(getattr(dx.Strategy, method)).parameters.values())
+    assert [p.name for p in parameters[1 : 1 + len(arguments)]] == arguments
+    # What came later can be left out.
+    assert all(p.default is not p.empty for p in parameters[1 + len(arguments) :])
+
+
 # experimental_local_results.
 
 
@@ -333,12 +352,15 @@ def test_methods_of_another_strategy_are_refused_inside_a_scope(
     strategy: dx.MirroredStrategy,
 ) -> None:
     other = tf.distribute.OneDeviceStrategy("GPU:0")
-    with strategy.scope(), pytest.raises(RuntimeError, match="inside the scope of MirroredStrategy"):
+    with (
+        strategy.scope(),
+        pytest.raises(RuntimeError, match="inside the scope of MirroredStrategy"),
+    ):
         other.reduce("SUM", 1.0, axis=None)
 
 
 def test_values_belong_to_the_strategy_that_made_them(strategy: dx.MirroredStrategy) -> None:
     three = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1", "GPU:2"])
     value = _per_replica(strategy, 1.0, 2.0)
-    with pytest.raises(ValueError, match="replica 2 has no part of a value .* for 2 replica"):
+    with pytest.raises(ValueError, match=r"replica 2 has no part of a value .* for 2 replica"):
         three.run(lambda x: x, args=(value,))

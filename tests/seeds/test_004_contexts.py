@@ -130,6 +130,7 @@ def test_mirrored_variables_stay_in_sync(
 
 
 def test_one_device_strategy() -> None:
+    assert list(inspect.signature(dx.OneDeviceStrategy).parameters) == ["device"]
     strategy = tf.distribute.OneDeviceStrategy(device="/gpu:0")
     with strategy.scope():
         v = tf.Variable(1.0)
@@ -272,6 +273,21 @@ array([[1],
         distributed_values = tf.Variable([[1], [2]])
 
     assert repr(strategy.gather(distributed_values, axis=0)) == gathered
+
+
+def test_gather_of_uneven_pieces(strategy: dx.MirroredStrategy, execution: Decorator) -> None:
+    @execution
+    def gather(value: object) -> object:
+        return strategy.gather(value, axis=0)
+
+    even = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jnp.asarray([1, 2]) + 2 * ctx.replica_id_in_sync_group
+    )
+    assert np.asarray(gather(even)).tolist() == [1, 2, 3, 4]
+    uneven = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jnp.arange(3 - ctx.replica_id_in_sync_group)
+    )
+    assert np.asarray(gather(uneven)).tolist() == [0, 1, 2, 0, 1]
 
 
 def test_num_replicas_in_sync(strategy: dx.MirroredStrategy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def test_distributed_dataset(strategy: dx.MirroredStrategy) -> None:
     assert isinstance(dist_dataset, dx.DistributedDataset)
     printed = []
     for x in dist_dataset:
-        printed.append(str(x))  # noqa: PERF401 - as in the document
+        printed.append(str(x))
     assert "\n".join(printed) == ours(
         """PerReplica:{
   0: tf.Tensor([5.], shape=(1,), dtype=float32),
@@ -102,9 +103,7 @@ def test_distribute_datasets_from_function(strategy: dx.MirroredStrategy) -> Non
         global_batch_size = 4
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
         dataset = tf.data.Dataset.range(8).batch(global_batch_size)
-        dataset = dataset.shard(
-            input_context.num_input_pipelines, input_context.input_pipeline_id
-        )
+        dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
         dataset = dataset.unbatch().batch(batch_size)
         dataset = dataset.prefetch(2)
         return dataset
@@ -177,6 +176,21 @@ def test_sharding_never_loses_or_repeats_an_example() -> None:
             assert len(pieces) == count
             seen.extend(example for piece in pieces for example in piece.tolist())
         assert seen == list(range(11))
+
+
+def test_the_next_batch_is_made_before_it_is_asked_for(strategy: dx.MirroredStrategy) -> None:
+    ahead = threading.Event()
+
+    def noticed(x: Any) -> Any:
+        if x == 4:  # The first example of the second batch.
+            ahead.set()
+        return x
+
+    dataset = tf.data.Dataset.range(8).map(noticed).batch(4)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    assert contents(next(iterator)) == [[0, 1], [2, 3]]
+    assert ahead.wait(timeout=30)
+    iterator.close()
 
 
 def test_auto_shard_policy_is_set_by_options() -> None:

@@ -25,16 +25,12 @@ from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica
 
-# Measured in benchmarks/packing: see docs/benchmarks.md.
-DEFAULT_BYTES_PER_PACK = 0
-
-
 class AllReduce(CrossDeviceOps):
     """Reduces with the collective that XLA has for the platform. The default.
 
     Args:
-        num_packs: How many packs the values of a batch reduction are joined into; 0 reduces each
-            value by itself, and `CommunicationOptions.bytes_per_pack` takes precedence.
+        num_packs: 0 reduces every tensor by itself. Any other number lets small tensors be joined
+            before they are reduced (`CommunicationOptions.bytes_per_pack` limits how many).
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -45,17 +41,21 @@ class AllReduce(CrossDeviceOps):
             )
         self.num_packs = num_packs
 
-    def sum_in_program(self, value: Any, mesh: Mesh) -> Any:
-        """Adds the replicas' values of one tensor inside an SPMD program."""
-        return lax.psum(value, REPLICA_AXIS)
+    def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
+        """Adds the replicas' values of each tensor inside an SPMD program."""
+        return list(lax.psum(tuple(values), REPLICA_AXIS))
 
     def all_reduce_in_program(
         self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
     ) -> list[Any]:
-        def total(value: Any) -> Any:
-            return self.sum_in_program(jax_compat.to_varying(value, REPLICA_AXIS), mesh)
+        def total(values: list[Any]) -> list[Any]:
+            own = [jax_compat.to_varying(value, REPLICA_AXIS) for value in values]
+            return self.sum_in_program(own, mesh)
 
-        sums = reduce_packed(values, total, options.bytes_per_pack or DEFAULT_BYTES_PER_PACK)
+        if self.num_packs == 0:
+            sums = total(values)
+        else:
+            sums = reduce_packed(values, total, options.bytes_per_pack)
         return [divided(value, reduce_op, mesh.size) for value in sums]
 
     def reduce_implementation(

@@ -21,22 +21,26 @@ class HierarchicalCopyAllReduce(AllReduce):
     carries one part of the tensor, so no device carries all of it.
     """
 
-    def sum_in_program(self, value: Any, mesh: Mesh) -> Any:
-        size = group_size(mesh.size)
-        near = [[first + k for k in range(size)] for first in range(0, mesh.size, size)]
-        far = [[first + k for first in range(0, mesh.size, size)] for k in range(size)]
-        flat = jnp.ravel(value)
-        padded = jnp.pad(flat, (0, -flat.size % size))
-        part = lax.psum_scatter(padded, REPLICA_AXIS, axis_index_groups=near, tiled=True)
-        if len(near) > 1:
-            part = lax.all_gather(part, REPLICA_AXIS, axis_index_groups=far).sum(axis=0)
-        # Every group now has all parts; those of the first group make the whole.
-        whole = jax_compat.all_gather_same(part, REPLICA_AXIS)[:size]
-        return whole.reshape(-1)[: flat.size].reshape(jnp.shape(value)).astype(value.dtype)
+    def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
+        return [_sum_in_levels(value, mesh) for value in values]
+
+
+def _sum_in_levels(value: Any, mesh: Mesh) -> Any:
+    size = group_size(mesh.size)
+    near = [[first + k for k in range(size)] for first in range(0, mesh.size, size)]
+    far = [[first + k for first in range(0, mesh.size, size)] for k in range(size)]
+    flat = jnp.ravel(value)
+    padded = jnp.pad(flat, (0, -flat.size % size))
+    part = lax.psum_scatter(padded, REPLICA_AXIS, axis_index_groups=near, tiled=True)
+    if len(near) > 1:
+        part = lax.all_gather(part, REPLICA_AXIS, axis_index_groups=far).sum(axis=0)
+    # Every group now has all parts; those of the first group make the whole.
+    whole = jax_compat.all_gather_same(part, REPLICA_AXIS)[:size]
+    return whole.reshape(-1)[: flat.size].reshape(jnp.shape(value)).astype(value.dtype)
 
 
 def group_size(num_devices: int) -> int:
-    """Returns the size of a group: the largest divisor that is at most the square root, or all."""
+    """Returns how many devices form a group: about the square root, or all if none divides."""
     for size in range(math.isqrt(num_devices), 1, -1):
         if num_devices % size == 0:
             return num_devices // size

@@ -20,8 +20,8 @@ class CommunicationOptions:
     """Hints for collectives; they change speed, never a result.
 
     Attributes:
-        bytes_per_pack: Small tensors are joined into packs of about this size before they are
-            reduced together. 0 leaves it to the library's measured default.
+        bytes_per_pack: Small tensors are joined into packs of at most this size before they are
+            reduced. 0 sets no limit.
         timeout_seconds: How long a collective over several machines may wait for the slowest.
         implementation: Which library carries the bytes.
     """

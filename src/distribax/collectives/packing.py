@@ -1,4 +1,4 @@
-"""Joining many small tensors into few large ones before a reduction, and taking them apart."""
+"""Joining small tensors into large ones before a reduction, and taking them apart again."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ from typing import Any
 
 import jax.numpy as jnp
 
+# Measured (docs/benchmarks.md): a tensor of up to 16 KiB costs less to copy into a pack than to
+# reduce alone, on 2 to 8 devices; a larger one does not.
+SMALL_BYTES = 16 * 1024
+
 
 def reduce_packed(
-    values: list[Any], reduce_flat: Callable[[Any], Any], bytes_per_pack: int
+    values: list[Any], reduce_all: Callable[[list[Any]], list[Any]], bytes_per_pack: int
 ) -> list[Any]:
-    """Reduces `values` in packs of one data type and about `bytes_per_pack` bytes each.
+    """Reduces `values` with the small ones of each data type joined into packs.
 
-    A value as large as a pack is reduced alone, as copying it would cost more than it saves.
+    `bytes_per_pack` limits the size of a pack; 0 sets no limit.
     """
+    packs = _packs(values, bytes_per_pack)
+    joined = [
+        values[members[0]]
+        if len(members) == 1
+        else jnp.concatenate([jnp.ravel(values[index]) for index in members])
+        for members in packs
+    ]
     results: list[Any] = [None] * len(values)
-    for members in _packs(values, bytes_per_pack):
+    for members, reduced in zip(packs, reduce_all(joined), strict=True):
         if len(members) == 1:
-            results[members[0]] = reduce_flat(values[members[0]])
+            results[members[0]] = reduced
             continue
-        pack = jnp.concatenate([jnp.ravel(values[index]) for index in members])
-        reduced = reduce_flat(pack)
         start = 0
         for index in members:
             size, shape = jnp.size(values[index]), jnp.shape(values[index])
@@ -31,18 +40,19 @@ def reduce_packed(
 
 
 def _packs(values: list[Any], bytes_per_pack: int) -> list[list[int]]:
+    """Returns which values are reduced together, as lists of their indices."""
     packs: list[list[int]] = []
-    open_pack: dict[Any, tuple[list[int], int]] = {}
+    filling: dict[Any, tuple[list[int], int]] = {}
     for index, value in enumerate(values):
         dtype = jnp.result_type(value)
         size = jnp.size(value) * dtype.itemsize
-        if size >= bytes_per_pack:
+        if size > SMALL_BYTES:
             packs.append([index])
             continue
-        members, filled = open_pack.get(dtype, ([], 0))
-        if not members or filled + size > bytes_per_pack:
+        members, filled = filling.get(dtype, ([], 0))
+        if not members or (bytes_per_pack and filled + size > bytes_per_pack):
             members, filled = [], 0
             packs.append(members)
         members.append(index)
-        open_pack[dtype] = (members, filled + size)
+        filling[dtype] = (members, filled + size)
     return packs

@@ -5,6 +5,11 @@ from __future__ import annotations
 from distribax.data import experimental as experimental
 from distribax.data.adapt import as_dataset as as_dataset
 from distribax.data.dataset import Dataset as Dataset
+from distribax.data.formats.example import FixedLenFeature as FixedLenFeature
+from distribax.data.formats.example import VarLenFeature as VarLenFeature
+from distribax.data.formats.example import parse_example as parse_example
+from distribax.data.formats.example import parse_single_example as parse_single_example
+from distribax.data.formats.example import serialize_example as serialize_example
 from distribax.data.formats.record_format import CorruptRecordError as CorruptRecordError
 from distribax.data.formats.tfrecord import TFRecordWriter as TFRecordWriter
 from distribax.data.iterator import DatasetIterator as DatasetIterator

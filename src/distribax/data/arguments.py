@@ -27,14 +27,6 @@ def positive(value: Any, name: str) -> int:
     return number
 
 
-def not_negative(value: Any, name: str) -> int:
-    """Returns an argument that must be at least 0."""
-    number = whole_number(value, name)
-    if number < 0:
-        raise ValueError(f"{name}={number} is negative. Expected 0 or more.")
-    return number
-
-
 def buffer_size(value: Any, name: str) -> int:
     """Returns the size of a prefetch buffer; None stands for AUTOTUNE."""
     number = AUTOTUNE if value is None else whole_number(value, name)

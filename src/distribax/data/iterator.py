@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,7 @@ class RunCounter:
     """Counts the iterators of a data set, so that every pass shuffles anew."""
 
     next_run: int = 0
+    base: int = field(default_factory=lambda: secrets.randbits(63))
 
 
 class _Running:
@@ -49,11 +51,12 @@ class DatasetIterator:
         self._runs = runs
         self._run = runs.next_run
         runs.next_run += 1
+        self._base = runs.base
         self._entropy: dict[int, int] = {}
         self._running = _Running()
         # Also runs before the interpreter shuts down, when threads could no longer be joined.
         weakref.finalize(self, self._running.close)
-        self._running.iterator = runner.start(plan, self._run, self._entropy)
+        self._running.iterator = runner.start(plan, self._run, self._base, self._entropy)
 
     def __iter__(self) -> DatasetIterator:
         return self
@@ -80,6 +83,7 @@ class DatasetIterator:
             "version": _VERSION,
             "pipeline": fingerprint(self._plan),
             "run": self._run,
+            "base": self._base,
             "seeds": [self._entropy.get(id(node), node.entropy) for node in shuffles],
             "position": iterator.get_state(),
         }
@@ -104,12 +108,12 @@ class DatasetIterator:
             )
         self.close()
         shuffles = unseeded(self._plan)
-        self._run = state["run"]
+        self._run, self._base = state["run"], state["base"]
         self._runs.next_run = self._run + 1
         self._entropy = {
             id(node): seed for node, seed in zip(shuffles, state["seeds"], strict=True)
         }
-        iterator = runner.start(self._plan, self._run, self._entropy)
+        iterator = runner.start(self._plan, self._run, self._base, self._entropy)
         self._running.iterator = iterator
         iterator.set_state(state["position"])
 

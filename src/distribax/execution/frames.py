@@ -103,6 +103,12 @@ class FunctionFrame(Frame):
         self.touched[variable] = None
         super().write(variable, value)
 
+    def rename(self, old: Any, new: Any) -> None:
+        """Lets `new` stand for the state that `old` has stood for so far in this trace."""
+        for named in (self.values, self.touched, self.written):
+            if old in named:
+                named[new] = named.pop(old)
+
 
 class RunFrame(Frame):
     """The frame of the replicas inside one compiled `strategy.run`: local values."""
@@ -112,6 +118,7 @@ class RunFrame(Frame):
         self.mesh = mesh
         self.values.update(local)
         self._varying: dict[Any, tuple[Any, Any]] = {}
+        self._shared: dict[int, tuple[Any, Any]] = {}
 
     def read(self, variable: Any) -> Any:
         if variable in self.values:
@@ -136,6 +143,27 @@ class RunFrame(Frame):
                 return cached[1]
             self._varying[variable] = cached
         return cached[1]
+
+    def own(self, value: Any) -> Any:
+        """Gives a replica a value that all replicas share, as the replica's own.
+
+        What the replica computes of it is its own too, so that a gradient through it adds up what
+        all replicas have made of it. The value itself is still known as shared.
+        """
+        if not jax_compat.is_tracer(value):
+            return value
+        own = jax_compat.to_varying(value, REPLICA_AXIS)
+        self._shared[id(own)] = (own, value)
+        return own
+
+    def shared(self, value: Any) -> tuple[Any, bool]:
+        """Returns a replica's value, as the shared one where it is, and whether it is shared."""
+        known = self._shared.get(id(value))
+        if known is not None:
+            return known[1], True
+        if not jax_compat.tracks_varying():
+            return value, not jax_compat.is_tracer(value)
+        return value, not jax_compat.varies(value, REPLICA_AXIS)
 
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)

@@ -12,9 +12,10 @@ import jax
 
 from distribax import context
 from distribax.errors import HostOnly
-from distribax.execution import frames, lifting, signature
+from distribax.execution import foreign, frames, lifting, signature
 from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
+from distribax.values import is_opaque
 
 _MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
@@ -32,11 +33,13 @@ class Function:
         fn: StepFn,
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
+        donate_argnums: Sequence[int] = (),
     ) -> None:
         functools.update_wrapper(self, fn)
         self._python = fn
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
+        self._donate_argnums = tuple(donate_argnums)
         self._programs: dict[Any, Program | str] = {}
         self._pulls: dict[Any, list[tuple[int, Any]]] = {}
         # The last known inputs, by strategy and context: a good guess for the next signature.
@@ -68,13 +71,17 @@ class Function:
         bound = held.get(name) if held is not None else None
         if bound is None:
             bound = Function(
-                self._python.__get__(instance, owner), self._static_argnums, self._static_argnames
+                self._python.__get__(instance, owner),
+                self._static_argnums,
+                self._static_argnames,
+                self._donate_argnums,
             )
             if held is not None:
                 held[name] = bound
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        foreign.load_adapters()
         here = context.current()
         if (
             frames.current() is not None
@@ -97,14 +104,14 @@ class Function:
 
             if len(self._runs) >= _MAX_HOST_RUNS:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = Function(call)
+            run = self._runs[key] = Function(call, donate_argnums=self._donate_argnums)
         return run
 
     # One call.
 
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_none)
-        static = self._static_leaves(args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        static = self._leaves_of(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)
         except signature.Uneven:
@@ -136,7 +143,15 @@ class Function:
                 return self._eager(call.args, call.kwargs, call.pulled)
             form = Form(call.tree, call.slots, elements)
             iterators = [iterator for iterator, _ in call.pulled]
-            program = build(self._python, form, iterators, lift, may_create=may_create)
+            donated = self._leaves_of(call.args, call.kwargs, self._donate_argnums, ())
+            program = build(
+                self._python,
+                form,
+                iterators,
+                lift,
+                may_create=may_create,
+                donated=_dynamic_positions(call.slots, donated),
+            )
             try:
                 result = program(inputs)
             except Relift as signal:
@@ -190,23 +205,19 @@ class Function:
     def _name(self) -> str:
         return getattr(self._python, "__qualname__", repr(self._python))
 
-    def _static_leaves(self, args: Args, kwargs: Kwargs) -> frozenset[int]:
-        if not self._static_argnums and not self._static_argnames:
+    def _leaves_of(
+        self, args: Args, kwargs: Kwargs, argnums: Sequence[int], argnames: Sequence[str]
+    ) -> frozenset[int]:
+        """Returns the indices of the leaves of the arguments that are named."""
+        if not argnums and not argnames:
             return frozenset()
-        names = set(self._static_argnames)
-        positions = {index % len(args) for index in self._static_argnums if index < len(args)}
         parameters = list(inspect.signature(self._python).parameters)
-        positions |= {i for i, name in enumerate(parameters[: len(args)]) if name in names}
-        marks = jax.tree.map(lambda _: False, (args, kwargs), is_leaf=_is_none)
+        positions = {index % len(args) for index in argnums if index < len(args)}
+        positions |= {i for i, name in enumerate(parameters[: len(args)]) if name in argnames}
+        named = {*argnames, *(parameters[i] for i in argnums if i < len(parameters))}
         marked = (
-            tuple(
-                jax.tree.map(lambda _: True, mark, is_leaf=_is_none) if i in positions else mark
-                for i, mark in enumerate(marks[0])
-            ),
-            {
-                name: jax.tree.map(lambda _: True, mark) if name in names else mark
-                for name, mark in marks[1].items()
-            },
+            tuple(_mark(arg, index in positions) for index, arg in enumerate(args)),
+            {name: _mark(value, name in named) for name, value in kwargs.items()},
         )
         return frozenset(i for i, mark in enumerate(jax.tree.leaves(marked)) if mark)
 
@@ -214,8 +225,18 @@ class Function:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
 
 
-def _is_none(leaf: Any) -> bool:
-    return leaf is None
+def _is_leaf(leaf: Any) -> bool:
+    return leaf is None or is_opaque(leaf)
+
+
+def _mark(nest: Any, value: bool) -> Any:
+    return jax.tree.map(lambda _: value, nest, is_leaf=_is_leaf)
+
+
+def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
+    """Returns where the given leaves are among the inputs of the program."""
+    inputs = [index for index, slot in enumerate(slots) if slot.is_dynamic]
+    return frozenset(position for position, index in enumerate(inputs) if index in leaves)
 
 
 def _is_tracer_leaf(value: Any) -> bool:
@@ -271,17 +292,20 @@ def function(
     *,
     static_argnums: Sequence[int] = ...,
     static_argnames: Sequence[str] = ...,
+    donate_argnums: int | Sequence[int] = ...,
 ) -> Callable[[StepFn], Function]: ...
 def function(
     fn: StepFn | None = None,
     *,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
 ) -> Any:
     """Compiles a function that may read and write variables and call `strategy.run`.
 
     Arrays, distributed values and Python numbers are inputs; bools, strings and other objects are
-    part of the signature, as are arguments named static.
+    part of the signature, as are arguments named static. The memory of donated arguments is used
+    for the results, as with `jax.jit`; variables need no such word.
 
     Example:
         >>> import distribax as dx
@@ -293,14 +317,24 @@ def function(
         >>> float(step(3.0)), int(count)
         (6.0, 1)
     """
-    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    numbers = _numbers(static_argnums)
+    donated = _numbers(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     if fn is None:
-        return lambda inner: function_of(inner, numbers, names)
-    return function_of(fn, numbers, names)
+        return lambda inner: _function_of(inner, numbers, names, donated)
+    return _function_of(fn, numbers, names, donated)
 
 
-def function_of(fn: Any, static_argnums: tuple[int, ...], static_argnames: tuple[str, ...]) -> Any:
+def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _function_of(
+    fn: Any,
+    static_argnums: tuple[int, ...],
+    static_argnames: tuple[str, ...],
+    donate_argnums: tuple[int, ...],
+) -> Any:
     """Makes the compiled function, once the decorator's arguments are known."""
     if isinstance(fn, Function):
         return fn
@@ -309,4 +343,4 @@ def function_of(fn: Any, static_argnums: tuple[int, ...], static_argnames: tuple
             f"dx.function: fn={fn!r} is not callable. Use it as @dx.function above a `def`, or as "
             "dx.function(fn)."
         )
-    return Function(fn, static_argnums, static_argnames)
+    return Function(fn, static_argnums, static_argnames, donate_argnums)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import jax_compat
 from distribax.execution.frames import FunctionFrame
-from distribax.values import DistributedValues, Global
+from distribax.values import DistributedValues, Global, is_opaque
 
 
 class Results:
@@ -60,11 +60,16 @@ class Results:
 
 
 def _is_leaf(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, DistributedValues)
+    return leaf is None or isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def constrained(value: Any, sharding: Any) -> Any:
     """Fixes where a result of the program lives, so that the next call finds it there."""
-    if not isinstance(sharding, NamedSharding) or not jax_compat.is_tracer(value):
+    if not isinstance(sharding, NamedSharding):
         return value
-    return lax.with_sharding_constraint(value, sharding)
+    if jax_compat.is_tracer(value):
+        return lax.with_sharding_constraint(value, sharding)
+    # A nest, as the state of other libraries may be, or a constant.
+    return value if isinstance(value, jax.Array) else jax.tree.map(
+        lambda leaf: constrained(leaf, sharding) if jax_compat.is_tracer(leaf) else leaf, value
+    )

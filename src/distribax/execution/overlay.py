@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from distribax import context
+from distribax import context, jax_compat
+from distribax.execution import frames
+from distribax.topology import REPLICA_AXIS
 
 _overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = ContextVar(
     "distribax_overlays", default=()
@@ -16,12 +18,28 @@ _overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = Contex
 
 @contextlib.contextmanager
 def overlaid(values: Mapping[Any, Any]) -> Iterator[None]:
-    """Makes reads of the given variables return the given values, in this context only."""
+    """Makes reads of the given variables return the given values: here, and in replicas run here."""
     token = _overlays.set((*_overlays.get(), (context.current(), dict(values))))
     try:
         yield
     finally:
         _overlays.reset(token)
+
+
+def stand_in(variable: Any) -> Any | None:
+    """Returns the value that stands in for `variable` where the code runs now, or None."""
+    values = holding(variable)
+    if values is not None:
+        return values[variable]
+    if context.get_replica_context() is None:
+        return None
+    # A replica that the differentiated function runs: its copy is one of the stand-in.
+    for _, enclosing in reversed(_overlays.get()):
+        if variable in enclosing:
+            value = enclosing[variable]
+            in_program = isinstance(frames.current(), frames.RunFrame)
+            return jax_compat.to_varying(value, REPLICA_AXIS) if in_program else value
+    return None
 
 
 def holding(variable: Any) -> dict[Any, Any] | None:

@@ -75,30 +75,45 @@ class Program:
     call: Callable[..., Any]
     lift: Lift
     results: outputs.Results
+    donated: frozenset[int] = frozenset()
 
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
         given = [variable.take_program_value() for variable in lift.written]
         read = [variable.program_value() for variable in lift.read]
+        own: list[Any] = []
+        if self.donated:
+            own = [value for index, value in enumerate(dynamic) if index in self.donated]
+            dynamic = [value for index, value in enumerate(dynamic) if index not in self.donated]
         with launch_lock:
             if lift.device is None:
-                arrays, new = self.call(given, read, dynamic)
+                arrays, new = self.call(given, own, read, dynamic)
             else:
                 with jax.default_device(lift.device):
-                    arrays, new = self.call(given, read, dynamic)
+                    arrays, new = self.call(given, own, read, dynamic)
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
         return self.results.rebuild(arrays)
 
 
 def build(
-    fn: StepFn, form: Form, iterators: list[Any], lift: Lift, *, may_create: bool
+    fn: StepFn,
+    form: Form,
+    iterators: list[Any],
+    lift: Lift,
+    *,
+    may_create: bool,
+    donated: frozenset[int] = frozenset(),
 ) -> Program:
     """Makes a program that is traced, and compiled, when it is first called."""
     results = outputs.Results()
 
-    def pure(given: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
+    def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         with _launch_lock_released():
+            if donated:
+                kept, gone = iter(dynamic), iter(own)
+                count = len(dynamic) + len(own)
+                dynamic = [next(gone if index in donated else kept) for index in range(count)]
             lifted = dict(zip((*lift.written, *lift.read), (*given, *read), strict=True))
             frame = frames.FunctionFrame(lifted, may_create, lift.device)
             (args, kwargs), elements = form.rebuild(dynamic)
@@ -114,7 +129,7 @@ def build(
         ]
         return arrays, new
 
-    return Program(jax.jit(pure, donate_argnums=(0,)), lift, results)
+    return Program(jax.jit(pure, donate_argnums=(0, 1)), lift, results, donated)
 
 
 @contextlib.contextmanager

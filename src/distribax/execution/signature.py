@@ -10,7 +10,7 @@ import numpy as np
 
 from distribax import jax_compat
 from distribax.execution.lifting import LiftedIterator
-from distribax.values import DistributedValues, Global, Mirrored, PerReplica
+from distribax.values import DistributedValues, Global, Mirrored, PerReplica, is_opaque
 
 
 class Uneven(Exception):
@@ -114,7 +114,7 @@ def _static_key(leaf: Any) -> Any:
         hash(leaf)
     except TypeError:
         return _ById(leaf)
-    return (type(leaf), leaf)
+    return _ById(leaf) if is_opaque(leaf) else (type(leaf), leaf)
 
 
 def closure_key(fn: Any) -> Any:

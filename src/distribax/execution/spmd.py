@@ -16,7 +16,15 @@ from distribax.errors import HostOnly
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.types import Args, Kwargs, ReduceOp, StepFn
-from distribax.values import DistributedValues, Global, Local, Mirrored, Origins, PerReplica
+from distribax.values import (
+    DistributedValues,
+    Global,
+    Local,
+    Mirrored,
+    Origins,
+    PerReplica,
+    is_opaque,
+)
 
 _SPLIT = PartitionSpec(REPLICA_AXIS)
 _SAME = PartitionSpec()
@@ -27,9 +35,12 @@ class SpmdRunner:
 
     compiles = False
 
-    def __init__(self, strategy: Any, mesh: Mesh, ops: CrossDeviceOps, origins: Origins) -> None:
+    def __init__(
+        self, strategy: Any, frame: frames.RunFrame, ops: CrossDeviceOps, origins: Origins
+    ) -> None:
         self.strategy = strategy
-        self.mesh = mesh
+        self.frame = frame
+        self.mesh = frame.mesh
         self.ops = ops
         self.origins = origins
 
@@ -38,7 +49,7 @@ class SpmdRunner:
         return lax.axis_index(REPLICA_AXIS)
 
     def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
-        args, kwargs = jax.tree.map(self._wrap, (args, kwargs), is_leaf=_is_wrapped)
+        args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=_is_wrapped)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return jax.tree.map(self.unwrap, result, is_leaf=_is_wrapped)
@@ -46,40 +57,41 @@ class SpmdRunner:
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
         values = [jnp.asarray(leaf) for leaf in leaves]
         options = options or CommunicationOptions()
-        return self.ops.all_reduce_in_program(op, values, self.mesh, options)
+        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
+        return [self.frame.own(value) for value in reduced]
 
     def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
+        varying = [jax_compat.to_varying(jnp.asarray(leaf), REPLICA_AXIS) for leaf in leaves]
         return [
-            jax_compat.all_gather_joined(
-                jax_compat.to_varying(jnp.asarray(leaf), REPLICA_AXIS), REPLICA_AXIS, axis
-            )
-            for leaf in leaves
+            self.frame.own(jax_compat.all_gather_joined(value, REPLICA_AXIS, axis))
+            for value in varying
         ]
 
-    def _wrap(self, leaf: Any) -> Any:
+    def wrap(self, leaf: Any) -> Any:
+        """Returns a replica's value as the values of all replicas."""
         if not jax_compat.is_tracer(leaf):
             return leaf
         whole = self.origins.whole([leaf])
         if whole is not None:
             return whole
-        kind = PerReplica if jax_compat.varies(leaf, REPLICA_AXIS) else Mirrored
-        return kind.of(Local(leaf, self.mesh))
+        value, shared = self.frame.shared(leaf)
+        return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
 
     def unwrap(self, leaf: Any) -> Any:
         """Returns the replica's own part of a wrapped value."""
         if not isinstance(leaf, DistributedValues):
             return leaf
         layout = leaf.layout
+        if isinstance(leaf, Mirrored):
+            return self.frame.own(leaf.get())
         if isinstance(layout, Local):
             return layout.value
-        if isinstance(leaf, Mirrored):
-            return leaf.get()
         pieces = leaf.values
         return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
 
 
 def _is_wrapped(leaf: Any) -> bool:
-    return isinstance(leaf, DistributedValues)
+    return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def run(
@@ -88,6 +100,40 @@ def run(
     """Runs `fn` for all replicas inside the `dx.function` that is being traced."""
     outer = frames.current()
     assert outer is not None
+    if isinstance(outer, frames.RunFrame):
+        return _run_inside(strategy, outer, ops, fn, args, kwargs)
+    try:
+        return _run(strategy, outer, mesh, ops, fn, args, kwargs, track_varying=True)
+    except Exception as error:
+        if not jax_compat.is_varying_mismatch(error):
+            raise
+    # Ordinary JAX loops and branches do not know of replicas; without the types they need not.
+    return _run(strategy, outer, mesh, ops, fn, args, kwargs, track_varying=False)
+
+
+def _run_inside(
+    strategy: Any, frame: frames.RunFrame, ops: CrossDeviceOps, fn: StepFn, args: Args, kwargs: Kwargs
+) -> Any:
+    """Runs `fn` for all replicas from a merge function, which is in their program already."""
+    runner = SpmdRunner(strategy, frame, ops, Origins())
+    args, kwargs = jax.tree.map(
+        runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped
+    )
+    with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
+        result = fn(*args, **kwargs)
+    return jax.tree.map(runner.wrap, result, is_leaf=_is_wrapped)
+
+
+def _run(
+    strategy: Any,
+    outer: frames.Frame,
+    mesh: Mesh,
+    ops: CrossDeviceOps,
+    fn: StepFn,
+    args: Args,
+    kwargs: Kwargs,
+    track_varying: bool,
+) -> Any:
     outer.function.mesh = mesh
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
     given = [_input(leaf, mesh) for leaf in leaves]
@@ -102,9 +148,9 @@ def run(
 
     def body(local_inputs: list[Any], local_stacked: list[Any]) -> list[Any]:
         origins = Origins()
-        runner = SpmdRunner(strategy, mesh, ops, origins)
         local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
         frame = frames.RunFrame(outer, mesh, local)
+        runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
         remaining = iter(local_inputs)
         local_leaves = [
@@ -118,7 +164,7 @@ def run(
             result, is_leaf=lambda leaf: leaf is None or _is_wrapped(leaf)
         )
         result_tree[:] = [tree_out]
-        outputs = _outputs([runner.unwrap(leaf) for leaf in flat], origins, plan, out_specs)
+        outputs = _outputs([runner.unwrap(leaf) for leaf in flat], runner, plan, out_specs)
         written[:] = list(frame.written)
         for variable in written:
             value = frame.values[variable]
@@ -126,15 +172,23 @@ def run(
             out_specs.append(_SPLIT if variable.per_replica else _SAME)
         return outputs
 
-    program = jax_compat.shard_map(body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs)
+    program = jax_compat.shard_map(
+        body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs, track_varying=track_varying
+    )
     outputs = program(inputs, stacked_values)
     results = iter(outputs)
     merged = [
-        item if kind is None else kind.of(Global(next(results), mesh, *item)) for kind, item in plan
+        item if kind is None else _merged(kind, Global(next(results), mesh, *item))
+        for kind, item in plan
     ]
     for variable in written:
         outer.write(variable, next(results))
     return jax.tree.unflatten(result_tree[0], merged)
+
+
+def _merged(kind: type[DistributedValues], layout: Global) -> Any:
+    """Wraps a result, unless there is one replica, whose result is the result."""
+    return kind.of(layout) if layout.mesh.size > 1 else layout.piece(0)
 
 
 def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
@@ -162,7 +216,7 @@ def _enter(value: Any, leaf: Any, layout: Global | None, origins: Origins) -> An
 
 
 def _outputs(
-    flat: list[Any], origins: Origins, plan: list[Any], out_specs: list[PartitionSpec]
+    flat: list[Any], runner: SpmdRunner, plan: list[Any], out_specs: list[PartitionSpec]
 ) -> list[Any]:
     """Sorts results into arrays of the program and objects that stay as they are."""
     outputs: list[Any] = []
@@ -172,16 +226,17 @@ def _outputs(
         if not jax_compat.is_tracer(leaf):
             plan.append((None, leaf))
             continue
-        whole = origins.whole([leaf])
+        whole = runner.origins.whole([leaf])
+        value, shared = runner.frame.shared(leaf)
         if whole is not None:
             plan.append((None, whole))
-        elif jax_compat.varies(leaf, REPLICA_AXIS):
-            scalar = leaf.ndim == 0
-            plan.append((PerReplica, (scalar, False)))
-            outputs.append(leaf[None] if scalar else leaf)
-            out_specs.append(_SPLIT)
-        else:
+        elif shared:
             plan.append((Mirrored, (False, True)))
-            outputs.append(leaf)
+            outputs.append(value)
             out_specs.append(_SAME)
+        else:
+            scalar = value.ndim == 0
+            plan.append((PerReplica, (scalar, False)))
+            outputs.append(value[None] if scalar else value)
+            out_specs.append(_SPLIT)
     return outputs

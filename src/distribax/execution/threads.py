@@ -20,7 +20,14 @@ from distribax import context, jax_compat
 from distribax.collectives import CrossDeviceOps
 from distribax.errors import ReplicaAborted
 from distribax.types import Args, Kwargs, ReduceOp, StepFn
-from distribax.values import DistributedValues, Mirrored, Origins, PerReplica, regroup
+from distribax.values import (
+    DistributedValues,
+    Mirrored,
+    Origins,
+    PerReplica,
+    is_opaque,
+    regroup,
+)
 
 
 class _Replica(threading.Thread):
@@ -100,11 +107,12 @@ class _ThreadRunner:
     def replica_id(self) -> int:
         return self.replica.replica_id
 
-    def create_variable(self, create: Any) -> Any:
-        """Makes the next variable of this run, or returns the one that replica 0 has made."""
-        return self.replica.run_state.create_variable(self.replica, create)
+    def create_variable(self, create: Any, place: str) -> Any:
+        """Makes the next variable of a line of code, or returns the one of replica 0."""
+        return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
     def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
         return self.replica.meet(fn, args, kwargs)
 
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
@@ -143,15 +151,18 @@ class _ThreadRunner:
         return _differentiable(gather, leaves, own_part)
 
     def _exchange(self, what: str, combine: StepFn, leaves: list[Any]) -> list[Any]:
-        if any(jax_compat.is_tracer(leaf) for leaf in leaves):
-            raise RuntimeError(
-                f"{what}: called inside jax.jit (or another JAX transformation that stages code) "
-                "in a replica that runs eagerly, where the other replicas cannot be met. "
-                "Decorate the step with @dx.function instead of @jax.jit, and call strategy.run "
-                "inside it."
-            )
+        _refuse_tracers(what, leaves)
         # New objects, as equal constants of all replicas are still one value for each replica.
         return self.merge(combine, [jax_compat.fresh(jnp.asarray(leaf)) for leaf in leaves], {})
+
+
+def _refuse_tracers(what: str, leaves: list[Any]) -> None:
+    if any(jax_compat.is_tracer(leaf) for leaf in leaves):
+        raise RuntimeError(
+            f"{what}: called inside jax.jit (or another JAX transformation that stages code) in a "
+            "replica that runs eagerly, where the other replicas cannot be met. Decorate the step "
+            "with @dx.function instead of @jax.jit, and call strategy.run inside it."
+        )
 
 
 def _starts(value: PerReplica, axis: int) -> PerReplica:
@@ -180,21 +191,24 @@ class _Run:
         self.ops = ops
         self.fn = fn
         self.origins = Origins()
-        self.variables: list[Any] = []
-        self.num_created: dict[int, int] = {}
+        # By line of code: replica 0 alone creates what is made once and kept (`if v is None:`).
+        self.variables: dict[str, list[Any]] = {}
+        self.num_created: dict[tuple[int, str], int] = {}
 
-    def create_variable(self, replica: _Replica, create: Any) -> Any:
-        index = self.num_created.get(replica.replica_id, 0)
-        self.num_created[replica.replica_id] = index + 1
-        if index == len(self.variables):
-            if replica.replica_id != 0:
+    def create_variable(self, replica_id: int, create: Any, place: str) -> Any:
+        made = self.variables.setdefault(place, [])
+        index = self.num_created.get((replica_id, place), 0)
+        self.num_created[replica_id, place] = index + 1
+        if index == len(made):
+            if replica_id != 0:
                 raise RuntimeError(
-                    f"dx.Variable: replica {replica.replica_id} creates more variables than "
-                    f"replica 0 ({index}). Every replica must create the same variables in the "
-                    "same order."
+                    f"dx.Variable: replica {replica_id} creates variable number {index + 1} at "
+                    f"{place}, where replica 0 has created {index}. Every replica must create the "
+                    "same variables; do not put it under a condition that differs between "
+                    "replicas."
                 )
-            self.variables.append(create())
-        return self.variables[index]
+            made.append(create())
+        return made[index]
 
     def give(self, leaf: Any, replica_id: int) -> Any:
         """Returns a replica's part of an argument, on its device."""
@@ -217,7 +231,7 @@ class _Run:
 
     def parts(self, nest: Any) -> list[Any]:
         """Returns a nest with each replica's part of it, for all replicas."""
-        is_leaf = lambda leaf: isinstance(leaf, DistributedValues)  # noqa: E731
+        is_leaf = lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf)  # noqa: E731
         return [
             jax.tree.map(lambda leaf, i=index: self.give(leaf, i), nest, is_leaf=is_leaf)
             for index in range(len(self.devices))
@@ -233,6 +247,13 @@ def run(
     kwargs: Kwargs,
 ) -> Any:
     """Runs `fn` once for each replica and merges what they return."""
+    if jax_compat.is_tracing():
+        raise RuntimeError(
+            "strategy.run: called inside a JAX transformation (jax.jit, jax.grad, "
+            "dx.value_and_grad, jax.lax.scan, ...), whose values the threads of eager replicas "
+            "cannot use. Decorate the whole step with @dx.function instead of @jax.jit, or call "
+            "the transformation inside the function given to strategy.run()."
+        )
     state = _Run(strategy, devices, ops, fn)
     replicas = [
         _Replica(state, index, *part)

@@ -14,7 +14,7 @@ from distribax import context
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import destination_devices
 from distribax.data.distributed import InputTarget
-from distribax.execution import frames
+from distribax.execution import foreign, frames
 from distribax.strategies import reduction
 from distribax.topology import device_name
 from distribax.types import (
@@ -183,7 +183,7 @@ class StrategyExtended:
     ) -> Any:
         """Runs `fn` once for each replica, with each replica's part of the arguments."""
         context.require_cross_replica(self.strategy, "call_for_each_replica")
-        return self._run_replicas(fn, args, kwargs or {})
+        return self._run_replicas(foreign.adapted(fn), args, kwargs or {})
 
     # Combining.
 
@@ -259,7 +259,7 @@ class StrategyExtended:
         """
         kwargs = dict(kwargs or {})
         replica = context.get_replica_context()
-        if replica is not None and replica.strategy is self.strategy and not self.single:
+        if replica is not None and replica.strategy is self.strategy:
             return replica.merge_call(
                 lambda strategy, *a, **k: strategy.extended.update(var, fn, a, k, group),
                 args=args,
@@ -270,7 +270,7 @@ class StrategyExtended:
         if not var.per_replica:
             _check_no_per_replica((args, kwargs))
         results = self._update_copies(len(var.devices), fn, (var, *args), kwargs)
-        return self._merged_updates(results, group)
+        return self._merged_updates(results, group, mirrored=not var.per_replica)
 
     def update_non_slot(
         self,
@@ -287,8 +287,8 @@ class StrategyExtended:
         results = self._update_copies(len(devices), fn, tuple(args), dict(kwargs or {}))
         return self._merged_updates(results, group)
 
-    def _merged_updates(self, results: list[Any], group: bool) -> Any:
-        return reduction.merged(self, results) if group else tuple(results)
+    def _merged_updates(self, results: list[Any], group: bool, mirrored: bool = True) -> Any:
+        return reduction.merged(self, results, mirrored=mirrored) if group else tuple(results)
 
     # Taking apart.
 

@@ -16,7 +16,7 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, replica_mesh, resolve_devices
 from distribax.types import Args, Kwargs, StepFn, ValueContext, VariableSynchronization
-from distribax.values import DistributedValues, Global, Local, Mirrored, regroup
+from distribax.values import DistributedValues, Global, Local, Mirrored, is_opaque, regroup
 from distribax.variables import Placement, Replicated, Stacked
 
 
@@ -84,7 +84,7 @@ class MirroredExtended(StrategyExtended):
 
 
 def _is_wrapped(leaf: Any) -> bool:
-    return isinstance(leaf, DistributedValues)
+    return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def _unwrapped(leaf: Any) -> Any:

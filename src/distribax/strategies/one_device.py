@@ -15,7 +15,7 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import resolve_device
 from distribax.types import Args, Kwargs, ReduceOp, StepFn, ValueContext, VariableSynchronization
-from distribax.values import Mirrored, select
+from distribax.values import Mirrored, is_opaque, select
 from distribax.variables import Placement, Single
 
 
@@ -87,7 +87,7 @@ class SingleExtended(StrategyExtended):
                 return leaf
             return jax_compat.on_device(leaf, device)
 
-        return jax.tree.map(move, nest)
+        return jax.tree.map(move, nest, is_leaf=is_opaque)
 
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         return Single(self._device)

@@ -168,9 +168,22 @@ def mirrored_in_program(extended: Any, value: Any) -> Mirrored:
     return Mirrored.of(Global(value, extended.mesh, mirrored=True))
 
 
-def merged(extended: Any, results: list[Any]) -> Any:
-    """Merges what the copies' updates have returned."""
-    return regroup(results)
+def merged(extended: Any, results: list[Any], *, mirrored: bool) -> Any:
+    """Merges what the copies' updates have returned, mirrored like the variable if that is."""
+    nest = regroup(results)
+    if len(results) == 1:
+        return nest
+
+    def wrap(leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            return Mirrored.of(leaf.layout) if mirrored else leaf
+        if not jax_compat.is_tracer(leaf):
+            return leaf
+        if mirrored:
+            return mirrored_in_program(extended, leaf)
+        return PerReplica.of(Local(leaf, extended.mesh))
+
+    return jax.tree.map(wrap, nest, is_leaf=is_wrapped)
 
 
 def local_results(value: Nest) -> tuple[Any, ...]:

@@ -94,8 +94,8 @@ class Strategy:
                 f"strategy.run: args={args!r} is not a tuple. Write args=(x,), with the comma."
             )
         kwargs = dict(kwargs or {})
+        context.require_cross_replica(self, "strategy.run")
         if frames.current() is None:
-            context.require_cross_replica(self, "strategy.run")
             if isinstance(fn, Function):
                 return fn.run_on(self, args, kwargs)
             compiled_run = host_compiled_run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,19 +106,23 @@ class Optimizer:
         state = jax_compat.outside_trace(lambda: self._initial_state(targets))
         leaves, self._tree = jax.tree.flatten(state)
         beside = self._owners(state, targets)
-        strategy = context.get_strategy()
-        for index, (leaf, owner) in enumerate(zip(leaves, beside, strict=True)):
-            with strategy.extended.colocate_vars_with(targets[0] if owner is None else owner):
-                label = f"{owner.name.removesuffix(':0')}/" if owner is not None else ""
-                self._slots.append(
-                    Variable(leaf, trainable=False, name=f"{self._name}/{label}slot_{index}")
-                )
-        _ = self.iterations
+        strategy = targets[0].distribute_strategy
+        here = context.get_strategy() is strategy
+        # Called outside the scope, the state still belongs where the variables are.
+        with contextlib.nullcontext() if here else strategy.scope():
+            for index, (leaf, owner) in enumerate(zip(leaves, beside, strict=True)):
+                with strategy.extended.colocate_vars_with(targets[0] if owner is None else owner):
+                    label = f"{owner.name.removesuffix(':0')}/" if owner is not None else ""
+                    name = f"{self._name}/{label}slot_{index}"
+                    self._slots.append(Variable(leaf, trainable=False, name=name))
+            _ = self.iterations
         self._targets = targets
 
     def _initial_state(self, targets: Sequence[Variable]) -> Any:
         with frames.enter(None):
-            return self._transformation.init([variable.host_value() for variable in targets])
+            # Compiled: one program is made faster than one for each operation and shape.
+            init = jax.jit(self._transformation.init)
+            return init([variable.host_value() for variable in targets])
 
     def _owners(self, state: Any, targets: Sequence[Variable]) -> list[Variable | None]:
         """Returns, for each leaf of the state, the variable that it belongs to, or None."""

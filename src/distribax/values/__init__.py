@@ -9,6 +9,8 @@ from distribax.values.layout import Layout as Layout
 from distribax.values.layout import Local as Local
 from distribax.values.layout import Pieces as Pieces
 from distribax.values.layout import copies as copies
+from distribax.values.opaque import is_opaque as is_opaque
+from distribax.values.opaque import make_opaque as make_opaque
 from distribax.values.regroup import Origins as Origins
 from distribax.values.regroup import regroup as regroup
 from distribax.values.regroup import select as select

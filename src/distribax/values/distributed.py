@@ -147,10 +147,16 @@ class Mirrored(DistributedValues, ArrayLike):
             return layout.value
         return layout.array if isinstance(layout, Global) else layout.piece(0)
 
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies of this process's replicas."""
+        layout = self._layout
+        return (layout.value,) * layout.mesh.size if isinstance(layout, Local) else layout.pieces
+
     def part(self, replica_id: int) -> Any:
         """Returns one replica's value; any copy will do where there is none on its device."""
-        has_own = replica_id < len(self._layout.pieces)
-        return self._layout.piece(replica_id) if has_own else self.get()
+        values = self.values
+        return values[replica_id] if replica_id < len(values) else self.get()
 
     def __jax_array__(self) -> Any:
         return self.get()

@@ -80,9 +80,10 @@ class Local:
 
     @cached_property
     def pieces(self) -> tuple[Any, ...]:
-        if not jax_compat.varies(self.value, REPLICA_AXIS):
+        if not jax_compat.is_tracer(self.value):
             return (self.value,) * self.mesh.size
-        return tuple(jax_compat.all_gather_same(self.value, REPLICA_AXIS))
+        own = jax_compat.to_varying(self.value, REPLICA_AXIS)
+        return tuple(jax_compat.all_gather_same(own, REPLICA_AXIS))
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]

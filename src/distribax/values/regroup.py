@@ -9,6 +9,7 @@ import jax
 
 from distribax.types import Nest
 from distribax.values.distributed import DistributedValues, PerReplica
+from distribax.values.opaque import is_opaque
 
 
 class Origins:
@@ -45,7 +46,7 @@ def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bo
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
     value come back as the value, and anything else as a `PerReplica`.
     """
-    flat = [jax.tree.flatten(result, is_leaf=lambda leaf: leaf is None) for result in results]
+    flat = [jax.tree.flatten(result, is_leaf=_is_whole) for result in results]
     tree = flat[0][1]
     for replica_id, (_, other) in enumerate(flat):
         if other != tree:
@@ -61,6 +62,10 @@ def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bo
             for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
         ],
     )
+
+
+def _is_whole(leaf: Any) -> bool:
+    return leaf is None or is_opaque(leaf)
 
 
 def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool) -> Any:
@@ -79,5 +84,5 @@ def select(nest: Nest, replica_id: int) -> Nest:
     return jax.tree.map(
         lambda leaf: leaf.part(replica_id) if isinstance(leaf, DistributedValues) else leaf,
         nest,
-        is_leaf=lambda leaf: isinstance(leaf, DistributedValues),
+        is_leaf=lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf),
     )

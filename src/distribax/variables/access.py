@@ -155,6 +155,7 @@ def _write_together(variable: Any, value: Any, how: str, here: context.Entry) ->
             )
     else:
         value = frames.storable(jnp.asarray(value, dtype=None))
+        _refuse_staged(variable, value)
 
     def together(strategy: Any, value: Any) -> None:
         if isinstance(value, DistributedValues):
@@ -247,13 +248,8 @@ def _put(variable: Any, value: Any, here: context.Entry) -> None:
     frame = frames.current()
     if frame is not None:
         _put_traced(variable, value, frame, here)
-    elif jax_compat.is_tracer(value):
-        raise RuntimeError(
-            f"assign: {variable.described} was given a value of a JAX transformation that is "
-            "still tracing (jax.jit, jax.lax.scan, ...). Use @dx.function instead of @jax.jit; "
-            "for other transformations return the value and assign it outside."
-        )
     else:
+        _refuse_staged(variable, value)
         index = copy_index(variable, here)
         placement = variable.placement
         if index is None:
@@ -267,11 +263,22 @@ def _put(variable: Any, value: Any, here: context.Entry) -> None:
         stand_in[variable] = value
 
 
+def _refuse_staged(variable: Any, value: Any) -> None:
+    if frames.current() is None and jax_compat.is_tracer(value):
+        raise RuntimeError(
+            f"assign: {variable.described} was given a value of a JAX transformation that is "
+            "still tracing (jax.jit, jax.lax.scan, ...). Use @dx.function instead of @jax.jit; "
+            "for other transformations return the value and assign it outside."
+        )
+
+
 def _put_traced(variable: Any, value: Any, frame: frames.Frame, here: context.Entry) -> None:
     if isinstance(frame, frames.RunFrame):
         if variable.per_replica:
             value = jax_compat.to_varying(value, REPLICA_AXIS)
-        elif jax_compat.varies(value, REPLICA_AXIS):
+        else:
+            value, _ = frame.shared(value)
+        if not variable.per_replica and jax_compat.varies(value, REPLICA_AXIS):
             raise ValueError(
                 f"assign: {variable.described} is mirrored, but the value differs from replica to "
                 "replica. Reduce it first: strategy.extended.reduce_to('SUM', value, v) in "

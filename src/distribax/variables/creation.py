@@ -65,13 +65,20 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
         raise HostOnly("a variable's initial value is computed in the function", "create")
-    array = jax_compat.outside_trace(lambda: jnp.asarray(made, dtype=dtype))
+    array = _as_array(made, dtype)
     if shape is not None and tuple(shape) != tuple(array.shape):
         raise ValueError(
             f"dx.Variable: {name!r} has shape={tuple(shape)}, but its initial value has shape "
             f"{tuple(array.shape)}."
         )
     return array
+
+
+def _as_array(value: Any, dtype: Any) -> Any:
+    if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
+        return jax_compat.outside_trace(lambda: jnp.asarray(value, dtype=dtype))
+    # Host arrays need no JAX operation, which would be compiled for each shape.
+    return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
 
 
 def _unframed(value: Any) -> Any:

@@ -27,7 +27,7 @@ class _Created(type):
         replica = context.get_replica_context()
         share = getattr(replica.runner, "create_variable", None) if replica is not None else None
         create: Callable[[], Any] = lambda: super(_Created, cls).__call__(*args, **kwargs)  # noqa: E731
-        return create() if share is None else share(create)
+        return create() if share is None else share(create, creation.user_frame(sys._getframe(1)))
 
 
 class Variable(ArrayLike, metaclass=_Created):
@@ -154,8 +154,8 @@ class Variable(ArrayLike, metaclass=_Created):
 
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
-        stand_in = overlay.holding(self)
-        return stand_in[self] if stand_in is not None else access.read(self)
+        stand_in = overlay.stand_in(self)
+        return access.read(self) if stand_in is None else stand_in
 
     def value(self) -> jax.Array:
         """Returns the value as an array, like `read_value`."""

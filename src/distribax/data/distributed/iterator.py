@@ -170,8 +170,7 @@ class DistributedIterator(LiftedIterator):
         self.close()
         steps = self._start()
         steps.set_state(state["base"])
-        for _ in range(state["skip"]):
-            steps.pull()
+        steps.skip(state["skip"])
         self._open(steps)
 
     def close(self) -> None:

@@ -18,6 +18,9 @@ class Steps(Protocol):
 
     def pull(self) -> Sequence[Nest]: ...
 
+    def skip(self, num_steps: int) -> None:
+        """Passes over steps of the saved iterator, after its position was restored."""
+
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
@@ -33,6 +36,10 @@ class SplitSteps:
 
     def pull(self) -> Sequence[Nest]:
         return next(self._iterator).pieces  # type: ignore[union-attr]
+
+    def skip(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            next(self._iterator, None)
 
     def get_state(self) -> Any:
         return self._iterator.get_state()
@@ -53,6 +60,8 @@ class DequeueSteps:
     def __init__(self, datasets: Sequence[Dataset], num_replicas: int) -> None:
         self._iterators = [dataset.make_iterator() for dataset in datasets]
         self._num_replicas = num_replicas
+        # How many batches a step of the iterator whose position was restored has taken.
+        self._saved_replicas = num_replicas
         # Where shapes are promised, a step that cannot be filled is left out.
         self._static = all(_is_static(dataset.element_spec) for dataset in datasets)
 
@@ -66,19 +75,27 @@ class DequeueSteps:
             raise StopIteration
         return [empty_like(found[0]) if batch is None else batch for batch in batches]
 
+    def skip(self, num_steps: int) -> None:
+        for index in range(num_steps * self._saved_replicas):
+            next(self._iterators[index % len(self._iterators)], None)
+
     def get_state(self) -> Any:
-        return [iterator.get_state() for iterator in self._iterators]
+        return {
+            "pipelines": [iterator.get_state() for iterator in self._iterators],
+            "num_replicas": self._num_replicas,
+        }
 
     def set_state(self, state: Any) -> None:
-        if not isinstance(state, list) or len(state) != len(self._iterators):
-            saved = len(state) if isinstance(state, list) else "no"
+        pipelines = state["pipelines"] if "pipelines" in state else []
+        if len(pipelines) != len(self._iterators):
             raise ValueError(
-                f"set_state: the saved position has {saved} pipelines, this iterator has "
+                f"set_state: the saved position has {len(pipelines)} pipelines, this iterator has "
                 f"{len(self._iterators)}. With InputReplicationMode.PER_REPLICA a position can be "
                 "restored only with the same number of replicas."
             )
-        for iterator, own in zip(self._iterators, state, strict=True):
+        for iterator, own in zip(self._iterators, pipelines, strict=True):
             iterator.set_state(own)
+        self._saved_replicas = state["num_replicas"]
 
     def close(self) -> None:
         for iterator in self._iterators:

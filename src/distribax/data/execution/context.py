@@ -36,12 +36,20 @@ class Context:
     threads: int = 1
     # Seeds of unseeded shuffles, where a restored iterator brings those of another process.
     entropy: Mapping[int, int] = field(default_factory=dict)
-    # Where workers must shuffle alike, the seed of shuffles that were given none.
+    # A random number that stays with the iterator when it is saved.
+    base: int = 0
+    # Where set, the seed of shuffles that were given none: workers must shuffle alike, and a
+    # function that is called again must make a data set of the same order.
     common_seed: int | None = None
 
     def child(self, number: int) -> Context:
         """Returns the context of the `number`-th pass over what lies below."""
         return dataclasses.replace(self, path=(*self.path, number))
+
+    def inside_function(self, number: int) -> Context:
+        """Returns the context of a data set that a user's function makes of an element."""
+        seed = self.base if self.common_seed is None else self.common_seed
+        return dataclasses.replace(self.child(number), common_seed=seed)
 
     def key(self, node: Shuffle) -> Key:
         """Returns what the order of a shuffle's pass depends on."""

@@ -46,10 +46,11 @@ from distribax.data.plan.node import Node, walk
 _DEFAULT_PREFETCH = 2
 
 
-def start(plan: Node, run: int, entropy: Mapping[int, int]) -> PipelineIterator:
+def start(plan: Node, run: int, base: int, entropy: Mapping[int, int]) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan."""
     threads = transforms.merged_options(plan).threading.private_threadpool_size
-    return build(plan, Context(run, threads=threads or os.cpu_count() or 1, entropy=entropy))
+    context = Context(run, threads=threads or os.cpu_count() or 1, base=base, entropy=entropy)
+    return build(plan, context)
 
 
 def first_element(plan: Node) -> Element | None:
@@ -223,7 +224,7 @@ def _(node: order.Interleave, context: Context) -> PipelineIterator:
     num_threads = 0 if threads in (None, AUTOTUNE) else threads
 
     def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
-        inner = build(node.plan_of(call(element)), context.child(number))
+        inner = build(node.plan_of(call(element)), context.inside_function(number))
         if place >= num_threads:
             return inner
         ahead = grain.experimental.ThreadPrefetchDatasetIterator(inner, 2 * node.block_length)

@@ -118,13 +118,21 @@ class ParallelMapIterator(Stage):
         while not self._input_ended and len(self._chunks) < 2 * self._num_threads:
             before = self._parent.get_state()
             elements: list[Element] = []
+            failed: Future[_Outcome] | None = None
             try:
                 while len(elements) < self._chunk_size:
                     elements.append(self._next())
             except StopIteration:
                 self._input_ended = True
+            except Exception as error:
+                failed = Future()
+                failed.set_result(_Outcome([], error, 0.0))
             if elements:
                 self._chunks.append(self._started(before, 0, elements))
+            if failed is not None:
+                # An error of the input keeps its place: first come the elements before it.
+                self._chunks.append(_Chunk(self._parent.get_state(), 0, [None], failed))
+                return
 
     def _started(self, before: Any, skipped: int, elements: list[Element]) -> _Chunk:
         if self._executor is None:

@@ -19,12 +19,13 @@ def _engine() -> ModuleType:
     return engine
 
 
-def start(plan: Node, run: int, entropy: Mapping[int, int]) -> Any:
+def start(plan: Node, run: int, base: int, entropy: Mapping[int, int]) -> Any:
     """Starts the `run`-th iteration of a plan; returns a Grain iterator.
 
-    `entropy` gives the seeds of unseeded shuffles (by the node's id) when a position is restored.
+    `base` seeds the unseeded shuffles inside users' functions; `entropy` gives the seeds of other
+    unseeded shuffles (by the node's id) when a position is restored.
     """
-    return _engine().start(plan, run, entropy)
+    return _engine().start(plan, run, base, entropy)
 
 
 def first_element(plan: Node) -> Element | None:

@@ -82,22 +82,24 @@ def _as_nest(value: Any) -> Any:
 
 
 def _fitted(spec: TensorSpec, value: Any) -> Any:
-    leaf = nests.to_element(value)
-    if not isinstance(leaf, bytes) and leaf.dtype != spec.dtype:
-        if not np.can_cast(leaf.dtype, spec.dtype, casting="same_kind") and leaf.size:
-            leaf = _cast_exactly(leaf, spec)
-        leaf = leaf.astype(spec.dtype)
-    if not isinstance(leaf, (tuple, dict)) and spec.is_compatible_with(leaf):
-        return leaf
-    raise ValueError(
-        f"the generator yielded {nests.describe(leaf)}, which does not fit its "
-        f"output_signature {spec}. Yield what it says, or change output_signature."
-    )
+    leaf = nests.to_element(list(value) if isinstance(value, tuple) else value)
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != spec.dtype:
+        leaf = _converted(leaf, spec)
+    if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
+        raise ValueError(
+            f"the generator yielded {nests.describe(leaf)}, which does not fit its "
+            f"output_signature {spec}. Yield what it says, or change output_signature."
+        )
+    return leaf
 
 
-def _cast_exactly(leaf: Any, spec: TensorSpec) -> Any:
-    if spec.dtype.kind in "iufcb" and np.array_equal(leaf.astype(spec.dtype), leaf):
+def _converted(leaf: Any, spec: TensorSpec) -> Any:
+    if spec.dtype.kind not in "biufc" or leaf.dtype.kind not in "biufc":
         return leaf
+    converted = leaf.astype(spec.dtype)
+    # Narrowing a float is what a signature is for; cutting off a fraction is not.
+    if np.can_cast(leaf.dtype, spec.dtype, "same_kind") or np.array_equal(converted, leaf):
+        return converted
     raise TypeError(
         f"the generator yielded a value of dtype {leaf.dtype} where its output_signature says "
         f"{spec.dtype}, and it cannot be converted without loss. Change one of the two."

@@ -1,0 +1,38 @@
+"""State that other libraries keep, such as the variables of a module, beside `dx.Variable`.
+
+An adapter lets the engine see such state: it wraps the function that replicas run. The engine does
+not know the libraries, and does not import them: an adapter is loaded when its library is there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from distribax.types import StepFn
+
+Adapter = Callable[[StepFn], StepFn]
+
+_waiting: dict[str, Callable[[], Adapter]] = {}
+_adapters: list[Adapter] = []
+
+
+def register(module: str, load: Callable[[], Adapter]) -> None:
+    """Calls `load` for an adapter before the next step, once `module` has been imported."""
+    _waiting[module] = load
+
+
+def load_adapters() -> None:
+    """Loads the adapters of the libraries that the program has imported by now."""
+    for module in [name for name in _waiting if name in sys.modules] if _waiting else ():
+        load = _waiting.pop(module, None)
+        if load is not None:
+            _adapters.append(load())
+
+
+def adapted(fn: StepFn) -> StepFn:
+    """Returns `fn` as replicas run it, with the state of other libraries in view."""
+    load_adapters()
+    for adapter in _adapters:
+        fn = adapter(fn)
+    return fn

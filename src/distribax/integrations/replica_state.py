@@ -1,0 +1,290 @@
+"""What one replica sees and writes of cells while it runs.
+
+A replica's writes are its own until they are settled: at the end of the replica, or when a step
+that all replicas take together (an optimizer's) begins. A replica that fails has written nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import context, jax_compat
+from distribax.execution import frames
+from distribax.integrations.cells import Cell
+from distribax.topology import REPLICA_AXIS
+from distribax.types import ReduceOp, StepFn, VariableAggregation
+from distribax.values import Local, PerReplica
+
+_MEAN, _SUM = VariableAggregation.MEAN, VariableAggregation.SUM
+
+_state: ContextVar[ReplicaState | None] = ContextVar("distribax_replica_state", default=None)
+
+
+def current() -> ReplicaState | None:
+    """Returns the state of the replica that runs now; None outside, and where there is but one."""
+    state = _state.get()
+    return state if state is not None and context.current() is state.entry else None
+
+
+def with_state(fn: StepFn) -> StepFn:
+    """Returns `fn` for replicas that keep their writes apart until they end."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if context.current().strategy.extended.single:
+            return fn(*args, **kwargs)
+        state = ReplicaState()
+        token = _state.set(state)
+        try:
+            result = fn(*args, **kwargs)
+            state.commit()
+            return result
+        finally:
+            _state.reset(token)
+
+    return call
+
+
+class ReplicaState:
+    """The cells' values in one replica of several."""
+
+    def __init__(self) -> None:
+        self.entry = context.current()
+        self.replica: context.ReplicaContext = self.entry.replica_context
+        self.strategy = self.entry.strategy
+        frame = frames.current()
+        self.frame = frame if isinstance(frame, frames.RunFrame) else None
+        self.pending: dict[Cell, Any] = {}
+        # The pending values that are known to be the same in every replica.
+        self._same: set[Cell] = set()
+        self._together = False
+        # What the replica has read, beside what it was made of: reading again gives the same object.
+        self._pieces: dict[Cell, tuple[Any, Any]] = {}
+        self._views: dict[Cell, tuple[Any, Any]] = {}
+
+    # Reading and writing.
+
+    def read(self, cell: Cell) -> Any:
+        """Returns the replica's own value."""
+        if cell in self.pending:
+            return self.pending[cell]
+        stored = self._stored(cell)
+        if self._together:
+            return stored
+        known = self._views.get(cell)
+        if known is not None and known[0] is stored:
+            return known[1]
+        own = self._own(cell, stored)
+        if self._at_top_level():
+            self._views[cell] = (stored, own)
+        return own
+
+    def write(self, cell: Cell, value: Any) -> None:
+        """Replaces the replica's own value."""
+        if cell not in self.pending and _same_leaves(value, self.read(cell)):
+            # Libraries write back what a function has not changed.
+            return
+        self.pending[cell] = jax.tree.map(lambda leaf: _array(cell, leaf), value)
+        (self._same.add if self._together else self._same.discard)(cell)
+
+    def _stored(self, cell: Cell) -> Any:
+        if self.frame is not None:
+            return self.frame.read(cell.handle_in(self.frame, self.strategy))
+        cell.owner = self.strategy
+        placement = cell.handle(self.strategy).placement
+        source = cell.placed(placement)
+        known = self._pieces.get(cell)
+        if known is None or known[0] is not source:
+            known = self._pieces[cell] = (source, cell.piece(self.replica.runner.replica_id))
+        return known[1]
+
+    def _own(self, cell: Cell, stored: Any) -> Any:
+        if cell.rule.view is not None and self.replica.num_replicas_in_sync > 1:
+            stored = cell.rule.view(stored, self.replica.replica_id_in_sync_group)
+        if self.frame is None:
+            return stored
+        # Only what has a gradient needs to be the replica's own; whole numbers stay known as shared.
+        return jax.tree.map(
+            lambda x: jax_compat.to_varying(x, REPLICA_AXIS) if _has_mean(x) else x, stored
+        )
+
+    def _at_top_level(self) -> bool:
+        if self.frame is None:
+            return not jax_compat.is_tracing()
+        return jax_compat.innermost_trace() is self.frame.trace
+
+    # Bringing the replicas together.
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Runs code that is given the same in every replica and so writes the same in each."""
+        self.settle()
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+
+    def summed(self, nest: Any) -> Any:
+        """Returns `nest` with the numbers of its arrays added up over the replicas."""
+        return self._exchanged(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
+
+    def gathered(self, nest: Any) -> Any:
+        """Returns `nest` with the elements of its arrays, in one dimension, from all replicas."""
+        flat = lambda arrays: [jnp.ravel(array) for array in arrays]  # noqa: E731
+        return self._exchanged(nest, lambda arrays: self.replica.all_gather(flat(arrays), axis=0))
+
+    def _exchanged(self, nest: Any, exchange: Callable[[list[Any]], list[Any]]) -> Any:
+        leaves, tree = jax.tree.flatten(nest)
+        arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        exchanged = exchange([leaves[index] for index in arrays])
+        for index, value in zip(arrays, exchanged, strict=True):
+            leaves[index] = self._shared(value)
+        return jax.tree.unflatten(tree, leaves)
+
+    def _shared(self, value: Any) -> Any:
+        return value if self.frame is None else self.frame.shared(value)[0]
+
+    def settle(self) -> None:
+        """Makes the pending values one for all replicas, by the rules of their cells."""
+        if not self.unsettled():
+            return
+        cells, values = self.replica.merge_call(_combined, args=(self,))
+        for cell, leaves in zip(cells, values, strict=True):
+            old, tree = jax.tree.flatten(self.pending[cell])
+            new = [_like(self._shared(leaf), was) for leaf, was in zip(leaves, old, strict=True)]
+            self.pending[cell] = jax.tree.unflatten(tree, new)
+            self._same.add(cell)
+
+    def unsettled(self) -> list[Cell]:
+        """Returns the cells whose pending values may differ between replicas."""
+        return [cell for cell in self.pending if not self._is_same(cell)]
+
+    def _is_same(self, cell: Cell) -> bool:
+        if self.frame is None or not jax_compat.tracks_varying():
+            return cell in self._same
+        leaves = jax.tree.leaves(self.pending[cell])
+        if any(jax_compat.varies(leaf, REPLICA_AXIS) for leaf in leaves):
+            return False
+        # Equal parts of a sum are parts all the same.
+        return cell in self._same or cell.rule.aggregation is not _SUM
+
+    def commit(self) -> None:
+        """Hands the pending values over to the cells."""
+        self.settle()
+        if not self.pending:
+            return
+        if self.frame is None:
+            self.replica.merge_call(_stored, args=(self,))
+            return
+        for cell, value in self.pending.items():
+            self.frame.write(cell.handle_in(self.frame, self.strategy), value)
+
+
+# What the replicas do together, outside of them.
+
+
+def _combined(strategy: Any, states: Any) -> tuple[tuple[Cell, ...], list[list[Any]]]:
+    replicas = _replicas(states)
+    cells = tuple(replicas[0].unsettled())
+    values: list[list[Any]] = [[] for _ in cells]
+    reduced: dict[ReduceOp, list[tuple[int, int, Any]]] = {ReduceOp.SUM: [], ReduceOp.MEAN: []}
+    for index, cell in enumerate(cells):
+        for leaves in _leaves(cell, replicas):
+            op = _operation(cell, leaves[0])
+            if op is None:
+                values[index].append(_first(strategy, leaves, replicas[0].frame))
+                continue
+            reduced[op].append((index, len(values[index]), _wrapped(leaves, replicas[0].frame)))
+            values[index].append(None)
+    for op, entries in reduced.items():
+        pairs = [(value, None) for _, _, value in entries]
+        results = strategy.extended.batch_reduce_to(op, pairs) if pairs else []
+        for (index, position, _), result in zip(entries, results, strict=True):
+            values[index][position] = result
+    return cells, values
+
+
+def _stored(strategy: Any, states: Any) -> None:
+    replicas = _replicas(states)
+    for cell in replicas[0].pending:
+        cell.keep_pieces(
+            [replica.pending[cell] for replica in replicas], cell.handle(strategy).placement
+        )
+
+
+def _replicas(states: Any) -> list[ReplicaState]:
+    replicas = list(states.values) if isinstance(states, PerReplica) else [states]
+    first = replicas[0].pending.keys()
+    for replica_id, replica in enumerate(replicas):
+        if replica.pending.keys() != first:
+            odd = sorted(cell.name for cell in replica.pending.keys() ^ first)
+            raise RuntimeError(
+                f"strategy.run: replica {replica_id} has written other variables than replica 0: "
+                f"{', '.join(odd)}. Every replica must write the same variables; do not put a "
+                "write under a condition that differs between replicas."
+            )
+    return replicas
+
+
+def _leaves(cell: Cell, replicas: list[ReplicaState]) -> Iterator[tuple[Any, ...]]:
+    """Yields the replicas' values of each array of a cell."""
+    flat = [jax.tree.flatten(replica.pending[cell]) for replica in replicas]
+    shapes = [[jnp.shape(leaf) for leaf in leaves] for leaves, _ in flat]
+    if any(tree != flat[0][1] for _, tree in flat) or any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            f"strategy.run: the replicas have written values of different form to {cell.name}: "
+            f"shapes {shapes}, by replica. State that replicas share cannot depend on the size of "
+            "a replica's batch; return such a value from the replica instead."
+        )
+    return zip(*(leaves for leaves, _ in flat), strict=True)
+
+
+def _operation(cell: Cell, leaf: Any) -> ReduceOp | None:
+    """Returns how an array of a cell is combined; None means that the first replica's is taken."""
+    if cell.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
+        return ReduceOp.SUM
+    return ReduceOp.MEAN if cell.rule.aggregation is _MEAN and _has_mean(leaf) else None
+
+
+def _wrapped(leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> PerReplica:
+    return PerReplica(leaves) if frame is None else PerReplica.of(Local(leaves[0], frame.mesh))
+
+
+def _first(strategy: Any, leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> Any:
+    if jax_compat.is_key(leaves[0]):
+        leaves = tuple(jax.random.key_data(leaf) for leaf in leaves)
+    return strategy.extended.first_value(_wrapped(leaves, frame), None)
+
+
+def _like(value: Any, old: Any) -> Any:
+    """Returns a combined value as what it was before it was combined: a random key, or a number."""
+    if jax_compat.is_key(old):
+        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
+    return value
+
+
+def _has_mean(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _same_leaves(value: Any, known: Any) -> bool:
+    new, old = jax.tree.leaves(value), jax.tree.leaves(known)
+    return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
+
+
+def _array(cell: Cell, leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
+        return jnp.asarray(leaf)
+    raise TypeError(
+        f"{cell.name} was given {leaf!r} in a replica, which is not an array. State that replicas "
+        "write consists of arrays and numbers; set anything else outside of strategy.run()."
+    )

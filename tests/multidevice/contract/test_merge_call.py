@@ -1,0 +1,158 @@
+"""Meeting the other replicas: `merge_call`, what it is given and what it gives back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import distribax as dx
+from tests.multidevice.contract.cases import Case, close, replica_number
+
+
+def _merge(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    return dx.get_replica_context().merge_call(fn, args=args, kwargs=kwargs)
+
+
+def test_the_merge_function_gets_all_replicas_values(case: Case) -> None:
+    n = case.num_replicas
+
+    def merge_fn(strategy: Any, three_plus_id: Any) -> Any:
+        return sum(strategy.experimental_local_results(three_plus_id))
+
+    def replica_fn(three: Any) -> Any:
+        value = three + dx.get_replica_context().replica_id_in_sync_group
+        return _merge(merge_fn, value) + value
+
+    merged = case.run(replica_fn, 3)
+    total = sum(3 + index for index in range(n))
+    assert case.numbers(merged) == [total + 3 + index for index in range(n)]
+
+
+def test_nests_and_keyword_arguments_are_merged_leaf_by_leaf(case: Case) -> None:
+    n = case.num_replicas
+
+    def merge_fn(strategy: Any, pair: Any, *, scale: Any, text: str) -> Any:
+        assert text == "same"
+        first, second = (strategy.reduce("SUM", leaf, axis=None) for leaf in pair)
+        return {"sums": (first, second), "scaled": strategy.reduce("MEAN", scale["by"], axis=None)}
+
+    def replica_fn() -> Any:
+        number = replica_number()
+        return _merge(merge_fn, (number, number * 2), scale={"by": number * 10}, text="same")
+
+    result = case.run(replica_fn)
+    total = n * (n + 1) / 2
+    close(case.local(result["sums"][0]), [total] * n)
+    close(case.local(result["sums"][1]), [total * 2] * n)
+    close(case.local(result["scaled"]), [total * 10 / n] * n)
+
+
+def test_each_replica_gets_its_part_of_the_result(case: Case) -> None:
+    per_replica = case.each(lambda index: jnp.asarray(index * 10.0))
+
+    def replica_fn(given: Any) -> Any:
+        own, shared, nothing, nest = _merge(
+            lambda strategy, x: (x, jnp.asarray(5.0), None, {"x": [x]}), given
+        )
+        assert nothing is None
+        return own + shared, nest["x"][0]
+
+    added, own = case.run(replica_fn, per_replica)
+    assert case.numbers(added) == [index * 10.0 + 5.0 for index in range(case.num_replicas)]
+    assert case.numbers(own) == [index * 10.0 for index in range(case.num_replicas)]
+
+
+def test_a_mirrored_result_is_the_same_in_every_replica(case: Case) -> None:
+    def merge_fn(strategy: Any, x: Any) -> Any:
+        return strategy.extended.reduce_to("SUM", x, x if isinstance(x, dx.PerReplica) else None)
+
+    result = case.run(lambda: _merge(merge_fn, replica_number()) + replica_number())
+    n = case.num_replicas
+    assert case.numbers(result) == [n * (n + 1) / 2 + index + 1 for index in range(n)]
+
+
+def test_one_object_from_all_replicas_arrives_as_itself(case: Case) -> None:
+    token = object()
+    seen: list[Any] = []
+    case.run(lambda: _merge(lambda strategy, *args: seen.append(args), token, "text", 7, None))
+    assert set(seen) == {(token, "text", 7, None)}
+
+
+def test_values_that_differ_arrive_wrapped(case: Case) -> None:
+    seen: list[Any] = []
+    case.run(lambda: _merge(lambda strategy, x: seen.append(type(x)), replica_number()))
+    assert {issubclass(kind, dx.PerReplica) for kind in seen} == {case.wraps}
+
+
+def test_a_variable_arrives_as_the_variable(case: Case) -> None:
+    variable = case.variable(1.0)
+    seen: list[Any] = []
+    result = case.run(lambda: _merge(lambda strategy, v: (seen.append(v), v)[1], variable))
+    assert all(v is variable for v in seen)
+    assert result is variable
+
+
+def test_replicas_meet_as_often_as_they_like(case: Case) -> None:
+    def replica_fn() -> Any:
+        value = replica_number()
+        for _ in range(3):
+            value = _merge(lambda strategy, x: strategy.reduce("SUM", x, axis=None), value)
+        return value
+
+    n = case.num_replicas
+    assert case.numbers(case.run(replica_fn)) == [n * (n + 1) / 2 * n * n] * n
+
+
+def test_the_merge_function_may_run_replicas_again(case: Case) -> None:
+    def inner(x: Any) -> Any:
+        return x * 100 + replica_number()
+
+    def merge_fn(strategy: Any, x: Any) -> Any:
+        again = strategy.run(inner, args=(x,))
+        return again, strategy.reduce("SUM", again, axis=None)
+
+    again, total = case.run(lambda: _merge(merge_fn, replica_number()))
+    expected = [(index + 1) * 101.0 for index in range(case.num_replicas)]
+    assert case.numbers(again) == expected
+    assert case.numbers(total) == [sum(expected)] * case.num_replicas
+
+
+def test_variables_are_written_and_updated_in_a_merge(case: Case) -> None:
+    assigned, updated = case.variable(0.0), case.variable(1.0)
+
+    def merge_fn(strategy: Any, x: Any) -> Any:
+        total = strategy.extended.reduce_to("SUM", x, updated)
+        strategy.extended.update(updated, lambda v, t: v.assign_add(t), args=(total,))
+        assigned.assign(strategy.reduce("SUM", x, axis=None))
+        return assigned.read_value()
+
+    result = case.run(lambda: _merge(merge_fn, replica_number()))
+    n = case.num_replicas
+    total = n * (n + 1) / 2
+    assert case.numbers(result) == [total] * n
+    assert case.numbers(assigned) == [total] * n
+    assert case.numbers(updated) == [total + 1] * n
+
+
+def test_call_for_each_replica_is_the_low_level_run(case: Case) -> None:
+    doubled = case.across(
+        lambda x: case.strategy.extended.call_for_each_replica(
+            lambda x, *, by: x * by, args=(x,), kwargs={"by": 2}
+        ),
+        case.each(lambda index: jnp.asarray(float(index))),
+    )
+    assert case.numbers(doubled) == [index * 2.0 for index in range(case.num_replicas)]
+
+
+def test_a_merge_function_must_be_callable(small: Case) -> None:
+    with pytest.raises(TypeError, match=r"merge_call: merge_fn=3 is not callable.*strategy first"):
+        small.run(lambda: dx.get_replica_context().merge_call(3))
+
+
+def test_the_default_replica_can_merge_too() -> None:
+    merged = dx.get_replica_context().merge_call(
+        lambda strategy, x, *, y: (strategy is dx.get_strategy(), x + y), (1,), {"y": 2}
+    )
+    assert merged == (True, 3)
