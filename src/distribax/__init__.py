@@ -22,6 +22,7 @@ from distribax.data.distributed import InputContext as InputContext
 from distribax.data.distributed import InputOptions as InputOptions
 from distribax.data.distributed import InputReplicationMode as InputReplicationMode
 from distribax.errors import OutOfRangeError as OutOfRangeError
+from distribax import integrations as integrations
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy

@@ -88,11 +88,15 @@ def uncommitted(array: jax.Array) -> jax.Array:
     """Returns the same buffer as an array that may be mixed with arrays of other devices."""
     if is_tracer(array) or not array.committed or len(array.sharding.device_set) > 1:
         return array
+    if is_key(array):
+        return on_key_data(uncommitted, array)
     return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
 
 
 def device_pieces(array: jax.Array) -> list[jax.Array]:
     """Returns the single-device arrays of `array` on this process, in the order of its devices."""
+    if is_key(array):
+        return [on_key_data(lambda _, own=piece: own, array) for piece in array._base_array._arrays]
     return list(array._arrays)  # type: ignore[attr-defined]
 
 
@@ -104,6 +108,17 @@ def trace_state() -> Any:
 def innermost_trace() -> Any:
     """Returns the transformation that is tracing now."""
     return _core.trace_ctx.trace
+
+
+def is_in_jit(outer: Any) -> bool:
+    """Tells whether `jax.jit` traces the code that runs now, inside the transformation `outer`."""
+    trace = innermost_trace()
+    while trace is not None and trace is not outer:
+        frame = getattr(trace, "frame", None)
+        if frame is not None and frame.debug_info.traced_for == "jit":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def trace_of(tracer: Tracer) -> Any:
@@ -144,12 +159,16 @@ def all_gather_joined(value: Any, axis_name: str, axis: int) -> Any:
 
 def fresh(array: jax.Array) -> jax.Array:
     """Returns the same buffers as a new array object; uncommitted if it is on one device."""
+    if is_key(array):
+        return on_key_data(fresh, array)
     pieces = device_pieces(array)
     return _array.ArrayImpl(array.aval, array.sharding, pieces, committed=len(pieces) > 1)  # type: ignore[arg-type]
 
 
 def on_device(array: jax.Array, device: jax.Device) -> jax.Array:
     """Returns the whole of `array` on one device, without a copy if it is there already."""
+    if is_key(array):
+        return on_key_data(lambda data: on_device(data, device), array)
     if array.sharding.is_fully_replicated:
         near = {piece.device: piece for piece in device_pieces(array)}
         array = near.get(device, next(iter(near.values())))
@@ -224,6 +243,6 @@ def on_key_data(fn: Callable[[jax.Array], jax.Array], key: Any) -> Any:
     return type(key)(key._impl, fn(key._base_array))
 
 
-def started_outside(trace_state: Any) -> bool:
-    """Tells whether a trace state was taken where no JAX transformation was tracing."""
-    return trace_state == _core.OpaqueTraceState(_core.eval_trace._weakref)
+def outside_trace_state() -> Any:
+    """Returns what `trace_state` returns where no JAX transformation is tracing."""
+    return _core.OpaqueTraceState(_core.eval_trace._weakref)

@@ -42,7 +42,8 @@ def as_dataset(value: Any) -> Dataset:
         return _foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
     if not hasattr(value, "__iter__"):
         if callable(value):
-            return Dataset.from_generator(value)
+            make: Callable[[], Any] = value
+            return Dataset.from_generator(make)
         raise TypeError(
             f"a data set cannot be made of {value!r} of type {type(value).__name__}. Expected a "
             "dx.data.Dataset, arrays, or something that can be iterated."

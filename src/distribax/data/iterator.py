@@ -10,7 +10,7 @@ from typing import Any
 
 from distribax.data.elements import Element
 from distribax.data.execution import runner
-from distribax.data.execution.context import unseeded
+from distribax.data.execution.context import Seeds
 from distribax.data.plan.node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
 
@@ -22,7 +22,7 @@ class RunCounter:
     """Counts the iterators of a data set, so that every pass shuffles anew."""
 
     next_run: int = 0
-    base: int = field(default_factory=lambda: secrets.randbits(63))
+    entropy: int = field(default_factory=lambda: secrets.randbits(63))
 
 
 class _Running:
@@ -51,12 +51,11 @@ class DatasetIterator:
         self._runs = runs
         self._run = runs.next_run
         runs.next_run += 1
-        self._base = runs.base
-        self._entropy: dict[int, int] = {}
+        self._seeds = Seeds.of(plan, runs.entropy)
         self._running = _Running()
         # Also runs before the interpreter shuts down, when threads could no longer be joined.
         weakref.finalize(self, self._running.close)
-        self._running.iterator = runner.start(plan, self._run, self._base, self._entropy)
+        self._running.iterator = runner.start(plan, self._run, self._seeds)
 
     def __iter__(self) -> DatasetIterator:
         return self
@@ -78,13 +77,11 @@ class DatasetIterator:
                     f"the position in {node.kind} cannot be saved: it cannot be resumed. Use a "
                     "dx.data.Dataset, a function that makes a generator, or a Grain data set."
                 )
-        shuffles = unseeded(self._plan)
         return {
             "version": _VERSION,
             "pipeline": fingerprint(self._plan),
             "run": self._run,
-            "base": self._base,
-            "seeds": [self._entropy.get(id(node), node.entropy) for node in shuffles],
+            "seeds": self._seeds.save(self._plan),
             "position": iterator.get_state(),
         }
 
@@ -107,13 +104,10 @@ class DatasetIterator:
                 "Restore it into a data set with the same steps and sizes."
             )
         self.close()
-        shuffles = unseeded(self._plan)
-        self._run, self._base = state["run"], state["base"]
+        self._run = state["run"]
         self._runs.next_run = self._run + 1
-        self._entropy = {
-            id(node): seed for node, seed in zip(shuffles, state["seeds"], strict=True)
-        }
-        iterator = runner.start(self._plan, self._run, self._base, self._entropy)
+        self._seeds = Seeds.load(self._plan, state["seeds"])
+        iterator = runner.start(self._plan, self._run, self._seeds)
         self._running.iterator = iterator
         iterator.set_state(state["position"])
 

@@ -128,7 +128,10 @@ class Options(OptionGroup):
     >>> options.experimental_distribute.auto_shard_policy
     <AutoShardPolicy.DATA: 2>
 
-    Pipelines are always deterministic here; `deterministic` is accepted and kept.
+    Pipelines are always deterministic here; `deterministic` is accepted and kept. With
+    `worker_processes`, maps that are given `num_parallel_calls` run in that many processes instead
+    of threads: for slow functions in pure Python. They are started by Python's "spawn", so scripts
+    need the usual `if __name__ == "__main__":`.
     """
 
     dataset_name: str | None
@@ -136,11 +139,13 @@ class Options(OptionGroup):
     experimental_distribute: DistributeOptions
     threading: ThreadingOptions
     experimental_threading: ThreadingOptions
+    worker_processes: int | None
     _known: ClassVar[dict[str, type]] = {
         "dataset_name": str,
         "deterministic": bool,
         "experimental_distribute": DistributeOptions,
         "threading": ThreadingOptions,
+        "worker_processes": int,
     }
     _aliases: ClassVar[dict[str, str]] = {
         "experimental_threading": "threading",

@@ -118,7 +118,7 @@ class RunFrame(Frame):
         self.mesh = mesh
         self.values.update(local)
         self._varying: dict[Any, tuple[Any, Any]] = {}
-        self._shared: dict[int, tuple[Any, Any]] = {}
+        self._shared: dict[int, tuple[Any, Any, bool]] = {}
 
     def read(self, variable: Any) -> Any:
         if variable in self.values:
@@ -130,6 +130,10 @@ class RunFrame(Frame):
             # Not an input of this run yet, so the trace is made again: only the type matters.
             value = jnp.zeros(variable.shape, variable.dtype)
             value = jax_compat.to_varying(value, REPLICA_AXIS)
+        else:
+            # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
+            value = jax.tree.map(jnp.copy, value)
+        if jax_compat.innermost_trace() is self.trace:
             self.values[variable] = value
         return value
 
@@ -144,17 +148,25 @@ class RunFrame(Frame):
             self._varying[variable] = cached
         return cached[1]
 
-    def own(self, value: Any) -> Any:
+    def own(self, value: Any, *, bare: bool = False) -> Any:
         """Gives a replica a value that all replicas share, as the replica's own.
 
         What the replica computes of it is its own too, so that a gradient through it adds up what
-        all replicas have made of it. The value itself is still known as shared.
+        all replicas have made of it. The value itself is still known as shared, and as `bare` if
+        it is one value and not a copy for each replica.
         """
         if not jax_compat.is_tracer(value):
             return value
         own = jax_compat.to_varying(value, REPLICA_AXIS)
-        self._shared[id(own)] = (own, value)
+        if own is value:
+            own = jnp.copy(value)
+        self._shared[id(own)] = (own, value, bare)
         return own
+
+    def is_bare(self, value: Any) -> bool:
+        """Tells whether a replica's value is one that all share, with no copy for each."""
+        known = self._shared.get(id(value))
+        return known is not None and known[2]
 
     def shared(self, value: Any) -> tuple[Any, bool]:
         """Returns a replica's value, as the shared one where it is, and whether it is shared."""
@@ -186,4 +198,10 @@ def enter(frame: Frame | None) -> Iterator[None]:
 
 def storable(value: Any) -> Any:
     """Returns `value` without its gradient, as it may be kept beyond a differentiated function."""
-    return jax.lax.stop_gradient(value) if jax_compat.is_tracer(value) else value
+    if not jax_compat.is_tracer(value):
+        return value
+    frame = current()
+    if frame is not None and jax_compat.trace_of(value) is frame.trace:
+        # Nothing is differentiated here, and the value keeps what is known of its origin.
+        return value
+    return jax.lax.stop_gradient(value)

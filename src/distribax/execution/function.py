@@ -69,7 +69,8 @@ class Function:
         name = f"_distribax_function_{id(self)}"
         held = getattr(instance, "__dict__", None)
         bound = held.get(name) if held is not None else None
-        if bound is None:
+        # The copy of an object has the function of the original.
+        if bound is None or getattr(bound.python_function, "__self__", None) is not instance:
             bound = Function(
                 self._python.__get__(instance, owner),
                 self._static_argnums,
@@ -79,6 +80,9 @@ class Function:
             if held is not None:
                 held[name] = bound
         return bound
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         foreign.load_adapters()

@@ -50,7 +50,8 @@ def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slo
         if index in static:
             pass
         elif isinstance(leaf, jax.Array):
-            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
+            # Arrays of random keys have no weak types.
+            keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             slots.append(_ARRAY)
             dynamic.append(_loose(leaf))
             continue

@@ -52,7 +52,7 @@ class SpmdRunner:
         args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=_is_wrapped)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
-        return jax.tree.map(self.unwrap, result, is_leaf=_is_wrapped)
+        return jax.tree.map(self._given_back, result, is_leaf=_is_wrapped)
 
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
         values = [jnp.asarray(leaf) for leaf in leaves]
@@ -75,7 +75,18 @@ class SpmdRunner:
         if whole is not None:
             return whole
         value, shared = self.frame.shared(leaf)
+        if self.frame.is_bare(leaf):
+            return value
+        if self.mesh.size == 1:
+            # The only replica's value is the value; gathering it makes it the same for all one.
+            return value if shared else jax_compat.all_gather_same(value, REPLICA_AXIS)[0]
         return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
+
+    def _given_back(self, leaf: Any) -> Any:
+        """Returns a replica's part of what a merge function has returned."""
+        if _is_wrapped(leaf) or not jax_compat.is_tracer(leaf) or not self.frame.shared(leaf)[1]:
+            return self.unwrap(leaf)
+        return self.frame.own(leaf, bare=True)
 
     def unwrap(self, leaf: Any) -> Any:
         """Returns the replica's own part of a wrapped value."""
@@ -186,9 +197,9 @@ def _run(
     return jax.tree.unflatten(result_tree[0], merged)
 
 
-def _merged(kind: type[DistributedValues], layout: Global) -> Any:
-    """Wraps a result, unless there is one replica, whose result is the result."""
-    return kind.of(layout) if layout.mesh.size > 1 else layout.piece(0)
+def _merged(kind: Any, layout: Global) -> Any:
+    """Wraps a result, unless it is one value: of all replicas, or of the only one."""
+    return layout.piece(0) if kind is jax.Array or layout.mesh.size == 1 else kind.of(layout)
 
 
 def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
@@ -231,7 +242,8 @@ def _outputs(
         if whole is not None:
             plan.append((None, whole))
         elif shared:
-            plan.append((Mirrored, (False, True)))
+            kind = jax.Array if runner.frame.is_bare(leaf) else Mirrored
+            plan.append((kind, (False, True)))
             outputs.append(value)
             out_specs.append(_SAME)
         else:

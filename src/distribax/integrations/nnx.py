@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx import pytreelib, tracers, variablelib
 
 from distribax import jax_compat
 from distribax.execution import frames
@@ -25,8 +26,7 @@ from distribax.integrations.cells import Cell, Rule
 from distribax.types import StepFn, VariableAggregation
 from distribax.values import make_opaque
 
-_NUMBERS = (bool, int, float, complex, np.ndarray, np.generic)
-_MISSING = object()
+_NUMBERS = (jax.Array, bool, int, float, complex, np.ndarray, np.generic)
 
 
 def adapt(fn: StepFn) -> StepFn:
@@ -84,7 +84,10 @@ def _where() -> object | None:
 
 
 class _Value:
-    """Stands in for the slot of `nnx.Variable` that holds the value."""
+    """Stands in for the slot of `nnx.Variable` that holds the value.
+
+    The slot holds the plain value, or the cell of a variable that a step has used.
+    """
 
     def __init__(self, slot: Any) -> None:
         self._slot = slot
@@ -97,57 +100,162 @@ class _Value:
             where = _where()
             if type(held) is _Made and (where is None or held.where is where):
                 return held.value
-            if where is None:
-                return held
-            cell = self.cell(variable, held)
+            cell = None if where is None else self._cell(variable, held)
             if cell is None:
-                return held
+                return held.value if type(held) is _Made else held
             held = cell
-        return _read(held)
+        return replica_state.read(held)
 
     def __set__(self, variable: Any, value: Any) -> None:
         try:
             held = self._slot.__get__(variable)
         except AttributeError:
-            held = _MISSING
+            where = _where()
+            self._slot.__set__(variable, value if where is None else _Made(value, where))
+            return
         if type(held) is not Cell:
             where = _where()
             if type(held) is _Made and (where is None or held.where is where):
                 held.value = value
                 return
-            cell = None
-            if where is not None:
-                if held is _MISSING:
-                    value = _Made(value, where)
-                else:
-                    cell = self.cell(variable, held)
+            cell = None if where is None else self._cell(variable, held)
             if cell is None:
                 self._slot.__set__(variable, value)
                 return
             held = cell
-        _write(held, value)
+        replica_state.write(held, value)
 
     def __delete__(self, variable: Any) -> None:
         self._slot.__delete__(variable)
 
-    def is_state(self, variable: Any) -> bool:
-        """Tells whether the variable was there before the step that runs now."""
+    def is_lifted(self, variable: Any) -> bool:
+        """Tells whether the variable is state that the step which runs now may change."""
         held = self._slot.__get__(variable)
-        if type(held) is _Made and held.where is _where():
-            return False
-        return type(held) is Cell or self.cell(variable, held) is not None
+        return type(held) is Cell or self._cell(variable, held) is not None
 
-    def cell(self, variable: Any, held: Any) -> Cell | None:
-        """Puts the value into a cell, if it can be lifted: if it is an array or a nest of them."""
+    def _cell(self, variable: Any, held: Any) -> Cell | None:
+        """Puts a value that was made elsewhere into a cell, unless it is not made of numbers."""
         value = held.value if type(held) is _Made else held
-        name = f"nnx.{type(variable).__name__}"
         leaves = jax.tree.leaves(value)
         if variable.ref:
-            raise ValueError(...)
-        if type(held) is _Made and any(map(jax_compat.is_tracer, leaves)):
-            raise RuntimeError(...)
-        if not leaves or not all(_is_number(leaf) for leaf in leaves):
+            raise ValueError(
+                f"nnx.{type(variable).__name__} holds a jax.Ref, whose writes replicas cannot keep "
+                "apart. Create it with ref=False, which is the default."
+            )
+        if not leaves or not all(isinstance(leaf, _NUMBERS) for leaf in leaves):
             return None
+        name = f"nnx.{type(variable).__name__} of shape {jnp.shape(leaves[0])}"
+        if any(jax_compat.is_tracer(leaf) for leaf in leaves):
+            raise RuntimeError(
+                f"{name} was made while another step was traced, and its value has ended with that "
+                "trace. Create modules before the step, inside `with strategy.scope():`; and take "
+                "what a module has sown out of it in the same step, with nnx.pop()."
+            )
         cell = Cell(name, _rule(variable), value)
         self._slot.__set__(variable, cell)
         return cell
+
+
+class _VariableTrace:
+    """Stands in for the slot of `nnx.Variable` that says which trace may change it."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+        if variable is None:
+            return self
+        held = self._slot.__get__(variable)
+        if _at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
+            return tracers.TraceState()
+        return held
+
+    def __set__(self, variable: Any, state: Any) -> None:
+        self._slot.__set__(variable, state)
+
+
+def _at_step_level() -> bool:
+    """Tells whether code of a compiled step runs, and no JAX transformation inside of it."""
+    frame = frames.current()
+    return frame is not None and jax_compat.innermost_trace() is frame.trace
+
+
+class _ModuleTrace:
+    """Stands in for the slot of a module's bookkeeping that says which trace may change it.
+
+    NNX puts modules together anew when it differentiates them, so that a module of outside gets
+    its bookkeeping from inside a step; for modules a step is the same as outside.
+    """
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, state: Any, owner: type | None = None) -> Any:
+        if state is None:
+            return self
+        held = self._slot.__get__(state)
+        return tracers.TraceState() if held == _OUTSIDE and _at_step_level() else held
+
+    def __set__(self, state: Any, trace: Any) -> None:
+        self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
+
+
+class _Refused:
+    """Stands in for the slot of a hijax variable that holds the value."""
+
+    def __init__(self, slot: Any) -> None:
+        self._slot = slot
+
+    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+        if variable is None:
+            return self
+        if _where() is not None:
+            raise ValueError(
+                f"nnx.{variable._var_type.__name__} is a hijax variable, which replicas cannot "
+                "share yet. Create it with hijax=False, which is the default."
+            )
+        return self._slot.__get__(variable)
+
+    def __set__(self, variable: Any, value: Any) -> None:
+        self._slot.__set__(variable, value)
+
+
+# Steps that the replicas take together.
+
+
+def _update_together(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def call(optimizer: Any, model: Any, *grads: Any, **kwargs: Any) -> Any:
+        state = replica_state.current()
+        if state is None:
+            return update(optimizer, model, *grads, **kwargs)
+        with state.together():
+            return update(optimizer, model, *state.summed(grads), **state.summed(kwargs))
+
+    return call
+
+
+def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(update)
+    def call(metric: Any, **kwargs: Any) -> None:
+        state = replica_state.current()
+        values = kwargs.get(metric.argname)
+        if state is None or values is None:
+            return update(metric, **kwargs)
+        with state.together():
+            return update(metric, **{metric.argname: state.gathered(jnp.asarray(values))})
+
+    return call
+
+
+_OUTSIDE = tracers.TraceState()
+_OUTSIDE._jax_trace = jax_compat.outside_trace_state()
+
+_value = _Value(nnx.Variable.__dict__["_raw_value"])
+nnx.Variable._raw_value = _value  # type: ignore[misc,assignment]
+nnx.Variable._trace_state = _VariableTrace(nnx.Variable.__dict__["_trace_state"])  # type: ignore[misc,assignment]
+variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__["_leaves"])  # type: ignore[misc,assignment]
+pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])  # type: ignore[misc,assignment]
+nnx.Optimizer.update = _update_together(nnx.Optimizer.update)  # type: ignore[method-assign]
+nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)  # type: ignore[method-assign]
+make_opaque(nnx.Pytree)

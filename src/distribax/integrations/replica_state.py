@@ -17,7 +17,7 @@ import numpy as np
 
 from distribax import context, jax_compat
 from distribax.execution import frames
-from distribax.integrations.cells import Cell
+from distribax.integrations.cells import Cell, Handle
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, StepFn, VariableAggregation
 from distribax.values import Local, PerReplica
@@ -31,6 +31,33 @@ def current() -> ReplicaState | None:
     """Returns the state of the replica that runs now; None outside, and where there is but one."""
     state = _state.get()
     return state if state is not None and context.current() is state.entry else None
+
+
+def read(cell: Cell) -> Any:
+    """Returns the value of a cell as the code that runs now sees it."""
+    state = current()
+    if state is not None:
+        return state.read(cell)
+    frame = frames.current()
+    return cell.read() if frame is None else frame.read(_handle(cell, frame))
+
+
+def write(cell: Cell, value: Any) -> None:
+    """Replaces the value of a cell, by the rules of where the code runs."""
+    state = current()
+    frame = frames.current()
+    if state is not None:
+        state.write(cell, value)
+    elif frame is None:
+        cell.write(value)
+    elif not _same_leaves(value, frame.read(_handle(cell, frame))):
+        frame.write(_handle(cell, frame), _arrays(cell, value))
+
+
+def _handle(cell: Cell, frame: frames.Frame) -> Handle:
+    here = context.current()
+    in_replica = here.replica_context is not None and context.has_strategy()
+    return cell.handle_in(frame, here.strategy if in_replica else None)
 
 
 def with_state(fn: StepFn) -> StepFn:
@@ -72,8 +99,9 @@ class ReplicaState:
 
     def read(self, cell: Cell) -> Any:
         """Returns the replica's own value."""
-        if cell in self.pending:
-            return self.pending[cell]
+        return self.pending[cell] if cell in self.pending else self._unwritten(cell)
+
+    def _unwritten(self, cell: Cell) -> Any:
         stored = self._stored(cell)
         if self._together:
             return stored
@@ -87,11 +115,14 @@ class ReplicaState:
 
     def write(self, cell: Cell, value: Any) -> None:
         """Replaces the replica's own value."""
-        if cell not in self.pending and _same_leaves(value, self.read(cell)):
-            # Libraries write back what a function has not changed.
+        self._same.discard(cell)
+        if _same_leaves(value, self._unwritten(cell)):
+            # Libraries write back what a function has not changed, or what they had set aside.
+            self.pending.pop(cell, None)
             return
-        self.pending[cell] = jax.tree.map(lambda leaf: _array(cell, leaf), value)
-        (self._same.add if self._together else self._same.discard)(cell)
+        self.pending[cell] = _arrays(cell, value)
+        if self._together:
+            self._same.add(cell)
 
     def _stored(self, cell: Cell) -> Any:
         if self.frame is not None:
@@ -132,8 +163,12 @@ class ReplicaState:
             self._together = False
 
     def summed(self, nest: Any) -> Any:
-        """Returns `nest` with the numbers of its arrays added up over the replicas."""
+        """Returns `nest` with its arrays, and the results of its functions, added up over replicas."""
+        nest = jax.tree.map(lambda x: self._summed_results(x) if callable(x) else x, nest)
         return self._exchanged(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
+
+    def _summed_results(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.summed(fn(*args, **kwargs))
 
     def gathered(self, nest: Any) -> Any:
         """Returns `nest` with the elements of its arrays, in one dimension, from all replicas."""
@@ -143,7 +178,7 @@ class ReplicaState:
     def _exchanged(self, nest: Any, exchange: Callable[[list[Any]], list[Any]]) -> Any:
         leaves, tree = jax.tree.flatten(nest)
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-        exchanged = exchange([leaves[index] for index in arrays])
+        exchanged = exchange([leaves[index] for index in arrays]) if arrays else []
         for index, value in zip(arrays, exchanged, strict=True):
             leaves[index] = self._shared(value)
         return jax.tree.unflatten(tree, leaves)
@@ -277,6 +312,10 @@ def _has_mean(leaf: Any) -> bool:
 def _same_leaves(value: Any, known: Any) -> bool:
     new, old = jax.tree.leaves(value), jax.tree.leaves(known)
     return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
+
+
+def _arrays(cell: Cell, value: Any) -> Any:
+    return jax.tree.map(lambda leaf: _array(cell, leaf), value)
 
 
 def _array(cell: Cell, leaf: Any) -> Any:

@@ -75,7 +75,9 @@ class DistributedValues:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
         devices = []
         for piece in self.values:
-            if not isinstance(piece, jax.Array) or len(piece.devices()) != 1:
+            if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
+                return None
+            if len(piece.devices()) != 1:
                 return None
             devices.extend(piece.devices())
         if len(set(devices)) != len(devices) or len({device.platform for device in devices}) > 1:

@@ -96,6 +96,8 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     """
     if mesh.size != len(pieces) or not all(isinstance(piece, jax.Array) for piece in pieces):
         return None
+    if any(jax_compat.is_tracer(piece) for piece in pieces):
+        return _join_traced(pieces, mesh, mirrored=mirrored)
     first = pieces[0]
     for piece, device in zip(pieces, mesh.devices.flat, strict=True):
         if piece.shape != first.shape or piece.dtype != first.dtype or piece.devices() != {device}:
@@ -109,6 +111,18 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     shape = (blocks[0].shape[0] * len(blocks), *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
+    return Global(array, mesh, stacked=stacked)
+
+
+def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Global | None:
+    """Joins arrays that a step computes outside its replicas."""
+    first = pieces[0]
+    if any(piece.shape != first.shape or piece.dtype != first.dtype for piece in pieces):
+        return None
+    if mirrored:
+        return Global(first, mesh, mirrored=True)
+    stacked = first.ndim == 0
+    array = jnp.stack(pieces) if stacked else jnp.concatenate(pieces)
     return Global(array, mesh, stacked=stacked)
 
 

@@ -40,6 +40,18 @@ def read(variable: Any) -> Any:
     return jax_compat.uncommitted(buffer) if len(variable.devices) == 1 else buffer
 
 
+def refuse_in_jit(variable: Any) -> None:
+    """Raises if `jax.jit` inside a `dx.function` would remember the value that is about to be read."""
+    frame = frames.current()
+    if frame is not None and jax_compat.is_in_jit(frame.trace):
+        raise RuntimeError(
+            f"read_value: {variable.described} is read inside jax.jit, in a dx.function. jax.jit "
+            "remembers what it has traced, this trace's value of the variable included, and would "
+            "use it again in the next one. Decorate the inner function with @dx.function instead, "
+            "or pass it the value: fn(x, v.value())."
+        )
+
+
 def copy_index(variable: Any, here: context.Entry) -> int | None:
     """Returns which copy an eager replica, or an update, is to use; None for the whole."""
     if len(variable.devices) == 1 and not variable.per_replica:
@@ -164,6 +176,12 @@ def _write_together(variable: Any, value: Any, how: str, here: context.Entry) ->
             else:
                 op = ReduceOp.from_variable_aggregation(aggregation)
                 value = strategy.extended.reduce_to(op, value, variable)
+        elif aggregation is VariableAggregation.SUM and strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"{how}: {variable.described} has aggregation=SUM and was given one array that "
+                "all replicas share; whether the sum counts it once or once a replica is not "
+                f"clear. Pass each replica's own, {how}(x + 0), or use MEAN."
+            )
         strategy.extended.update(variable, lambda v, x: write(v, x, how), args=(value,))
 
     here.replica_context.merge_call(together, args=(value,))

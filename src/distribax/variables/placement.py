@@ -79,11 +79,24 @@ class Single(Placement):
     def store(self, value: Any) -> jax.Array:
         if self._device is None:
             return jnp.array(value)
-        return jax.device_put(np.array(value), self._device, may_alias=False)
+        return jax_compat.uncommitted(
+            jax.device_put(np.array(value), self._device, may_alias=False)
+        )
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
-        piece = pieces[0]
-        return piece if self._device is None else jax.device_put(piece, self._device)
+        return self._here(pieces[0])
+
+    def to_program(self, buffer: jax.Array) -> jax.Array:
+        # Bound to no device, as a step of any strategy may read it.
+        return jax_compat.uncommitted(jax_compat.one_copy(buffer)) if buffer.committed else buffer
+
+    def from_program(self, value: jax.Array) -> jax.Array:
+        return self._here(value)
+
+    def _here(self, value: jax.Array) -> jax.Array:
+        if self._device is None:
+            return value
+        return jax_compat.uncommitted(jax_compat.on_device(value, self._device))
 
 
 class Replicated(Placement):

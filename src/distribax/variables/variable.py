@@ -154,6 +154,7 @@ class Variable(ArrayLike, metaclass=_Created):
 
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
+        access.refuse_in_jit(self)
         stand_in = overlay.stand_in(self)
         return access.read(self) if stand_in is None else stand_in
 
@@ -211,7 +212,10 @@ class Variable(ArrayLike, metaclass=_Created):
             return Mirrored.of(Global(value, mesh, mirrored=True))
         if not self._shape:
             return PerReplica.of(Global(value, mesh, stacked=True))
-        return PerReplica(list(value) if frame else self._placement.pieces(value))
+        if frame is None:
+            return PerReplica(self._placement.pieces(value))
+        joined = (mesh.size * self._shape[0], *self._shape[1:])
+        return PerReplica.of(Global(value.reshape(joined), mesh))
 
     # What the engine needs.
 

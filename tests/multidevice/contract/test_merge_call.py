@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -98,11 +99,24 @@ def test_replicas_meet_as_often_as_they_like(case: Case) -> None:
     def replica_fn() -> Any:
         value = replica_number()
         for _ in range(3):
-            value = _merge(lambda strategy, x: strategy.reduce("SUM", x, axis=None), value)
+            total = _merge(lambda strategy, x: strategy.reduce("SUM", x, axis=None), value)
+            value = total * 1.0
         return value
 
     n = case.num_replicas
     assert case.numbers(case.run(replica_fn)) == [n * (n + 1) / 2 * n * n] * n
+
+
+def test_one_value_of_a_merge_is_no_value_of_each_replica(several: Case) -> None:
+    def replica_fn() -> Any:
+        total = _merge(lambda strategy, x: strategy.reduce("SUM", x, axis=None), replica_number())
+        _merge(lambda strategy, x: strategy.reduce("MEAN", x, axis=None), total)
+        return total
+
+    total = several.run(replica_fn)
+    assert isinstance(total, jax.Array)
+    with pytest.raises(ValueError, match=r"one value that all \d replicas share"):
+        several.strategy.reduce("SUM", total, axis=None)
 
 
 def test_the_merge_function_may_run_replicas_again(case: Case) -> None:

@@ -105,16 +105,17 @@ class ZipIterator(PipelineIterator):
         build: Callable[[list[Any]], Element],
     ) -> None:
         super().__init__(parents)
+        self._inputs = list(parents)
         self._build = build
 
     def __next__(self) -> Element:
-        return self._build([next(parent) for parent in self._parents])
+        return self._build([next(parent) for parent in self._inputs])
 
     def get_state(self) -> State:
-        return State(inputs=[parent.get_state() for parent in self._parents])
+        return State(inputs=[parent.get_state() for parent in self._inputs])
 
     def set_state(self, state: dict[str, Any]) -> None:
-        for parent, saved in zip(self._parents, state["inputs"], strict=True):
+        for parent, saved in zip(self._inputs, state["inputs"], strict=True):
             parent.set_state(saved)
 
 

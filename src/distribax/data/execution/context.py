@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from distribax.data.execution.permutation import Key
 from distribax.data.plan.node import Node, walk
 from distribax.data.plan.order import Shuffle
+from distribax.data.plan.pieces import WorkerPart
 
 
 class State(dict[str, Any]):
@@ -24,6 +25,39 @@ class State(dict[str, Any]):
 
 
 @dataclass(frozen=True)
+class Seeds:
+    """The seeds of shuffles that were given none; they stay with an iterator when it is saved.
+
+    `common` is for the shuffles inside users' functions: called again, a function makes another
+    data set, which must have the same order.
+    """
+
+    common: int = 0
+    by_node: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Node, common: int) -> Seeds:
+        """Returns the seeds of a new iterator: the nodes' own, or those all workers agree on."""
+        agreed = [node.seed for node in walk(plan) if isinstance(node, WorkerPart)]
+        shuffles = unseeded(plan)
+        if agreed and agreed[0] is not None:
+            common = agreed[0]
+            return cls(common, {id(node): common + i + 1 for i, node in enumerate(shuffles)})
+        return cls(common, {id(node): node.entropy for node in shuffles})
+
+    def save(self, plan: Node) -> list[int]:
+        """Returns the seeds as a list, in an order that an equal plan has too."""
+        return [self.common, *(self.by_node.get(id(n), self.common) for n in unseeded(plan))]
+
+    @classmethod
+    def load(cls, plan: Node, saved: list[int]) -> Seeds:
+        """Returns the seeds of a saved iterator."""
+        common, *seeds = saved
+        pairs = zip(unseeded(plan), seeds, strict=True)
+        return cls(common, {id(node): seed for node, seed in pairs})
+
+
+@dataclass(frozen=True)
 class Context:
     """Identifies a pass over a node, so that randomness follows from it and nothing else.
 
@@ -34,37 +68,27 @@ class Context:
     run: int = 0
     path: tuple[int, ...] = ()
     threads: int = 1
-    # Seeds of unseeded shuffles, where a restored iterator brings those of another process.
-    entropy: Mapping[int, int] = field(default_factory=dict)
-    # A random number that stays with the iterator when it is saved.
-    base: int = 0
-    # Where set, the seed of shuffles that were given none: workers must shuffle alike, and a
-    # function that is called again must make a data set of the same order.
-    common_seed: int | None = None
+    # Maps that are to run in parallel do so in this many processes; 0 means in threads.
+    processes: int = 0
+    seeds: Seeds = field(default_factory=Seeds)
 
     def child(self, number: int) -> Context:
         """Returns the context of the `number`-th pass over what lies below."""
         return dataclasses.replace(self, path=(*self.path, number))
 
-    def inside_function(self, number: int) -> Context:
-        """Returns the context of a data set that a user's function makes of an element."""
-        seed = self.base if self.common_seed is None else self.common_seed
-        return dataclasses.replace(self.child(number), common_seed=seed)
-
     def key(self, node: Shuffle) -> Key:
         """Returns what the order of a shuffle's pass depends on."""
-        seed = self.seed(node)
+        seed = node.seed
+        if seed is None:
+            seed = self.seeds.by_node.get(id(node), self.seeds.common)
         return (seed, self.run, *self.path) if node.reshuffle_each_iteration else (seed,)
-
-    def seed(self, node: Shuffle) -> int:
-        """Returns the seed of a shuffle, the user's or the one drawn in its place."""
-        if node.seed is not None:
-            return node.seed
-        if self.common_seed is not None:
-            return self.common_seed
-        return self.entropy.get(id(node), node.entropy)
 
 
 def unseeded(node: Node) -> list[Shuffle]:
-    """Returns the shuffles of a plan for which the user gave no seed, in a fixed order."""
-    return [step for step in walk(node) if isinstance(step, Shuffle) and step.seed is None]
+    """Returns the shuffles of a plan that have no seed, each once, in a fixed order."""
+    found = {id(step): step for step in walk(node) if isinstance(step, Shuffle)}
+    return [step for step in found.values() if step.seed is None]
+
+
+BuildIterator: TypeAlias = Callable[[Node, Context], Any]
+"""Makes the iterator of one pass over a node."""

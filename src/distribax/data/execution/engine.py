@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import grain
@@ -21,9 +19,10 @@ from distribax.data.execution.combine import (
     RepeatIterator,
     ZipIterator,
 )
-from distribax.data.execution.context import Context
+from distribax.data.execution.context import Context, Seeds
 from distribax.data.execution.interleave import InterleaveIterator
 from distribax.data.execution.parallel import ParallelMapIterator
+from distribax.data.execution.processes import ProcessMapIterator
 from distribax.data.execution.shuffle import ShuffleIterator
 from distribax.data.execution.sources import FileIterator, ForeignIterator, GeneratorIterator
 from distribax.data.execution.stage import PipelineIterator
@@ -46,10 +45,15 @@ from distribax.data.plan.node import Node, walk
 _DEFAULT_PREFETCH = 2
 
 
-def start(plan: Node, run: int, base: int, entropy: Mapping[int, int]) -> PipelineIterator:
+def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan."""
-    threads = transforms.merged_options(plan).threading.private_threadpool_size
-    context = Context(run, threads=threads or os.cpu_count() or 1, base=base, entropy=entropy)
+    options = transforms.merged_options(plan)
+    context = Context(
+        run,
+        threads=options.threading.private_threadpool_size or os.cpu_count() or 1,
+        processes=options.worker_processes or 0,
+        seeds=seeds,
+    )
     return build(plan, context)
 
 
@@ -123,8 +127,10 @@ def _(node: sources.Foreign, context: Context) -> PipelineIterator:
 
 @_build.register
 def _(node: transforms.Map, context: Context) -> PipelineIterator:
-    parent, call = build(node.input, context), MappedCall(node.fn)
     threads = node.num_parallel_calls
+    if threads is not None and context.processes:
+        return ProcessMapIterator(node, context, build)
+    parent, call = build(node.input, context), MappedCall(node.fn)
     if threads is None or threads == 1:
         return MapIterator(parent, call)
     automatic = threads == AUTOTUNE
@@ -139,7 +145,7 @@ def _(node: transforms.Filter, context: Context) -> PipelineIterator:
 @_build.register
 def _(node: transforms.Batch, context: Context) -> PipelineIterator:
     make = PadAndStack(node) if isinstance(node, transforms.PaddedBatch) else nests.stack
-    batches = _Started(node.input, context).batch(
+    batches: Any = _Started(node.input, context).batch(
         node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
     )
     return batches.__iter__()
@@ -161,7 +167,12 @@ def _(node: transforms.Prefetch, context: Context) -> PipelineIterator:
     if node.buffer_size == 0:
         return parent
     size = _DEFAULT_PREFETCH if node.buffer_size == AUTOTUNE else node.buffer_size
-    return grain.experimental.ThreadPrefetchDatasetIterator(parent, size)
+    return _read_ahead(parent, size)
+
+
+def _read_ahead(parent: PipelineIterator, buffer_size: int) -> PipelineIterator:
+    ahead: Any = grain.experimental.ThreadPrefetchDatasetIterator(parent, buffer_size)
+    return ahead
 
 
 @_build.register
@@ -224,10 +235,10 @@ def _(node: order.Interleave, context: Context) -> PipelineIterator:
     num_threads = 0 if threads in (None, AUTOTUNE) else threads
 
     def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
-        inner = build(node.plan_of(call(element)), context.inside_function(number))
+        inner = build(node.plan_of(call(element)), context.child(number))
         if place >= num_threads:
             return inner
-        ahead = grain.experimental.ThreadPrefetchDatasetIterator(inner, 2 * node.block_length)
+        ahead = _read_ahead(inner, 2 * node.block_length)
         ahead.start_prefetch()
         return ahead
 
@@ -238,7 +249,7 @@ def _(node: order.Interleave, context: Context) -> PipelineIterator:
 
 @_build.register
 def _(node: pieces.WorkerPart, context: Context) -> PipelineIterator:
-    parent = build(node.input, dataclasses.replace(context, common_seed=node.seed))
+    parent = build(node.input, context)
     if node.in_turn:
         return ManyIterator(parent, PartsInTurn(node))
     return MapIterator(parent, AlignedPart(node))

@@ -6,14 +6,13 @@ each array; no element is ever made on its own.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from distribax.data import elements as nests
-from distribax.data.execution.context import Context, State, unseeded
+from distribax.data.execution.context import Context, State
 from distribax.data.execution.permutation import shuffled_order
 from distribax.data.execution.stage import PipelineIterator
 from distribax.data.plan.node import Node
@@ -108,7 +107,6 @@ class IndexedIterator(PipelineIterator):
     def __init__(self, plan: IndexedPlan, context: Context) -> None:
         super().__init__()
         self._plan = plan
-        self._unseeded = unseeded(plan.order)
         self._context = context
         self._begin(0, 0)
 
@@ -164,11 +162,7 @@ class IndexedIterator(PipelineIterator):
         return True
 
     def get_state(self) -> State:
-        seeds = [self._context.seed(node) for node in self._unseeded]
-        return State(epoch=self._epoch, position=self._position, seeds=seeds)
+        return State(epoch=self._epoch, position=self._position)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        pairs = zip(self._unseeded, state["seeds"], strict=True)
-        entropy = {id(node): seed for node, seed in pairs}
-        self._context = dataclasses.replace(self._context, entropy=entropy)
         self._begin(state["epoch"], state["position"])

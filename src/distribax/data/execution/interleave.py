@@ -73,7 +73,7 @@ class InterleaveIterator(Stage):
         self._index = (self._index + 1) % len(self._slots)
 
     def _fill_slot(self) -> None:
-        before = self._parent.get_state()
+        before = self._input.get_state()
         try:
             element = self._next()
         except StopIteration:
@@ -89,7 +89,7 @@ class InterleaveIterator(Stage):
             for slot in self._slots
         ]
         return State(
-            input=self._parent.get_state(),
+            input=self._input.get_state(),
             cycle=cycle,
             index=self._index,
             block=self._block,
@@ -103,11 +103,11 @@ class InterleaveIterator(Stage):
             if saved is None:
                 continue
             number, before, inner_state = saved
-            self._parent.set_state(before)
+            self._input.set_state(before)
             inner = self._open_inner(self._next(), number, index)
             inner.set_state(inner_state)
             self._slots[index] = _Slot(number, before, inner)
-        self._parent.set_state(state["input"])
+        self._input.set_state(state["input"])
         self._index = state["index"]
         self._block = state["block"]
         self._opened = state["opened"]

@@ -116,7 +116,7 @@ class ParallelMapIterator(Stage):
 
     def _submit(self) -> None:
         while not self._input_ended and len(self._chunks) < 2 * self._num_threads:
-            before = self._parent.get_state()
+            before = self._input.get_state()
             elements: list[Element] = []
             failed: Future[_Outcome] | None = None
             try:
@@ -131,7 +131,7 @@ class ParallelMapIterator(Stage):
                 self._chunks.append(self._started(before, 0, elements))
             if failed is not None:
                 # An error of the input keeps its place: first come the elements before it.
-                self._chunks.append(_Chunk(self._parent.get_state(), 0, [None], failed))
+                self._chunks.append(_Chunk(self._input.get_state(), 0, [None], failed))
                 return
 
     def _started(self, before: Any, skipped: int, elements: list[Element]) -> _Chunk:
@@ -161,7 +161,7 @@ class ParallelMapIterator(Stage):
 
     def get_state(self) -> State:
         if not self._chunks:
-            return State(parent=self._parent.get_state(), skip=0)
+            return State(parent=self._input.get_state(), skip=0)
         chunk = self._chunks[0]
         return State(parent=chunk.before, skip=chunk.skipped + chunk.given)
 
@@ -169,7 +169,7 @@ class ParallelMapIterator(Stage):
         self._stop_threads()
         self._chunks.clear()
         self._input_ended = False
-        self._parent.set_state(state["parent"])
+        self._input.set_state(state["parent"])
         for _ in range(state["skip"]):
             self._next()
 

@@ -5,11 +5,11 @@ Grain is imported when the first plan runs, not before: it takes half a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from distribax.data.elements import Element
+from distribax.data.execution.context import Seeds
 from distribax.data.plan.node import Node
 
 
@@ -19,13 +19,9 @@ def _engine() -> ModuleType:
     return engine
 
 
-def start(plan: Node, run: int, base: int, entropy: Mapping[int, int]) -> Any:
-    """Starts the `run`-th iteration of a plan; returns a Grain iterator.
-
-    `base` seeds the unseeded shuffles inside users' functions; `entropy` gives the seeds of other
-    unseeded shuffles (by the node's id) when a position is restored.
-    """
-    return _engine().start(plan, run, base, entropy)
+def start(plan: Node, run: int, seeds: Seeds) -> Any:
+    """Starts the `run`-th iteration of a plan; returns a Grain iterator."""
+    return _engine().start(plan, run, seeds)
 
 
 def first_element(plan: Node) -> Element | None:

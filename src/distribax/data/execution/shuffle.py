@@ -24,10 +24,10 @@ class ShuffleIterator(Stage):
     def __init__(self, parent: PipelineIterator, buffer_size: int | None, key: Key) -> None:
         super().__init__(parent)
         self._limit = buffer_size
-        self._restart(key)
-
-    def _restart(self, key: Key) -> None:
         self._key = key
+        self._restart()
+
+    def _restart(self) -> None:
         self._places: list[Element] = []
         # For each place, which element of the input it holds.
         self._numbers: list[int] = []
@@ -79,7 +79,7 @@ class ShuffleIterator(Stage):
             self._origins.popleft()
         # Without a limit nothing is ever given out before the end, so only the start matters.
         if not self._origins or self._limit is not None:
-            self._origins.append((self._read, self._parent.get_state()))
+            self._origins.append((self._read, self._input.get_state()))
 
     def _fill(self) -> None:
         # A user's error may interrupt this; the next call then goes on where it stopped.
@@ -102,10 +102,9 @@ class ShuffleIterator(Stage):
     def get_state(self) -> State:
         if not self._given:
             # Nothing was given out: what was read can be read again.
-            origin = self._origins[0][1] if self._origins else self._parent.get_state()
-            return State(key=list(self._key), given=0, read=0, ended=False, origin=[0, origin])
+            origin = self._origins[0][1] if self._origins else self._input.get_state()
+            return State(given=0, read=0, ended=False, origin=[0, origin])
         return State(
-            key=list(self._key),
             given=self._given,
             read=self._read,
             ended=self._ended,
@@ -113,9 +112,9 @@ class ShuffleIterator(Stage):
         )
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._restart(tuple(state["key"]))
+        self._restart()
         start, origin = state["origin"]
-        self._parent.set_state(origin)
+        self._input.set_state(origin)
         if not state["given"]:
             return
         self._origins.append((start, origin))

@@ -15,9 +15,6 @@ class PipelineIterator(grain.DatasetIterator[Any]):
     Grain's own iterators (its batching and prefetching) take these as parents and the reverse.
     """
 
-    _parent: PipelineIterator
-    _parents: tuple[PipelineIterator, ...]
-
     def __next__(self) -> Element:
         raise NotImplementedError
 
@@ -37,10 +34,11 @@ class Stage(PipelineIterator):
 
     def __init__(self, parent: PipelineIterator) -> None:
         super().__init__(parent)
+        self._input = parent
         self._next = parent.__next__
 
     def get_state(self) -> dict[str, Any]:
-        return self._parent.get_state()
+        return self._input.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state)
+        self._input.set_state(state)

@@ -113,10 +113,10 @@ class TakeIterator(Stage):
         return element
 
     def get_state(self) -> State:
-        return State(parent=self._parent.get_state(), taken=self._taken)
+        return State(parent=self._input.get_state(), taken=self._taken)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state["parent"])
+        self._input.set_state(state["parent"])
         self._taken = state["taken"]
 
 
@@ -136,10 +136,10 @@ class StrideIterator(Stage):
         return self._next()
 
     def get_state(self) -> State:
-        return State(parent=self._parent.get_state(), started=self._started)
+        return State(parent=self._input.get_state(), started=self._started)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state["parent"])
+        self._input.set_state(state["parent"])
         self._started = state["started"]
 
 
@@ -157,10 +157,10 @@ class EnumerateIterator(Stage):
         return (number, element)
 
     def get_state(self) -> State:
-        return State(parent=self._parent.get_state(), number=self._number)
+        return State(parent=self._input.get_state(), number=self._number)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state["parent"])
+        self._input.set_state(state["parent"])
         self._number = state["number"]
 
 
@@ -184,17 +184,17 @@ class ManyIterator(Stage):
         return self._parts[self._given - 1]
 
     def _advance(self) -> None:
-        before = self._parent.get_state()
+        before = self._input.get_state()
         self._parts = self._divide(self._next())
         self._before, self._given = before, 0
 
     def get_state(self) -> State:
         if self._given >= len(self._parts):
-            return State(parent=self._parent.get_state(), given=0)
+            return State(parent=self._input.get_state(), given=0)
         return State(parent=self._before, given=self._given)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._parent.set_state(state["parent"])
+        self._input.set_state(state["parent"])
         self._parts, self._given = (), 0
         if state["given"]:
             self._advance()

@@ -102,7 +102,7 @@ class TFRecordReader:
 class TFRecordWriter:
     """Writes TFRecord files that TensorFlow and `TFRecordDataset` read.
 
-    >>> with TFRecordWriter("/tmp/example.tfrecord") as writer:  # doctest: +SKIP
+    >>> with TFRecordWriter("example.tfrecord") as writer:  # doctest: +SKIP
     ...     writer.write(b"one record")
     """
 

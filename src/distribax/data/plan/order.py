@@ -64,7 +64,7 @@ class Take(UnaryNode):
 
     def cardinality(self) -> int:
         size = self.input.cardinality()
-        if size == INFINITE_CARDINALITY or self.count == 0:
+        if size == INFINITE_CARDINALITY:
             return self.count
         return min(size, self.count) if size >= 0 else size
 
@@ -217,7 +217,7 @@ class Interleave(UnaryNode):
         return None if first is None else self.plan_of(nests.call_with_element(self.fn, first))
 
     def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+        return UNKNOWN_CARDINALITY
 
     def spec(self, probe: Probe) -> Spec:
         inner = self.first_inner(probe)

@@ -69,7 +69,7 @@ class WorkerPart(UnaryNode):
     split: bool = False
     # The size of a full batch where the plan says it: a last, smaller batch is cut no finer.
     batch_size: int | None = None
-    # Seeds what has no seed below, so that all workers shuffle alike.
+    # Stands for seeds that were not given, where all workers must shuffle alike.
     seed: int | None = None
 
     def cardinality(self) -> int:

@@ -77,7 +77,7 @@ class Filter(UnaryNode):
     predicate: Callable[..., Any]
 
     def cardinality(self) -> int:
-        return 0 if self.input.cardinality() == 0 else UNKNOWN_CARDINALITY
+        return UNKNOWN_CARDINALITY
 
     @property
     def label(self) -> str:

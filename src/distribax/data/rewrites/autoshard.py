@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from distribax.data.dataset import Dataset
 from distribax.data.execution import runner
 from distribax.data.options import AutoShardPolicy
 from distribax.data.plan.node import Node, walk
-from distribax.data.plan.order import Shard, Shuffle
+from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.transforms import replace_inputs
 from distribax.data.rewrites.file_sharding import NotFileBased, shard_files
@@ -72,15 +71,16 @@ def auto_shard(
     wanted = AutoShardPolicy.parse(policy or AutoShardPolicy.AUTO, "auto_shard_policy")
     plan, decision = _shard(dataset.plan, num_workers, worker_id, wanted)
     by_data = decision.policy is AutoShardPolicy.DATA
-    if by_data:
-        seed = _COMMON_SEED if seed is None else seed
-        plan = _seeded(plan, seed)
+    if not by_data:
+        seed = None
+    elif seed is None:
+        seed = _COMMON_SEED
     share = Share(num_workers, worker_id, replicas_per_worker)
     in_turn = num_workers > 1 and not by_data
     batch_size = plan.static_batch_size(runner.first_element)
 
     def cut(node: Node) -> WorkerPart:
-        return WorkerPart(node, share, in_turn, split, batch_size, seed if by_data else None)
+        return WorkerPart(node, share, in_turn, split, batch_size, seed)
 
     return Dataset(add_worker_part(plan, cut)), decision
 
@@ -126,19 +126,3 @@ def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
     if isinstance(node, Shard) and node.is_hint:
         return Shard(node.input, num_workers, worker_id)
     return node
-
-
-def _seeded(plan: Node, seed: int) -> Node:
-    """Gives every unseeded shuffle a seed of its own that all workers agree on."""
-    rewritten: dict[int, Node] = {}
-
-    def visit(node: Node) -> Node:
-        # A step that is used twice in the plan stays one step, with one seed.
-        if id(node) not in rewritten:
-            changed = replace_inputs(node, visit)
-            if isinstance(changed, Shuffle) and changed.seed is None:
-                changed = dataclasses.replace(changed, seed=seed + len(rewritten) + 1)
-            rewritten[id(node)] = changed
-        return rewritten[id(node)]
-
-    return visit(plan)

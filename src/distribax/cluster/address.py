@@ -1,0 +1,90 @@
+"""Network addresses of tasks: taken apart, checked, and put together again."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Address:
+    """A host and a port; the port may be left open.
+
+    >>> str(Address("::1", 2222))
+    '[::1]:2222'
+    """
+
+    host: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+
+def parse_address(text: str, field: str) -> Address:
+    """Takes 'host:port' or 'host' apart; `field` is where the text stands, for the error.
+
+    >>> parse_address("worker0.example.com:2222", "cluster.worker[0]")
+    Address(host='worker0.example.com', port=2222)
+    """
+    where = f"{field}={text!r}"
+    if "://" in text:
+        raise ValueError(
+            f"{where}: an address has no protocol. Write 'host:port'; the protocol is the "
+            "resolver's argument rpc_layer."
+        )
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or not _is_ipv6(host):
+            raise ValueError(f"{where}: {host!r} is not an IPv6 address. Expected '[::1]:2222'.")
+        if rest and not rest.startswith(":"):
+            raise ValueError(f"{where}: {rest!r} follows the host. Expected ':' and a port.")
+        port = rest[1:] if rest else None
+    elif text.count(":") > 1:
+        raise ValueError(
+            f"{where}: has more than one ':'. Expected 'host:port'; an IPv6 address stands in "
+            "brackets: '[::1]:2222'."
+        )
+    else:
+        host, colon, rest = text.partition(":")
+        port = rest if colon else None
+        if not host or any(c.isspace() or c in "/[]@,;'\"" or not c.isprintable() for c in host):
+            raise ValueError(
+                f"{where}: {host!r} is not a host. Expected a host name or an IP address, and a "
+                "port: 'worker0.example.com:2222'."
+            )
+    return Address(host, None if port is None else parse_port(port, where))
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_port(port: str | int, where: str) -> int:
+    """Returns the port as a number; `where` names the field and its value, for the error."""
+    text = str(port)
+    is_number = not isinstance(port, bool) and text.isascii() and text.isdigit()
+    # The length is looked at first: Python refuses to convert very long numbers.
+    if not is_number or len(text) > 5 or not 1 <= int(text) <= MAX_PORT:
+        shown = text if is_number else repr(port)
+        raise ValueError(f"{where}: port {shown} is not a port (1-{MAX_PORT})")
+    return int(text)
+
+
+def natural_order(name: str) -> tuple[list[str | int], str]:
+    """A key that sorts names by the numbers in them.
+
+    >>> sorted(["c10", "c9", "b11"], key=natural_order)
+    ['b11', 'c9', 'c10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    # Every second part is a number, so parts at the same place are of the same type.
+    return [int(p) if i % 2 else p for i, p in enumerate(parts)], name

@@ -1,0 +1,208 @@
+"""The names that `get_variable` knows: one store for each strategy, and scopes of names."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import inspect
+import weakref
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from distribax import context
+from distribax.execution import frames
+from distribax.types import StepFn
+from distribax.variables import Variable
+
+
+class _ReuseMode(enum.Enum):
+    AUTO_REUSE = "AUTO_REUSE"
+
+
+AUTO_REUSE = _ReuseMode.AUTO_REUSE
+"""Makes a variable on the first request of its name, and returns it on later ones."""
+
+Reuse: TypeAlias = bool | _ReuseMode
+
+
+class VariableScope:
+    """A prefix of variable names, and what holds for the variables under it.
+
+    Attributes:
+        name: The prefix.
+        reuse: Whether names must be new (False), known (True), or either (`AUTO_REUSE`).
+        initializer: What makes initial values where `get_variable` is not told.
+        dtype: The data type where `get_variable` is not told.
+    """
+
+    def __init__(
+        self, name: str, reuse: Reuse = False, initializer: Any = None, dtype: Any = None
+    ) -> None:
+        self.name = name
+        self.reuse = reuse
+        self.initializer = initializer
+        self.dtype = dtype
+
+    def reuse_variables(self) -> None:
+        """Asks for known names only, from now on."""
+        self.reuse = True
+
+    def full_name(self, name: str) -> str:
+        """Returns a name with the prefix."""
+        return f"{self.name}/{name}" if self.name and name else self.name or name
+
+    def __repr__(self) -> str:
+        return f"<VariableScope {self.name!r}, reuse={self.reuse}>"
+
+
+@dataclass(eq=False)
+class Pass:
+    """One run of a function that may run again: a tower function, or a trace of a `dx.function`.
+
+    Where TensorFlow built a graph once and ran it often, the function itself runs at every step.
+    So a name must be new only within a pass: the next one finds what the first has made.
+    """
+
+    # Whose run this is; None for a trace, where only the frame is known.
+    owner: Any = None
+
+    def may_ask_for(self, birth: Pass) -> bool:
+        """Tells whether a variable of that pass is this function's own, made by an earlier run."""
+        return birth is not self and birth.owner in (None, self.owner)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A variable, and the pass that made it (None for code that runs once)."""
+
+    variable: Variable
+    birth: Pass | None
+
+
+@dataclass(eq=False)
+class Store:
+    """The variables that were made under one strategy, by name."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    root: VariableScope = field(default_factory=lambda: VariableScope(""))
+
+
+_ATTRIBUTE = "_distribax_variable_store"
+_scope: ContextVar[VariableScope | None] = ContextVar("distribax_variable_scope", default=None)
+_pass: ContextVar[Pass | None] = ContextVar("distribax_pass", default=None)
+_traces: weakref.WeakKeyDictionary[frames.Frame, Pass] = weakref.WeakKeyDictionary()
+_TOP = Pass(owner="the top level of the program")
+
+
+def current_store() -> Store:
+    """Returns the store of the current strategy."""
+    # Kept by the strategy, so that both end together.
+    return vars(context.get_strategy()).setdefault(_ATTRIBUTE, Store())
+
+
+def reset_variable_store() -> None:
+    """Forgets the names that were made under the current strategy, as a new graph would.
+
+    The variables themselves stay as they are.
+    """
+    vars(context.get_strategy()).pop(_ATTRIBUTE, None)
+
+
+def current_pass() -> Pass | None:
+    """Returns the pass that the code is in, or None where code runs once."""
+    inner, frame = _pass.get(), frames.current()
+    if inner is not None or frame is None:
+        return inner
+    return _traces.setdefault(frame.function, Pass())
+
+
+@contextlib.contextmanager
+def one_pass(fn: StepFn) -> Iterator[None]:
+    """Marks one run of `fn` for all towers."""
+    token = _pass.set(Pass(_owner(fn)))
+    try:
+        yield
+    finally:
+        _pass.reset(token)
+
+
+def _owner(fn: Any) -> Any:
+    """Returns what two runs of the same function have in common, closures apart."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    return getattr(fn, "__code__", fn), id(getattr(fn, "__self__", None))
+
+
+def is_own(entry: Entry) -> bool:
+    """Tells whether the code asks for what it made itself, when it ran before."""
+    replica = context.get_replica_context()
+    index = replica.runner.replica_id if replica is not None else 0
+    if isinstance(index, int) and index > 0:
+        # The first tower has made it, for all of them.
+        return True
+    return entry.birth is not None and (current_pass() or _TOP).may_ask_for(entry.birth)
+
+
+def get_variable_scope() -> VariableScope:
+    """Returns the current scope of variable names."""
+    return _scope.get() or current_store().root
+
+
+def checked_reuse(reuse: Any, what: str) -> Reuse | None:
+    """Returns `reuse` if it is one of the modes."""
+    if reuse is None or isinstance(reuse, (bool, _ReuseMode)):
+        return reuse
+    raise ValueError(
+        f"{what}: reuse={reuse!r} is not a mode. Expected True (the variable exists), False (it "
+        "does not), AUTO_REUSE (make it if it does not), or None (as the scope around it says)."
+    )
+
+
+@contextlib.contextmanager
+def variable_scope(
+    name_or_scope: str | VariableScope,
+    *,
+    initializer: Any = None,
+    reuse: Reuse | None = None,
+    dtype: Any = None,
+) -> Iterator[VariableScope]:
+    """Puts a prefix before the names of variables, and says whether names may be known already.
+
+    Scopes nest, and a scope inside one that reuses variables reuses them too. A `VariableScope`
+    that was left is entered again as it is, wherever the code is.
+
+    Example:
+        >>> from distribax.contrib import distribute
+        >>> with distribute.variable_scope("layer", reuse=distribute.AUTO_REUSE) as scope:
+        ...     first = distribute.get_variable("w", shape=(2, 3))
+        ...     again = distribute.get_variable("w", shape=(2, 3))
+        >>> first is again, first.name
+        (True, 'layer/w:0')
+        >>> distribute.reset_variable_store()
+    """
+    given = checked_reuse(reuse, "variable_scope")
+    if isinstance(name_or_scope, VariableScope):
+        outer, name = name_or_scope, name_or_scope.name
+    elif isinstance(name_or_scope, str):
+        outer = get_variable_scope()
+        name = outer.full_name(name_or_scope)
+    else:
+        raise TypeError(
+            f"variable_scope: name_or_scope={name_or_scope!r} is a {type(name_or_scope).__name__}. "
+            "Expected a name, or a scope that `with variable_scope(...) as scope:` has given."
+        )
+    inner = VariableScope(
+        name,
+        given or outer.reuse,
+        outer.initializer if initializer is None else initializer,
+        outer.dtype if dtype is None else dtype,
+    )
+    token = _scope.set(inner)
+    try:
+        yield inner
+    finally:
+        _scope.reset(token)

@@ -1,0 +1,179 @@
+"""Variables of which each replica has its own value, combined when they are read outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distribax as dx
+from tests.multidevice.contract.cases import Case, replica_number
+
+COMBINED = {
+    "SUM": lambda numbers: sum(numbers),
+    "MEAN": lambda numbers: sum(numbers) / len(numbers),
+    "ONLY_FIRST_REPLICA": lambda numbers: numbers[0],
+}
+
+
+def _variable(case: Case, value: Any, aggregation: str) -> dx.Variable:
+    return case.variable(value, synchronization="ON_READ", aggregation=aggregation)
+
+
+@pytest.mark.parametrize("aggregation", [*COMBINED, "NONE"])
+def test_each_replica_has_its_own_value(case: Case, aggregation: str) -> None:
+    variable = _variable(case, 1.0, aggregation)
+
+    def replica_fn() -> Any:
+        before = variable.read_value()
+        variable.assign(replica_number())
+        variable.assign_add(10.0)
+        variable.assign_sub(replica_number() * 2)
+        return before, variable.read_value()
+
+    before, after = case.run(replica_fn)
+    own = [10.0 - (index + 1.0) for index in range(case.num_replicas)]
+    assert case.numbers(before) == [1.0] * case.num_replicas
+    assert case.numbers(after) == own
+    assert case.numbers(variable) == own
+    again = case.run(lambda: variable.read_value())
+    assert case.numbers(again) == own
+
+
+@pytest.mark.parametrize("aggregation", COMBINED)
+def test_reading_outside_combines(case: Case, aggregation: str) -> None:
+    variable = _variable(case, [1.0, 2.0], aggregation)
+    n = case.num_replicas
+    initial = [COMBINED[aggregation]([1.0] * n), COMBINED[aggregation]([2.0] * n)]
+    assert np.asarray(case.across(lambda: variable.read_value())).tolist() == initial
+
+    def across() -> Any:
+        case.strategy.run(lambda: variable.assign(jnp.stack([replica_number()] * 2)))
+        return variable.read_value()
+
+    combined = COMBINED[aggregation]([index + 1.0 for index in range(n)])
+    assert np.asarray(case.across(across)).tolist() == [combined] * 2
+    assert variable.numpy().tolist() == [combined] * 2
+
+
+@pytest.mark.parametrize("aggregation", COMBINED)
+def test_reading_in_a_merge_combines(case: Case, aggregation: str) -> None:
+    variable = _variable(case, 0.0, aggregation)
+
+    def replica_fn() -> Any:
+        variable.assign(replica_number())
+        context = dx.get_replica_context()
+        return context.merge_call(lambda strategy: variable.read_value()), variable.read_value()
+
+    combined, own = case.run(replica_fn)
+    numbers = [index + 1.0 for index in range(case.num_replicas)]
+    assert case.numbers(combined) == [COMBINED[aggregation](numbers)] * case.num_replicas
+    assert case.numbers(own) == numbers
+
+
+def test_without_aggregation_there_is_no_one_value(case: Case) -> None:
+    variable = _variable(case, 1.0, "NONE")
+    if case.single:
+        assert float(variable) == 1.0
+        return
+    for read in (lambda: variable.read_value(), lambda: variable + 1.0):
+        with pytest.raises(ValueError, match=r"ON_READ with aggregation=NONE.*local_results"):
+            case.across(read)
+    with pytest.raises(ValueError, match=r"ON_READ with aggregation=NONE"):
+        case.run(lambda: dx.get_replica_context().merge_call(lambda s: variable.read_value()))
+
+
+def test_assigning_outside_spreads_a_sum(case: Case) -> None:
+    variable = _variable(case, [0.0, 0.0], "SUM")
+    case.across(lambda: variable.assign([12.0, 24.0]))
+    n = case.num_replicas
+    assert case.numbers(variable) == [[12.0 / n, 24.0 / n]] * n
+    assert variable.numpy().tolist() == [12.0, 24.0]
+
+
+@pytest.mark.parametrize("aggregation", ["MEAN", "ONLY_FIRST_REPLICA", "NONE"])
+def test_assigning_outside_sets_every_replica(case: Case, aggregation: str) -> None:
+    variable = _variable(case, 1.0, aggregation)
+
+    def across() -> None:
+        variable.assign(5.0)
+        variable.assign_add(2.0)
+        variable.assign_sub(1.0)
+
+    case.across(across)
+    assert case.numbers(variable) == [6.0] * case.num_replicas
+
+
+@pytest.mark.parametrize("how", ["assign_add", "assign_sub"])
+def test_adding_outside_to_a_sum_is_refused(case: Case, how: str) -> None:
+    variable = _variable(case, 1.0, "SUM")
+    if case.single:
+        getattr(variable, how)(1.0)
+        assert float(variable) == {"assign_add": 2.0, "assign_sub": 0.0}[how]
+        return
+    with pytest.raises(ValueError, match=rf"{how}: .*ON_READ with aggregation=SUM.*use assign\(\)"):
+        case.across(lambda: getattr(variable, how)(1.0))
+
+
+def test_assigning_in_a_merge(case: Case) -> None:
+    variable = _variable(case, 1.0, "SUM")
+
+    def replica_fn() -> Any:
+        variable.assign(replica_number())
+        dx.get_replica_context().merge_call(lambda strategy: variable.assign(12.0))
+        variable.assign_add(replica_number())
+        return variable.read_value()
+
+    n = case.num_replicas
+    assert case.numbers(case.run(replica_fn)) == [12.0 / n + index + 1.0 for index in range(n)]
+
+
+def test_integers_are_summed_as_integers(case: Case) -> None:
+    variable = _variable(case, 0, "SUM")
+    case.run(lambda: variable.assign_add(jnp.asarray(2)))
+    assert (int(variable), variable.read_value().dtype) == (2 * case.num_replicas, jnp.int32)
+
+
+def test_updates_reach_every_copy(case: Case) -> None:
+    variable = _variable(case, [1.0, 1.0], "SUM")
+    value = case.each(lambda index: jnp.full((2,), index + 1.0))
+
+    def across(value: Any) -> Any:
+        return case.strategy.extended.update(
+            variable, lambda v, x: v.assign_add(x).read_value(), args=(value,)
+        )
+
+    result = case.across(across, value)
+    expected = [[index + 2.0] * 2 for index in range(case.num_replicas)]
+    assert case.numbers(variable) == expected
+    assert case.numbers(result) == expected
+
+
+def test_it_is_not_trainable_by_default(case: Case) -> None:
+    assert _variable(case, 1.0, "SUM").trainable is False
+    with pytest.raises(ValueError, match=r"trainable=True and synchronization=ON_READ.*Drop one"):
+        case.variable(1.0, trainable=True, synchronization="ON_READ")
+
+
+def test_it_keeps_its_values_from_step_to_step(case: Case) -> None:
+    variable = _variable(case, 0.0, "SUM")
+    step = case.step(lambda: case.strategy.run(lambda: variable.assign_add(replica_number())))
+    for _ in range(3):
+        step()
+    assert case.numbers(variable) == [3.0 * (index + 1) for index in range(case.num_replicas)]
+
+
+def test_reducing_and_gathering_a_variable(case: Case) -> None:
+    variable = _variable(case, [0.0, 0.0], "SUM")
+    case.run(lambda: variable.assign(jnp.stack([replica_number(), replica_number()])))
+
+    def across() -> Any:
+        strategy = case.strategy
+        return strategy.reduce("SUM", variable, axis=None), strategy.gather(variable, axis=0)
+
+    total, joined = case.across(across)
+    numbers = [index + 1.0 for index in range(case.num_replicas)]
+    assert np.asarray(total).tolist() == [sum(numbers)] * 2
+    assert joined.tolist() == [number for number in numbers for _ in range(2)]
