@@ -1,6 +1,8 @@
 """distribax: the programming model of tf.distribute, for JAX."""
 
+from distribax import data as data
 from distribax import experimental as experimental
+from distribax import integrations as integrations
 from distribax.collectives import AllReduce as AllReduce
 from distribax.collectives import CommunicationImplementation as CommunicationImplementation
 from distribax.collectives import CommunicationOptions as CommunicationOptions
@@ -15,14 +17,12 @@ from distribax.context import get_replica_context as get_replica_context
 from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
-from distribax import data as data
 from distribax.data.distributed import DistributedDataset as DistributedDataset
 from distribax.data.distributed import DistributedIterator as DistributedIterator
 from distribax.data.distributed import InputContext as InputContext
 from distribax.data.distributed import InputOptions as InputOptions
 from distribax.data.distributed import InputReplicationMode as InputReplicationMode
 from distribax.errors import OutOfRangeError as OutOfRangeError
-from distribax import integrations as integrations
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy

@@ -1,4 +1,4 @@
-"""Exceptions that cross layers; everything a user does wrong is a ValueError, TypeError or RuntimeError."""
+"""Exceptions that cross layers, and signals that the engine sends to itself."""
 
 from __future__ import annotations
 

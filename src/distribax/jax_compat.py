@@ -90,13 +90,14 @@ def uncommitted(array: jax.Array) -> jax.Array:
         return array
     if is_key(array):
         return on_key_data(uncommitted, array)
-    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[arg-type,list-item]
+    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[list-item]
 
 
 def device_pieces(array: jax.Array) -> list[jax.Array]:
     """Returns the single-device arrays of `array` on this process, in the order of its devices."""
     if is_key(array):
-        return [on_key_data(lambda _, own=piece: own, array) for piece in array._base_array._arrays]
+        key: Any = array
+        return [type(key)(key._impl, piece) for piece in key._base_array._arrays]
     return list(array._arrays)  # type: ignore[attr-defined]
 
 
@@ -121,7 +122,7 @@ def is_in_jit(outer: Any) -> bool:
     return False
 
 
-def trace_of(tracer: Tracer) -> Any:
+def trace_of(tracer: Any) -> Any:
     """Returns the transformation that `tracer` belongs to."""
     return tracer._trace
 
@@ -153,7 +154,7 @@ def cpu_pool_threads() -> int | None:
 
 
 def all_gather_joined(value: Any, axis_name: str, axis: int) -> Any:
-    """Joins the values of all replicas along the dimension `axis`; the result is the same on each."""
+    """Joins the values of all replicas along a dimension; the result is the same on each."""
     return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to=_gathered())
 
 
@@ -187,7 +188,7 @@ def outside_trace(fn: Callable[[], Any]) -> Any:
     def call() -> None:
         try:
             outcome.extend((context.run(fn), None))
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+        except BaseException as error:  # Raised again by the caller.
             outcome.extend((None, error))
 
     context = contextvars.copy_context()
@@ -211,7 +212,7 @@ def one_copy(array: jax.Array) -> jax.Array:
 
 def current_default_device() -> Any:
     """Returns the device that `jax.default_device` has set, or None."""
-    return jax.config.jax_default_device
+    return jax.config.values["jax_default_device"]
 
 
 def with_dim(value: Any) -> jax.Array:
@@ -235,7 +236,7 @@ def is_concrete_array(value: object) -> bool:
 
 def is_key(value: Any) -> bool:
     """Tells whether `value` is an array of random keys."""
-    return isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def on_key_data(fn: Callable[[jax.Array], jax.Array], key: Any) -> Any:

@@ -27,7 +27,7 @@ class ParsedEnum(enum.Enum):
         """Returns the member meant by `value`, a member or its name."""
         if isinstance(value, cls):
             return value
-        # Names of a sibling's members are understood too: aggregation and reduction share SUM, MEAN.
+        # A sibling's member is understood by its name: aggregations and reductions share some.
         name = value.name if isinstance(value, enum.Enum) else value
         if isinstance(name, str):
             for member in cls:

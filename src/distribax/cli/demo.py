@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class _Classifier:
                     Variable(_glorot(random, rows, columns), name=f"kernel_{index}"),
                     Variable(np.zeros(columns, np.float32), name=f"bias_{index}"),
                 )
-                for index, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False))
+                for index, (rows, columns) in enumerate(itertools.pairwise(sizes))
             ]
             self.optimizer = Optimizer(optax.adam(3e-3))
             self.loss, self.accuracy = Mean("loss"), Accuracy()

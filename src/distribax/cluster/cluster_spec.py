@@ -104,8 +104,6 @@ class ClusterSpec:
             }
         return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # It is equal to dicts, which have no hash.
-
     def __repr__(self) -> str:
         return f"ClusterSpec({dict(sorted(self.as_dict().items()))!r})"
 

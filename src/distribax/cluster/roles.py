@@ -98,7 +98,13 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
     check_task(cluster_spec, task_type, task_id)
     if not cluster_spec or task_type == "evaluator":
         return 0
-    return training_tasks(cluster_spec).index((str(task_type), int(task_id or 0)))
+    tasks = training_tasks(cluster_spec)
+    if (task_type, task_id) not in tasks:
+        raise ValueError(
+            f"task_type={task_type!r}: only the chief and the workers train together and are "
+            "numbered."
+        )
+    return [*tasks].index((task_type, task_id))
 
 
 def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:

@@ -25,6 +25,7 @@ from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica
 
+
 class AllReduce(CrossDeviceOps):
     """Reduces with the collective that XLA has for the platform. The default.
 
@@ -130,10 +131,9 @@ def _reduce_program(
         ]
         return ops.all_reduce_in_program(reduce_op, local, mesh, options)
 
-    specs = [PartitionSpec() if mirrored else PartitionSpec(REPLICA_AXIS) for mirrored, _ in layouts]
-    return jax.jit(
-        jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec())
-    )
+    same, split = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+    specs = [same if mirrored else split for mirrored, _ in layouts]
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec()))
 
 
 def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
@@ -158,4 +158,3 @@ def _placed(result: Global, destinations: Any) -> Mirrored:
             for device in devices
         ]
     )
-

@@ -27,10 +27,10 @@ class CrossDeviceOps:
     Example:
         >>> import distribax as dx
         >>> class Tree(dx.CrossDeviceOps):
-        ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
-        ...         total = sum(per_replica_value.values)
+        ...     def reduce_implementation(self, reduce_op, value, destinations, options):
+        ...         total = sum(value.values)
         ...         if reduce_op == dx.ReduceOp.MEAN:
-        ...             total = total / len(per_replica_value.values)
+        ...             total = total / len(value.values)
         ...         return self.broadcast(total, destinations)
     """
 

@@ -90,7 +90,7 @@ class ReplicaContext:
         if not callable(merge_fn):
             raise TypeError(
                 f"merge_call: merge_fn={merge_fn!r} is not callable. Expected a function that "
-                "takes the strategy first: lambda strategy, x: strategy.reduce('SUM', x, axis=None)."
+                "takes the strategy first, such as lambda strategy, x: strategy.reduce('SUM', x)."
             )
         return self._runner.merge(merge_fn, tuple(args), dict(kwargs or {}))
 

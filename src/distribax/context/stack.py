@@ -113,7 +113,7 @@ def experimental_set_strategy(strategy: Any) -> None:
 
 
 def get_loss_reduction() -> ReduceOp:
-    """Returns the reduction that combines the replicas' losses: SUM, as losses are scaled already."""
+    """Returns how the replicas' losses are combined: SUM, as losses are scaled already."""
     return ReduceOp.SUM
 
 

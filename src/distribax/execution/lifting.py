@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from distribax import context
 from distribax.errors import ControlFlow, HostOnly
 from distribax.execution import frames
 
@@ -58,12 +57,11 @@ def pull(iterator: LiftedIterator) -> Any:
     frame = frames.current()
     if frame is None:
         return iterator.fetch()
-    if not isinstance(frame, frames.FunctionFrame) or context.get_replica_context() is not None:
-        if frame.parent is not None:
-            raise RuntimeError(
-                "next(iterator): called inside strategy.run() of a compiled function. Call it "
-                "outside the replica and pass the element: strategy.run(fn, args=(next(it),))."
-            )
+    if not isinstance(frame, frames.FunctionFrame):
+        raise RuntimeError(
+            "next(iterator): called inside strategy.run() of a compiled function. Call it outside "
+            "the replica and pass the element: strategy.run(fn, args=(next(it),))."
+        )
     if frame.function.pulled and frame.function.pulled[0][0] is iterator:
         return frame.function.pulled.pop(0)[1]
     raise NeedElement(iterator)

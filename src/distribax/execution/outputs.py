@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from distribax import jax_compat
+from distribax import context, jax_compat
+from distribax.errors import HostOnly
 from distribax.execution.frames import FunctionFrame
-from distribax.values import DistributedValues, Global, is_opaque
+from distribax.values import DistributedValues, Global, Mirrored, is_opaque
 
 
 class Results:
@@ -28,7 +29,8 @@ class Results:
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
         for leaf in leaves:
-            layout = leaf.layout if isinstance(leaf, DistributedValues) else None
+            layout = _layout(leaf, frame) if isinstance(leaf, DistributedValues) else None
+            form: Any
             if isinstance(layout, Global):
                 form = (type(leaf), layout.mesh, layout.stacked, layout.mirrored)
                 array = constrained(layout.array, NamedSharding(layout.mesh, layout.spec))
@@ -59,6 +61,20 @@ class Results:
         return jax.tree.unflatten(self._tree, leaves)
 
 
+def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:
+    """Returns how a wrapped result is stored; traced pieces that the code wrapped are joined."""
+    layout = value.layout
+    if isinstance(layout, Global) or not any(map(jax_compat.is_tracer, layout.pieces)):
+        return layout
+    mesh = frame.mesh or context.get_strategy().extended.mesh
+    if mesh is not None and isinstance(value, Mirrored):
+        return Global(value.get(), mesh, mirrored=True)
+    joined = value.on_mesh(mesh) if mesh is not None else None
+    if joined is None:
+        raise HostOnly("the pieces of a result differ in shape", "eager")
+    return joined
+
+
 def _is_leaf(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
@@ -70,6 +86,10 @@ def constrained(value: Any, sharding: Any) -> Any:
     if jax_compat.is_tracer(value):
         return lax.with_sharding_constraint(value, sharding)
     # A nest, as the state of other libraries may be, or a constant.
-    return value if isinstance(value, jax.Array) else jax.tree.map(
-        lambda leaf: constrained(leaf, sharding) if jax_compat.is_tracer(leaf) else leaf, value
+    return (
+        value
+        if isinstance(value, jax.Array)
+        else jax.tree.map(
+            lambda leaf: constrained(leaf, sharding) if jax_compat.is_tracer(leaf) else leaf, value
+        )
     )

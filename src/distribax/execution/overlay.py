@@ -18,7 +18,7 @@ _overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = Contex
 
 @contextlib.contextmanager
 def overlaid(values: Mapping[Any, Any]) -> Iterator[None]:
-    """Makes reads of the given variables return the given values: here, and in replicas run here."""
+    """Makes the given variables read as the given values: here, and in replicas run here."""
     token = _overlays.set((*_overlays.get(), (context.current(), dict(values))))
     try:
         yield

@@ -99,7 +99,7 @@ def _loose(array: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class _ById:
-    """A key for an object without a hash; it keeps the object alive, so that the id stays its own."""
+    """A key for an object without a hash; it keeps the object alive, and so its id its own."""
 
     value: Any
 

@@ -105,7 +105,7 @@ def _is_wrapped(leaf: Any) -> bool:
     return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
-def run(
+def run_in_program(
     strategy: Any, mesh: Mesh, ops: CrossDeviceOps, fn: StepFn, args: Args, kwargs: Kwargs
 ) -> Any:
     """Runs `fn` for all replicas inside the `dx.function` that is being traced."""
@@ -123,13 +123,16 @@ def run(
 
 
 def _run_inside(
-    strategy: Any, frame: frames.RunFrame, ops: CrossDeviceOps, fn: StepFn, args: Args, kwargs: Kwargs
+    strategy: Any,
+    frame: frames.RunFrame,
+    ops: CrossDeviceOps,
+    fn: StepFn,
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     """Runs `fn` for all replicas from a merge function, which is in their program already."""
     runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = jax.tree.map(
-        runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped
-    )
+    args, kwargs = jax.tree.map(runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
     with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
         result = fn(*args, **kwargs)
     return jax.tree.map(runner.wrap, result, is_leaf=_is_wrapped)

@@ -80,7 +80,7 @@ class _Replica(threading.Thread):
                 self.result = self._context.run(self._call)
         except ReplicaAborted:
             pass
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, which raises it
+        except BaseException as error:  # Handed to the caller, which raises it.
             self.error = error
         finally:
             self.done = True
@@ -238,7 +238,7 @@ class _Run:
         ]
 
 
-def run(
+def run_in_threads(
     strategy: Any,
     devices: Sequence[jax.Device],
     ops: CrossDeviceOps,
@@ -292,7 +292,7 @@ def _advance(replicas: list[_Replica]) -> bool:
 
 def _merge(state: _Run, replicas: list[_Replica]) -> None:
     requests = [replica.merge_request for replica in replicas]
-    fns, args, kwargs = zip(*requests, strict=True)  # type: ignore[arg-type]
+    fns, args, kwargs = zip(*requests, strict=True)
     codes = {getattr(fn, "__code__", fn) for fn in fns}
     if len(codes) > 1:
         names = [getattr(fn, "__qualname__", repr(fn)) for fn in fns]

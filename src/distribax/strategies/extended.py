@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,6 +23,7 @@ from distribax.types import (
     Nest,
     ReduceOp,
     StepFn,
+    ValueContext,
     VariableAggregation,
     VariableSynchronization,
 )
@@ -67,6 +68,10 @@ class StrategyExtended:
 
     def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
         """Runs `fn` once for each of so many copies, each on its device."""
+        raise NotImplementedError
+
+    def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Calls `value_fn` once for each replica of this process, and wraps the results."""
         raise NotImplementedError
 
     # Devices.
@@ -123,7 +128,9 @@ class StrategyExtended:
         beside = _colocated.get()
         if beside is not None and synchronization is not VariableSynchronization.ON_READ:
             if isinstance(beside, Variable):
-                return beside.placement
+                # Beside a variable of which each replica has its own, a mirrored one is mirrored.
+                own = self._placement(synchronization, name)
+                return own if beside.per_replica else beside.placement
             devices = destination_devices(beside)
             if len(devices) == 1 and devices != self._parameters:
                 return Single(devices[0])

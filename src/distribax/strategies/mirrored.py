@@ -16,7 +16,7 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, replica_mesh, resolve_devices
 from distribax.types import Args, Kwargs, StepFn, ValueContext, VariableSynchronization
-from distribax.values import DistributedValues, Global, Local, Mirrored, is_opaque, regroup
+from distribax.values import DistributedValues, Local, Mirrored, is_opaque, regroup
 from distribax.variables import Placement, Replicated, Stacked
 
 

@@ -93,7 +93,8 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
         return total, shape[axis] * layout.mesh.size
     if isinstance(layout, Global) and not layout.stacked:
         count = 1 if layout.mirrored else layout.mesh.size
-        shape = (layout.array.shape[0] // count, *layout.array.shape[1:]) if layout.array.ndim else ()
+        whole = layout.array.shape
+        shape = (whole[0] // count, *whole[1:]) if whole else ()
         _check_axis(shape, axis)
         program = _sum_program(layout.mesh, axis, layout.mirrored, len(shape) == 1)
         with launch_lock:

@@ -24,7 +24,7 @@ from distribax.execution import Function, frames, host_compiled_run
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
-from distribax.values import DistributedValues
+from distribax.values import Mirrored
 
 
 class Strategy:
@@ -125,7 +125,7 @@ class Strategy:
 
         def one(leaf: Any) -> Any:
             gathered = self._extended.gather_to(leaf, None, axis)
-            return gathered.get() if isinstance(gathered, DistributedValues) else gathered
+            return gathered.get() if isinstance(gathered, Mirrored) else gathered
 
         return jax.tree.map(one, value, is_leaf=reduction.is_wrapped)
 
@@ -195,9 +195,7 @@ class Strategy:
 
     # Older names.
 
-    def experimental_run_v2(
-        self, fn: StepFn, args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def experimental_run_v2(self, fn: StepFn, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         """An older name of `run`."""
         return self.run(fn, args, kwargs)
 

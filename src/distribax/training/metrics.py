@@ -139,7 +139,9 @@ class Accuracy(Mean):
     def __init__(self, name: str = "accuracy", dtype: Any = jnp.float32) -> None:
         super().__init__(name, dtype)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(  # type: ignore[override]
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> None:
         """Adds predictions with their labels."""
         labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
         if predictions.ndim == labels.ndim + 1:

@@ -81,7 +81,7 @@ class ArrayLike:
     transpose, dot, squeeze = map(_forwarded, ("transpose", "dot", "squeeze"))
 
     @property
-    def T(self) -> jax.Array:  # noqa: N802 - the name that arrays have
+    def T(self) -> jax.Array:
         """The value with its dimensions reversed."""
         return self.transpose()
 

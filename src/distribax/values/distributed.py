@@ -73,7 +73,7 @@ class DistributedValues:
 
     def joined(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
-        devices = []
+        devices: list[jax.Device] = []
         for piece in self.values:
             if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
                 return None

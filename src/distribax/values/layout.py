@@ -42,8 +42,8 @@ class Pieces:
 class Global:
     """One `jax.Array` over the mesh, or its tracer outside the replicas of a compiled step.
 
-    Pieces with dimensions are joined along dimension 0 (`stacked=False`), scalars are stacked into a
-    vector (`stacked=True`). A mirrored array has the whole value as each piece.
+    Pieces with dimensions are joined along dimension 0 (`stacked=False`), scalars are stacked into
+    a vector (`stacked=True`). A mirrored array has the whole value as each piece.
     """
 
     array: Any

@@ -47,7 +47,7 @@ def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bo
     value come back as the value, and anything else as a `PerReplica`.
     """
     flat = [jax.tree.flatten(result, is_leaf=_is_whole) for result in results]
-    tree = flat[0][1]
+    tree: Any = flat[0][1]
     for replica_id, (_, other) in enumerate(flat):
         if other != tree:
             raise ValueError(

@@ -41,7 +41,7 @@ def read(variable: Any) -> Any:
 
 
 def refuse_in_jit(variable: Any) -> None:
-    """Raises if `jax.jit` inside a `dx.function` would remember the value that is about to be read."""
+    """Raises if `jax.jit` inside a `dx.function` would remember the value being read."""
     frame = frames.current()
     if frame is not None and jax_compat.is_in_jit(frame.trace):
         raise RuntimeError(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -17,6 +21,33 @@ from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables.placement import Placement
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a variable's copies relate, and whether it is trained."""
+
+    synchronization: VariableSynchronization | str
+    aggregation: VariableAggregation | str
+    trainable: bool | None
+
+
+_imposed: ContextVar[Policy | None] = ContextVar("distribax_variable_policy", default=None)
+
+
+@contextlib.contextmanager
+def imposing(policy: Policy) -> Iterator[None]:
+    """Gives every variable that is created inside this policy, whatever its maker asks for."""
+    token = _imposed.set(policy)
+    try:
+        yield
+    finally:
+        _imposed.reset(token)
+
+
+def policy_for(asked: Policy) -> Policy:
+    """Returns the policy of a variable that is created now."""
+    return _imposed.get() or asked
 
 
 def trainable(given: bool | None, sync: VariableSynchronization, name: str) -> bool:

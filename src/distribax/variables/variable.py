@@ -62,11 +62,12 @@ class Variable(ArrayLike, metaclass=_Created):
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         shape: Any = None,
     ) -> None:
-        sync = VariableSynchronization.parse(synchronization, "synchronization")
-        self._aggregation = VariableAggregation.parse(aggregation, "aggregation")
+        policy = creation.policy_for(creation.Policy(synchronization, aggregation, trainable))
+        sync = VariableSynchronization.parse(policy.synchronization, "synchronization")
+        self._aggregation = VariableAggregation.parse(policy.aggregation, "aggregation")
         self._name = name or "Variable"
         self._strategy = context.get_strategy()
-        self._trainable = creation.trainable(trainable, sync, self._name)
+        self._trainable = creation.trainable(policy.trainable, sync, self._name)
         self._where = creation.user_frame(sys._getframe(1))
         value = creation.initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
@@ -177,17 +178,35 @@ class Variable(ArrayLike, metaclass=_Created):
 
     # Writing.
 
-    def assign(self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: Any = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Replaces the value. In a replica the aggregation says how the replicas' are combined."""
         access.write(self, value, "assign")
         return self
 
-    def assign_add(self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: Any = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Adds `delta` to the value."""
         access.write(self, delta, "assign_add")
         return self
 
-    def assign_sub(self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Variable:  # fmt: skip
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: Any = None,
+        read_value: bool = True,
+    ) -> Variable:
         """Subtracts `delta` from the value."""
         access.write(self, delta, "assign_sub")
         return self
@@ -197,7 +216,9 @@ class Variable(ArrayLike, metaclass=_Created):
     @property
     def values(self) -> tuple[VariableCopy, ...]:
         """The local copies, one for each device that has one."""
-        return tuple(VariableCopy(self, i) for i in range(len(self._placement.pieces(self._buffer))))
+        return tuple(
+            VariableCopy(self, i) for i in range(len(self._placement.pieces(self._buffer)))
+        )
 
     def distributed(self) -> DistributedValues:
         """Returns the copies as a distributed value, for reductions and gathers."""
@@ -287,7 +308,7 @@ class VariableCopy(ArrayLike):
     @property
     def device(self) -> str:
         """The name of the device that this copy is on."""
-        return device_name(next(iter(self.read_value().devices())))
+        return device_name(next(iter(self._stored().devices())))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -299,9 +320,15 @@ class VariableCopy(ArrayLike):
         """The data type of the value."""
         return self._variable.dtype
 
+    def _stored(self) -> jax.Array:
+        return self._variable.placement.pieces(self._variable.share())[self._index]
+
     def read_value(self) -> jax.Array:
         """Returns this copy's value."""
-        return self._variable.placement.pieces(self._variable.share())[self._index]
+        if frames.current() is not None:
+            # What is stored would be a constant of the compiled step.
+            return self._variable.distributed().values[self._index]
+        return self._stored()
 
     def value(self) -> jax.Array:
         """Returns this copy's value."""
@@ -312,7 +339,7 @@ class VariableCopy(ArrayLike):
 
     def __repr__(self) -> str:
         shape, dtype = self._variable.shape, np.dtype(self._variable.dtype).name
-        value = self.numpy()
+        value = np.array(self._stored())
         # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
         shown = repr(value) if value.ndim else str(value[()])
         return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"

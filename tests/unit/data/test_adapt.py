@@ -77,7 +77,7 @@ def test_other_iterables_can_be_iterated_again_but_not_resumed() -> None:
 
         def __iter__(self) -> Any:
             yield {"x": np.zeros(2), "y": [np.ones(2), np.ones(2)]}
-            yield {"x": np.zeros(1), "y": [np.ones(1), np.ones(1)]}
+            yield {"x": np.zeros(1), "y": (np.ones(1), np.ones(1))}
 
     assert as_dataset(Loader(sized=True)).cardinality() == 2
     dataset = as_dataset(Loader(sized=False))

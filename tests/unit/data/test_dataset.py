@@ -331,6 +331,7 @@ def test_generators_are_called_anew_and_fit_their_signature() -> None:
 
 
 def test_apply_and_repr() -> None:
+    assert list(Dataset.range(2).as_numpy_iterator()) == [0, 1]
     assert values_of(Dataset.range(3).apply(lambda d: d.batch(2))) == [[0, 1], [2]]
     assert repr(Dataset.range(3).batch(2)) == "<Dataset batch(2)>"
     assert repr(Dataset.range(3).prefetch(2)) == "<Dataset prefetch>"

@@ -94,6 +94,7 @@ def test_errors_while_iterating(dataset: Dataset, error: type[Exception], messag
         (2.5, TypeError, "without loss"),
         ([1, 2], ValueError, "does not fit"),
         ("text", ValueError, "does not fit"),
+        (["text"], ValueError, "does not fit"),
         ({"a": 1}, ValueError, "does not fit"),
     ],
 )

@@ -51,19 +51,23 @@ def test_what_is_serialised_is_parsed_again(tmp_path: Path) -> None:
     with TFRecordWriter(path) as writer:
         for number in range(4):
             writer.write(
-                serialize_example({"n": number, "v": [0.5 * number, 1.0], "t": "text", "b": [b"q"]})
+                serialize_example(
+                    {"n": number, "v": [0.5 * number, 1.0], "t": "text" * 50, "b": [b"q"], "m": -1}
+                )
             )
     features: dict[str, Any] = {
         "n": FixedLenFeature([], np.int32),
         "v": FixedLenFeature((2,), np.float32),
         "t": FixedLenFeature([], str),
         "b": FixedLenFeature([1], bytes),
+        "m": FixedLenFeature([], np.int64),
     }
     records = TFRecordDataset(path)
     first = next(iter(records.map(lambda record: parse_single_example(record, features))))
     assert first["n"] == 0
     assert first["n"].dtype == np.int32
-    assert first["t"] == b"text"
+    assert first["t"] == b"text" * 50
+    assert first["m"] == -1
     (batch,) = records.batch(4).map(lambda batch: parse_example(batch, features))
     assert batch["n"].tolist() == [0, 1, 2, 3]
     assert batch["v"].shape == (4, 2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import gzip
+import os
 import pickle
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +159,22 @@ def test_several_files_in_order_or_in_turns(tmp_path: Path) -> None:
     assert values_of(TFRecordDataset(of_names)) == in_order
     assert values_of(TFRecordDataset(of_names, num_parallel_reads=2)) == in_turns
     assert values_of(TFRecordDataset(names[0].encode())) == [b"a0"]
+
+
+def test_records_that_arrive_in_small_portions(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content = base64.b64decode(BY_TENSORFLOW[""])
+
+    def feed() -> None:
+        with open(path, "wb", buffering=0) as pipe:
+            for byte in content:
+                pipe.write(bytes([byte]))
+
+    writer = threading.Thread(target=feed)
+    writer.start()
+    assert values_of(TFRecordDataset(path)) == RECORDS
+    writer.join()
 
 
 def test_text_lines_as_tf_data_reads_them(tmp_path: Path) -> None:

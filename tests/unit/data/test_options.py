@@ -27,6 +27,8 @@ def test_options_travel_along_the_pipeline_and_the_later_counts() -> None:
     both = Dataset.zip(dataset, Dataset.range(3).with_options(later)).options()
     assert both == merged
     assert values_of(dataset.with_options(later)) == [[0, 1], [2, 3]]
+    streamed = Dataset.range(3).filter(lambda x: True).with_options(later).map(lambda x: x, 2)
+    assert values_of(streamed.with_options(later)) == [0, 1, 2]
 
 
 def test_options_are_copied_when_they_are_attached() -> None:

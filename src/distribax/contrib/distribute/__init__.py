@@ -22,12 +22,12 @@ from distribax.contrib.distribute.tower_context import get_tower_context as get_
 from distribax.contrib.distribute.tower_context import (
     has_distribution_strategy as has_distribution_strategy,
 )
-from distribax.contrib.distribute.variable_scope import AUTO_REUSE as AUTO_REUSE
-from distribax.contrib.distribute.variable_scope import VariableScope as VariableScope
-from distribax.contrib.distribute.variable_scope import get_variable_scope as get_variable_scope
-from distribax.contrib.distribute.variable_scope import reset_variable_store as reset_variable_store
-from distribax.contrib.distribute.variable_scope import variable_scope as variable_scope
-from distribax.contrib.distribute.variable_store import get_variable as get_variable
+from distribax.contrib.distribute.variable_store import AUTO_REUSE as AUTO_REUSE
+from distribax.contrib.distribute.variable_store import VariableScope as VariableScope
+from distribax.contrib.distribute.variable_store import get_variable_scope as get_variable_scope
+from distribax.contrib.distribute.variable_store import reset_variable_store as reset_variable_store
+from distribax.contrib.distribute.variable_store import variable_scope as variable_scope
+from distribax.contrib.distribute.variables import get_variable as get_variable
 from distribax.values import Mirrored as Mirrored
 from distribax.values import PerReplica as PerDevice
 

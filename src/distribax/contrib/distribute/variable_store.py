@@ -58,20 +58,32 @@ class VariableScope:
         return f"<VariableScope {self.name!r}, reuse={self.reuse}>"
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Pass:
     """One run of a function that may run again: a tower function, or a trace of a `dx.function`.
 
     Where TensorFlow built a graph once and ran it often, the function itself runs at every step.
     So a name must be new only within a pass: the next one finds what the first has made.
+
+    Attributes:
+        code: What two runs of the same function have in common; None for a trace, whose function
+            is not known.
+        instance: The object whose method it is.
+        around: The pass that this one is a part of.
     """
 
-    # Whose run this is; None for a trace, where only the frame is known.
-    owner: Any = None
+    code: Any = None
+    instance: Any = None
+    around: Pass | None = None
 
-    def may_ask_for(self, birth: Pass) -> bool:
-        """Tells whether a variable of that pass is this function's own, made by an earlier run."""
-        return birth is not self and birth.owner in (None, self.owner)
+    def has_made(self, birth: Pass) -> bool:
+        """Tells whether a variable of that pass was made by an earlier run of this function."""
+        here: Pass | None = self
+        while here is not None:
+            if here is birth:
+                return False
+            here = here.around
+        return birth.code is None or (birth.code is self.code and birth.instance is self.instance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +106,7 @@ _ATTRIBUTE = "_distribax_variable_store"
 _scope: ContextVar[VariableScope | None] = ContextVar("distribax_variable_scope", default=None)
 _pass: ContextVar[Pass | None] = ContextVar("distribax_pass", default=None)
 _traces: weakref.WeakKeyDictionary[frames.Frame, Pass] = weakref.WeakKeyDictionary()
-_TOP = Pass(owner="the top level of the program")
+_ONCE = Pass("the code outside of any pass")
 
 
 def current_store() -> Store:
@@ -122,19 +134,16 @@ def current_pass() -> Pass | None:
 @contextlib.contextmanager
 def one_pass(fn: StepFn) -> Iterator[None]:
     """Marks one run of `fn` for all towers."""
-    token = _pass.set(Pass(_owner(fn)))
+    inner: Any = fn
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    code = getattr(inner, "__code__", inner)
+    token = _pass.set(Pass(code, getattr(inner, "__self__", None), current_pass()))
     try:
         yield
     finally:
         _pass.reset(token)
-
-
-def _owner(fn: Any) -> Any:
-    """Returns what two runs of the same function have in common, closures apart."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    fn = inspect.unwrap(fn)
-    return getattr(fn, "__code__", fn), id(getattr(fn, "__self__", None))
 
 
 def is_own(entry: Entry) -> bool:
@@ -144,7 +153,7 @@ def is_own(entry: Entry) -> bool:
     if isinstance(index, int) and index > 0:
         # The first tower has made it, for all of them.
         return True
-    return entry.birth is not None and (current_pass() or _TOP).may_ask_for(entry.birth)
+    return entry.birth is not None and (current_pass() or _ONCE).has_made(entry.birth)
 
 
 def get_variable_scope() -> VariableScope:

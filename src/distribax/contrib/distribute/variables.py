@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax.contrib.distribute import variable_store
-from distribax.contrib.distribute.variable_store import AUTO_REUSE, Entry, Reuse
+from distribax.contrib.distribute.variable_store import Entry, Reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable
 
@@ -184,12 +184,7 @@ def _default(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
     field_size = math.prod(shape[:-2])
     fan_in, fan_out = (
-        (shape[-2] * field_size, shape[-1] * field_size)
-        if len(shape) > 1
-        else (shape or (1,)) * 2
+        (shape[-2] * field_size, shape[-1] * field_size) if len(shape) > 1 else (shape or (1,)) * 2
     )
-    limit = math.sqrt(6.0 / max(1.0, fan_in + fan_out))
+    limit = math.sqrt(6.0 / max(2.0, fan_in + fan_out))
     return np.random.default_rng(_seed(name)).uniform(-limit, limit, shape).astype(dtype)
-
-
-__all__ = ["AUTO_REUSE", "get_variable"]

@@ -41,8 +41,8 @@ class InputContext:
         if rest:
             near = size * self.num_replicas_in_sync
             raise ValueError(
-                f"get_per_replica_batch_size: global_batch_size={global_batch_size} does not divide "
-                f"by the {self.num_replicas_in_sync} replicas. Use "
+                f"get_per_replica_batch_size: global_batch_size={global_batch_size} does not "
+                f"divide by the {self.num_replicas_in_sync} replicas. Use "
                 f"{near or self.num_replicas_in_sync} or {near + self.num_replicas_in_sync}."
             )
         return size

@@ -35,7 +35,7 @@ class SplitSteps:
         self._iterator: DatasetIterator = dataset.make_iterator()
 
     def pull(self) -> Sequence[Nest]:
-        return next(self._iterator).pieces  # type: ignore[union-attr]
+        return next(self._iterator).pieces
 
     def skip(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -104,4 +104,3 @@ class DequeueSteps:
 
 def _is_static(spec: Nest) -> bool:
     return all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
-

@@ -131,7 +131,7 @@ class ParallelMapIterator(Stage):
                 self._chunks.append(self._started(before, 0, elements))
             if failed is not None:
                 # An error of the input keeps its place: first come the elements before it.
-                self._chunks.append(_Chunk(self._input.get_state(), 0, [None], failed))
+                self._chunks.append(_Chunk(before, len(elements), [None], failed))
                 return
 
     def _started(self, before: Any, skipped: int, elements: list[Element]) -> _Chunk:

@@ -31,7 +31,7 @@ class UserCall:
             # Let through, it would end the data set early and silently.
             raise RuntimeError(f"{self._name()} raised StopIteration") from error
         except Exception as error:
-            error.add_note(f"in {self._name()}, given an element {_describe(element)}")
+            error.add_note(f"in {self._name()}, given an element {nests.describe(element)}")
             raise
 
     def _name(self) -> str:
@@ -39,13 +39,6 @@ class UserCall:
         code = getattr(self._fn, "__code__", None)
         place = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
         return f"the function {name}{place} given to Dataset.{self._step}"
-
-
-def _describe(element: Element) -> str:
-    try:
-        return nests.describe(element)
-    except Exception:
-        return f"of type {type(element).__name__}"
 
 
 class MappedCall(UserCall):

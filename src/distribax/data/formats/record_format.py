@@ -88,7 +88,7 @@ class FileOpening:
         """Opens a file for reading its uncompressed content."""
         if self.compression_type == "GZIP":
             return gzip.open(filename, "rb")
-        raw = open(filename, "rb", buffering=0)  # noqa: SIM115
+        raw = open(filename, "rb")  # noqa: SIM115
         return ZlibFile(raw) if self.compression_type == "ZLIB" else raw
 
 
@@ -160,15 +160,8 @@ class ChunkedFile:
 
     def read(self, size: int = 0) -> bytes:
         """Returns the next chunk, of at least `size` bytes unless the file ends."""
-        wanted = max(size, self._chunk_size)
         with self._damage_named():
-            data = self._file.read(wanted)
-            # A raw file may give less than was asked for before its end.
-            while len(data) < size:
-                more = self._file.read(wanted - len(data))
-                if not more:
-                    break
-                data += more
+            data = self._file.read(max(size, self._chunk_size))
         self.position += len(data)
         return data
 

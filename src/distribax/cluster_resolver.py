@@ -1,0 +1,25 @@
+"""Resolvers of clusters: `dx.cluster_resolver`, as `tf.distribute.cluster_resolver`."""
+
+from __future__ import annotations
+
+from distribax.cluster import ClusterResolver as ClusterResolver
+from distribax.cluster import EnvironmentClusterResolver as EnvironmentClusterResolver
+from distribax.cluster import ExecutableLocation as ExecutableLocation
+from distribax.cluster import GCEClusterResolver as GCEClusterResolver
+from distribax.cluster import KubernetesClusterResolver as KubernetesClusterResolver
+from distribax.cluster import SimpleClusterResolver as SimpleClusterResolver
+from distribax.cluster import SlurmClusterResolver as SlurmClusterResolver
+from distribax.cluster import TFConfigClusterResolver as TFConfigClusterResolver
+from distribax.cluster import UnionResolver as UnionResolver
+
+__all__ = [
+    "ClusterResolver",
+    "EnvironmentClusterResolver",
+    "ExecutableLocation",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "UnionResolver",
+]

@@ -1,0 +1,52 @@
+"""Copies values of any locality to one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from distribax import jax_compat
+from distribax.execution import frames
+from distribax.values import DistributedValues, Mirrored, PerReplica
+from distribax.variables import Variable
+
+
+def fetch(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
+    """Returns `value`, or `fn(value)` computed where the value is, on `device`."""
+    if isinstance(value, Variable):
+        value = value.read_value() if value.per_replica else value.distributed()
+    if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
+        return PerReplica([_one(piece, device, fn) for piece in value.values])
+    if isinstance(value, Mirrored):
+        value = value.get() if frames.current() is not None else _nearest(value, device)
+    return _one(value, device, fn)
+
+
+def _nearest(value: Mirrored, device: jax.Device) -> Any:
+    """Returns the copy that is on `device`, or else the first one."""
+    for piece in value.values:
+        if isinstance(piece, jax.Array) and piece.devices() == {device}:
+            return piece
+    return value.values[0]
+
+
+def _one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
+    if fn is not None:
+        with jax.default_device(_source(value)):
+            value = fn(value)
+    array = jnp.asarray(value)
+    if jax_compat.is_tracer(array):
+        return array
+    return jax_compat.uncommitted(jax_compat.on_device(array, device))
+
+
+def _source(value: Any) -> Any:
+    """Returns the device to compute on: that of the value, if it is on one."""
+    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
+        devices = value.devices()
+        if len(devices) == 1:
+            return next(iter(devices))
+    return jax_compat.current_default_device()

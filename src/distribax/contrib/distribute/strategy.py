@@ -1,0 +1,315 @@
+"""`DistributionStrategy`: the interface of TensorFlow 1.9 to a strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from distribax import context
+from distribax.contrib.distribute import fetching, variable_store
+from distribax.contrib.distribute.input import PerDeviceDataset
+from distribax.data.distributed import InputOptions
+from distribax.strategies import Strategy
+from distribax.topology import resolve_device
+from distribax.types import Nest, ReduceOp, StepFn, VariableSynchronization
+from distribax.values import DistributedValues, PerReplica
+from distribax.variables import Variable
+from distribax.variables.creation import Policy, imposing
+
+_ATTRIBUTE = "_distribax_tower_view"
+
+
+class DistributionStrategy:
+    """A list of devices with a policy for state and computation, as TensorFlow 1.9 had it.
+
+    It is a view of a `dx.Strategy`, which does the work and can be used beside it. Views of one
+    strategy are equal. Make `MirroredStrategy` or `OneDeviceStrategy`, or wrap any other one.
+
+    Args:
+        strategy: The strategy to view; the default one, of ordinary behaviour, if not given.
+
+    Example:
+        >>> import distribax as dx
+        >>> from distribax.contrib import distribute
+        >>> distribution = distribute.DistributionStrategy(dx.OneDeviceStrategy("CPU:0"))
+        >>> with distribution.scope():
+        ...     v = distribute.get_variable("v", initializer=2.0)
+        ...     result = distribution.call_for_each_tower(lambda x: v * x, 3.0)
+        ...     [float(value) for value in distribution.unwrap(result)]
+        [6.0]
+    """
+
+    def __init__(self, strategy: Strategy | None = None) -> None:
+        if strategy is None:
+            strategy = default_strategy()
+        if not isinstance(strategy, Strategy):
+            raise TypeError(
+                f"{type(self).__name__}: strategy={strategy!r} is not a dx.Strategy. Pass one, for "
+                "example dx.CentralStorageStrategy(), or none for the default strategy."
+            )
+        self._strategy = strategy
+        self._input_options = InputOptions()
+        # Kept by the strategy, so that both end together and its code finds this very object.
+        vars(strategy).setdefault(_ATTRIBUTE, self)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that does the work."""
+        return self._strategy
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DistributionStrategy) and other._strategy is self._strategy
+
+    def __hash__(self) -> int:
+        return hash(self._strategy)
+
+    # What it is.
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether there is one tower, so that `call_for_each_tower(fn)` calls `fn` once."""
+        return self.num_towers == 1
+
+    @property
+    def num_towers(self) -> int:
+        """The number of towers, for averaging over them."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def worker_devices(self) -> list[str]:
+        """The names of the devices that run towers."""
+        return list(self._strategy.extended.worker_devices)
+
+    @property
+    def parameter_devices(self) -> list[str]:
+        """The names of the devices that hold variables, where `update` runs."""
+        return list(self._strategy.extended.parameter_devices)
+
+    @property
+    def worker_device_index(self) -> PerReplica | int:
+        """Each tower's index among the `worker_devices`, or 0 if there is a single tower.
+
+        It is meant as an argument of `call_for_each_tower`: each tower gets its own index.
+        """
+        return 0 if self.is_single_tower else PerReplica(range(self.num_towers))
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Returns where to put variables that belong to no single one of `var_list`.
+
+        The answer goes to `colocate_vars_with` and to `update_non_slot`.
+        """
+        found = self._strategy.extended.non_slot_devices(var_list)
+        return list(found) if isinstance(found, tuple) else found
+
+    def configure(self, session_config: Any = None) -> None:
+        """Does nothing: there is no session to configure."""
+
+    # Scopes.
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[DistributionStrategy]:
+        """Makes this strategy current, and enters its cross-tower context."""
+        with self._strategy.scope():
+            yield self
+
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Creates variables on the devices of a variable, or on `non_slot_devices`."""
+        return self._strategy.extended.colocate_vars_with(colocate_with_variable)
+
+    @contextlib.contextmanager
+    def tower_local_var_scope(self, reduce_method: str) -> Iterator[None]:
+        """Creates variables of which each tower has its own, without keeping them in sync.
+
+        They are not trainable. Outside the towers, as for `fetch` and in checkpoints, their value
+        is the towers' values combined by `reduce_method`, "sum" or "mean".
+        """
+        op = _method(reduce_method, "tower_local_var_scope", "reduce_method")
+        if context.get_strategy() is not self._strategy:
+            raise RuntimeError(
+                f"tower_local_var_scope: {self!r} is not the current strategy. Call it inside "
+                "`with distribution.scope():`."
+            )
+        with imposing(Policy(VariableSynchronization.ON_READ, op.name, trainable=False)):
+            yield
+
+    # Towers.
+
+    def call_for_each_tower(self, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn` once for each tower, and merges what the towers return.
+
+        Wrapped arguments are replaced by the tower's own part. `run_concurrently` among the keyword
+        arguments is not passed on, and changes nothing: the devices work at the same time anyway.
+        """
+        kwargs.pop("run_concurrently", None)
+        _check_callable(fn, "call_for_each_tower", "call_for_each_tower(fn, x)")
+        self._require_cross_tower("call_for_each_tower")
+        with variable_store.one_pass(fn):
+            return self._strategy.run(fn, args, kwargs)
+
+    def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
+        """Feeds the towers from a data set: each takes the next element.
+
+        Args:
+            dataset_fn: A function without arguments that returns the data set, or the data set.
+        """
+        self._require_cross_tower("distribute_dataset")
+        is_function = callable(dataset_fn) and not hasattr(dataset_fn, "__iter__")
+        make = dataset_fn if is_function else lambda: dataset_fn
+        distributed = self._strategy.distribute_datasets_from_function(
+            lambda _: make(), self._input_options
+        )
+        return PerDeviceDataset(distributed)
+
+    # Combining and copying.
+
+    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+        """Copies a value to all worker devices, or to the devices that `destinations` names."""
+        self._require_cross_tower("broadcast")
+        if isinstance(tensor, DistributedValues):
+            raise ValueError(
+                f"broadcast: tensor={tensor!r} has a value for each tower already. Pass one "
+                "array; combine the towers' values with distribution.reduce('sum', value)."
+            )
+        return self._strategy.extended.broadcast_to(tensor, destinations)
+
+    def reduce(self, method_string: str, value: Any, destinations: Any = None) -> Any:
+        """Combines a value over towers, and copies the result to `destinations`.
+
+        Args:
+            method_string: "sum" or "mean".
+            value: What `call_for_each_tower` has returned.
+            destinations: A variable, a device or a list of devices; the devices that the value is
+                on by default.
+        """
+        self._require_cross_tower("reduce")
+        op = _method(method_string, "reduce", "method_string")
+        return self._strategy.extended.reduce_to(op, value, destinations)
+
+    def batch_reduce(
+        self, method_string: str, value_destination_pairs: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """Combines several values at once, which is faster than `reduce` one after the other."""
+        self._require_cross_tower("batch_reduce")
+        op = _method(method_string, "batch_reduce", "method_string")
+        pairs = [_checked_pair(index, pair) for index, pair in enumerate(value_destination_pairs)]
+        return self._strategy.extended.batch_reduce_to(op, pairs)
+
+    def fetch(
+        self,
+        val: Any,
+        destination: str | jax.Device = "/device:CPU:0",
+        fn: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Returns `val`, or `fn(val)` computed where it is, on the device `destination`.
+
+        What is on that device already is not copied. A variable that each tower has for itself is
+        combined first; a value that differs by tower comes back as one value for each tower, all on
+        that device. While `dx.function` compiles a step, nothing is moved inside of it.
+        """
+        context.require_cross_replica(self._strategy, "fetch")
+        if not isinstance(destination, (str, jax.Device)):
+            raise TypeError(
+                f"fetch: destination={destination!r} is a {type(destination).__name__}. Expected "
+                "one device, for example '/device:CPU:0'."
+            )
+        if fn is not None:
+            _check_callable(fn, "fetch", "fetch(val, fn=lambda x: x + 1)")
+        return fetching.fetch(val, resolve_device(destination), fn)
+
+    def unwrap(self, value: Nest) -> list[Any]:
+        """Returns the values of all towers, or `[value]` for one that is not wrapped."""
+        context.require_cross_replica(self._strategy, "unwrap")
+        return self._strategy.unwrap(value)
+
+    def group(self, value: Nest, name: str | None = None) -> None:
+        """Waits until `value` has been computed for all towers."""
+        context.require_cross_replica(self._strategy, "group")
+        self._strategy.group(value, name)
+
+    # Updating.
+
+    def update(self, var: Variable, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn(var, *args)` once for each device that `var` has a copy on.
+
+        The arguments must be the same for all copies: mirrored values, which are replaced by the
+        copy's own, or plain ones.
+        """
+        self._require_cross_tower("update")
+        _check_callable(fn, "update", "update(v, lambda v, x: v.assign(x), x)")
+        return self._strategy.extended.update(var, fn, args, kwargs)
+
+    def update_non_slot(self, colocate_with: Any, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned."""
+        self._require_cross_tower("update_non_slot")
+        _check_callable(fn, "update_non_slot", "update_non_slot(devices, lambda x: ..., x)")
+        return self._strategy.extended.update_non_slot(colocate_with, fn, args, kwargs)
+
+    # Small things.
+
+    def _require_cross_tower(self, what: str) -> None:
+        here = context.current()
+        if here.strategy is self._strategy and here.replica_context is None:
+            return
+        if not context.has_strategy():
+            raise RuntimeError(
+                f"{what}: needs the cross-tower context of {self!r}. Call it inside "
+                "`with distribution.scope():`."
+            )
+        if here.strategy is self._strategy:
+            raise RuntimeError(
+                f"{what}: needs the cross-tower context, but was called in a tower of {self!r}. "
+                "Call it outside call_for_each_tower(), or get there by "
+                "get_tower_context().merge_call(lambda distribution, x: ..., x)."
+            )
+        raise RuntimeError(
+            f"{what}: called on {self!r} inside the scope of {view(here.strategy)!r}. Call it on "
+            "get_distribution_strategy(), or outside that scope."
+        )
+
+    def __repr__(self) -> str:
+        devices = ", ".join(self.worker_devices)
+        return f"<{type(self).__name__} of {self.num_towers} tower(s) on {devices}>"
+
+
+def view(strategy: Strategy) -> DistributionStrategy:
+    """Returns the object through which tower code sees a strategy."""
+    found = vars(strategy).get(_ATTRIBUTE)
+    return DistributionStrategy(strategy) if found is None else found
+
+
+def default_strategy() -> Strategy:
+    """Returns the strategy that is current where no other is."""
+    return contextvars.Context().run(context.get_strategy)
+
+
+def _method(method: Any, what: str, argument: str) -> ReduceOp:
+    if isinstance(method, ReduceOp):
+        return method
+    if isinstance(method, str) and method.lower() in ("sum", "mean"):
+        return ReduceOp.parse(method, argument)
+    raise ValueError(
+        f"{what}: {argument}={method!r} is not a way to combine values. Expected 'sum' or 'mean'."
+    )
+
+
+def _check_callable(fn: Any, what: str, example: str) -> None:
+    if not callable(fn):
+        raise TypeError(
+            f"{what}: fn={fn!r} is not callable. Pass the function itself, and its arguments "
+            f"after it: distribution.{example}."
+        )
+
+
+def _checked_pair(index: int, pair: Any) -> tuple[Any, Any]:
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        return pair[0], pair[1]
+    raise ValueError(
+        f"batch_reduce: value_destination_pairs[{index}]={pair!r} is not a pair. Expected "
+        "(value, destinations), for example [(gradient, variable)]."
+    )
