@@ -1,6 +1,8 @@
 """distribax: the programming model of tf.distribute, for JAX."""
 
-from distribax import data as data
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from distribax import experimental as experimental
 from distribax import integrations as integrations
 from distribax.collectives import AllReduce as AllReduce
@@ -17,11 +19,6 @@ from distribax.context import get_replica_context as get_replica_context
 from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
-from distribax.data.distributed import DistributedDataset as DistributedDataset
-from distribax.data.distributed import DistributedIterator as DistributedIterator
-from distribax.data.distributed import InputContext as InputContext
-from distribax.data.distributed import InputOptions as InputOptions
-from distribax.data.distributed import InputReplicationMode as InputReplicationMode
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
@@ -46,4 +43,35 @@ from distribax.values import Mirrored as Mirrored
 from distribax.values import PerReplica as PerReplica
 from distribax.variables import Variable as Variable
 
+if TYPE_CHECKING:
+    from distribax import data as data
+    from distribax.data.distributed import DistributedDataset as DistributedDataset
+    from distribax.data.distributed import DistributedIterator as DistributedIterator
+    from distribax.data.distributed import InputContext as InputContext
+    from distribax.data.distributed import InputOptions as InputOptions
+    from distribax.data.distributed import InputReplicationMode as InputReplicationMode
+
 __version__ = "0.1.0"
+
+# Loaded on use: with them, `import distribax` would take a quarter longer.
+_ON_USE = {
+    "data": "distribax.data",
+    "DistributedDataset": "distribax.data.distributed",
+    "DistributedIterator": "distribax.data.distributed",
+    "InputContext": "distribax.data.distributed",
+    "InputOptions": "distribax.data.distributed",
+    "InputReplicationMode": "distribax.data.distributed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        raise AttributeError(f"module 'distribax' has no attribute {name!r}")
+    module = importlib.import_module(_ON_USE[name])
+    value = module if module.__name__ == f"distribax.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_USE})

@@ -45,17 +45,6 @@ def tracks_varying() -> bool:
     return _config._check_vma.value
 
 
-def is_varying_mismatch(error: Exception) -> bool:
-    """Tells whether JAX refused code because equal values met values that differ by replica.
-
-    `jax.lax.scan`, `cond` and the like want one type for a loop's state, or for all branches, and
-    "the same in all replicas" is part of the type: zeros are the same, the data is not.
-    """
-    return isinstance(error, (TypeError, ValueError, NotImplementedError)) and any(
-        word in str(error) for word in ("manual axis type", "check_vma", "jax.lax.pcast")
-    )
-
-
 def all_gather_same(value: Any, axis: str) -> Any:
     """Stacks the values of all replicas; the result is known to be the same on each."""
     return lax.all_gather(value, axis, to=_gathered())
@@ -71,17 +60,17 @@ def shard_map(
     mesh: Mesh,
     in_specs: Any,
     out_specs: list[PartitionSpec],
-    *,
-    track_varying: bool = True,
 ) -> Callable[..., Any]:
     """Like `jax.shard_map` for a function that returns a list and fills `out_specs` as it runs.
 
     Which results vary is known only when the body has been traced. JAX reads `out_specs` after it
     has traced the body, so one trace is enough; tests/unit/test_jax_compat.py guards that order.
+
+    JAX is not asked to track which values vary, as that would change what a replica's code means:
+    a gradient with respect to a constant would be summed over replicas, and a loop that starts
+    from zeros would be refused (the zeros are the same everywhere, its results are not).
     """
-    return jax.shard_map(
-        fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=track_varying
-    )
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:

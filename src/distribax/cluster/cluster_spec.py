@@ -32,6 +32,7 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec) -> None:
+        self._tasks: dict[str, dict[int, str]]
         if isinstance(cluster, ClusterSpec):
             self._tasks = {job: dict(tasks) for job, tasks in cluster._tasks.items()}
             return
@@ -143,6 +144,11 @@ def _job_field(job: str) -> str:
     return f"cluster.{job}" if job.isidentifier() else f"cluster[{job!r}]"
 
 
+def task_field(job: str, index: int) -> str:
+    """Returns how errors name a task's address: where it stands in the description."""
+    return f"{_job_field(job)}[{index}]"
+
+
 def _job_tasks(job: Any, tasks: Any) -> dict[int, str]:
     """Returns the tasks of a job by index, from either form."""
     field = _job_field(job)
@@ -171,7 +177,7 @@ def _check_addresses(jobs: Mapping[str, Mapping[int, str]]) -> None:
     seen: dict[Address, str] = {}
     for job, tasks in jobs.items():
         for i, text in tasks.items():
-            field = f"{_job_field(job)}[{i}]"
+            field = task_field(job, i)
             address = parse_address(text, field)
             first = seen.setdefault(Address(address.host.lower(), address.port), field)
             if first != field:

@@ -95,18 +95,20 @@ class EnvironmentClusterResolver(ClusterResolver):
         raise _missing("the number of processes", "JAX_NUM_PROCESSES (or WORLD_SIZE)")
 
     def _own_id(self, num_processes: int) -> int:
-        name, found = "process_id", self._task_id
-        for name in () if found is not None else ("JAX_PROCESS_ID", "RANK"):
-            if (found := integer_variable(name)) is not None:
-                break
-        if found is None:
-            raise _missing("the number of this process", "JAX_PROCESS_ID (or RANK)")
-        if found >= num_processes:
-            raise ValueError(
-                f"{name}={found}: there are {num_processes} processes, with the numbers 0 to "
-                f"{num_processes - 1}."
-            )
-        return found
+        sources = (
+            ("process_id", self._task_id),
+            ("JAX_PROCESS_ID", integer_variable("JAX_PROCESS_ID")),
+            ("RANK", integer_variable("RANK")),
+        )
+        for name, number in sources:
+            if number is not None:
+                if number >= num_processes:
+                    raise ValueError(
+                        f"{name}={number}: there are {num_processes} processes, with the numbers "
+                        f"0 to {num_processes - 1}."
+                    )
+                return number
+        raise _missing("the number of this process", "JAX_PROCESS_ID (or RANK)")
 
     def _leader(self, num_processes: int) -> str:
         """Returns the address of process 0."""
@@ -130,7 +132,11 @@ class EnvironmentClusterResolver(ClusterResolver):
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # The port itself is taken: torchrun keeps its own store there.
             number += 1 if number < MAX_PORT else -1
-        return str(parse_address(str(Address(host.strip("[]"), number)), "MASTER_ADDR"))
+        bracketed = f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+        address = parse_address(bracketed, "MASTER_ADDR")
+        if address.port is not None:
+            raise ValueError(f"MASTER_ADDR={host!r}: has a port. The port is MASTER_PORT.")
+        return str(Address(address.host, number))
 
 
 def variables_set() -> list[str]:

@@ -134,7 +134,8 @@ class KubernetesClusterResolver(ClusterResolver):
         except config.ConfigException as error:
             raise RuntimeError(
                 f"Kubernetes cannot be found: {error}. In a pod, it needs a service account; "
-                "elsewhere a kubeconfig file and executable_location=ExecutableLocation.OFF_CLUSTER."
+                "elsewhere a kubeconfig file, and the argument "
+                "executable_location=ExecutableLocation.OFF_CLUSTER."
             ) from error
         with client.ApiClient(settings) as api:
             yield client.CoreV1Api(api)

@@ -98,13 +98,15 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
     check_task(cluster_spec, task_type, task_id)
     if not cluster_spec or task_type == "evaluator":
         return 0
-    tasks = training_tasks(cluster_spec)
-    if (task_type, task_id) not in tasks:
+    numbers: dict[tuple[str | None, int | None], int] = {
+        task: i for i, task in enumerate(training_tasks(cluster_spec))
+    }
+    if (task_type, task_id) not in numbers:
         raise ValueError(
             f"task_type={task_type!r}: only the chief and the workers train together and are "
             "numbered."
         )
-    return [*tasks].index((task_type, task_id))
+    return numbers[task_type, task_id]
 
 
 def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:

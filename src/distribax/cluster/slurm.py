@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from distribax.cluster import slurm_gpus
 from distribax.cluster.address import Address, natural_order, parse_port
@@ -12,6 +12,8 @@ from distribax.cluster.cluster_spec import ClusterSpec, task_type_name
 from distribax.cluster.env_variables import integer_variable
 from distribax.cluster.resolver import ClusterResolver
 from distribax.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
+
+T = TypeVar("T")
 
 
 class SlurmError(ValueError, RuntimeError):
@@ -58,7 +60,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._jobs = self._checked_jobs(jobs, num_tasks)
         self._port_base = parse_port(port_base, f"port_base={port_base!r}")
         parse_port(
-            port_base + max(self._hosts.values()) - 1,
+            self._port_base + max(self._hosts.values()) - 1,
             f"port_base={port_base!r}: for {max(self._hosts.values())} tasks on a host",
         )
         if self._rank >= num_tasks:
@@ -194,11 +196,13 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
     return hosts
 
 
-def _expanded(name: str, expand: Any) -> Any:
+def _expanded(name: str, expand: Callable[[str], list[T]]) -> list[T]:
+    """Returns the list that a variable of Slurm's stands for."""
+    text = _required(name)
     try:
-        return expand(_required(name))
+        return expand(text)
     except ValueError as error:
-        raise SlurmError(f"{name}: {error}" if name not in str(error) else str(error)) from None
+        raise SlurmError(f"{name}: {error}") from None
 
 
 def _required(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from distribax.cluster.address import parse_address
-from distribax.cluster.cluster_spec import ClusterSpec, task_index, task_type_name
+from distribax.cluster.cluster_spec import ClusterSpec, task_field, task_index, task_type_name
 from distribax.cluster.resolver import ClusterResolver, master_url
 from distribax.cluster.roles import check_member
 
@@ -178,8 +178,7 @@ def _cluster(config: dict[str, Any]) -> ClusterSpec:
         cluster = ClusterSpec(jobs)
         for job in cluster.jobs:
             for i in cluster.task_indices(job):
-                field = f"cluster.{job}[{i}]"
-                address = cluster.task_address(job, i)
+                field, address = task_field(job, i), cluster.task_address(job, i)
                 if parse_address(address, field).port is None:
                     raise ValueError(f"{field}={address!r}: the port is missing: 'host:port'")
     return cluster

@@ -61,10 +61,9 @@ class SpmdRunner:
         return [self.frame.own(value) for value in reduced]
 
     def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
-        varying = [jax_compat.to_varying(jnp.asarray(leaf), REPLICA_AXIS) for leaf in leaves]
         return [
-            self.frame.own(jax_compat.all_gather_joined(value, REPLICA_AXIS, axis))
-            for value in varying
+            self.frame.own(jax_compat.all_gather_joined(jnp.asarray(leaf), REPLICA_AXIS, axis))
+            for leaf in leaves
         ]
 
     def wrap(self, leaf: Any) -> Any:
@@ -78,14 +77,14 @@ class SpmdRunner:
         if self.frame.is_bare(leaf):
             return value
         if self.mesh.size == 1:
-            # The only replica's value is the value; gathering it makes it the same for all one.
-            return value if shared else jax_compat.all_gather_same(value, REPLICA_AXIS)[0]
+            return value
         return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
 
     def _given_back(self, leaf: Any) -> Any:
         """Returns a replica's part of what a merge function has returned."""
-        if _is_wrapped(leaf) or not jax_compat.is_tracer(leaf) or not self.frame.shared(leaf)[1]:
+        if _is_wrapped(leaf):
             return self.unwrap(leaf)
+        # Outside the replicas there is one value for all of them.
         return self.frame.own(leaf, bare=True)
 
     def unwrap(self, leaf: Any) -> Any:
@@ -113,13 +112,7 @@ def run_in_program(
     assert outer is not None
     if isinstance(outer, frames.RunFrame):
         return _run_inside(strategy, outer, ops, fn, args, kwargs)
-    try:
-        return _run(strategy, outer, mesh, ops, fn, args, kwargs, track_varying=True)
-    except Exception as error:
-        if not jax_compat.is_varying_mismatch(error):
-            raise
-    # Ordinary JAX loops and branches do not know of replicas; without the types they need not.
-    return _run(strategy, outer, mesh, ops, fn, args, kwargs, track_varying=False)
+    return _run(strategy, outer, mesh, ops, fn, args, kwargs)
 
 
 def _run_inside(
@@ -146,7 +139,6 @@ def _run(
     fn: StepFn,
     args: Args,
     kwargs: Kwargs,
-    track_varying: bool,
 ) -> Any:
     outer.function.mesh = mesh
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
@@ -186,9 +178,7 @@ def _run(
             out_specs.append(_SPLIT if variable.per_replica else _SAME)
         return outputs
 
-    program = jax_compat.shard_map(
-        body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs, track_varying=track_varying
-    )
+    program = jax_compat.shard_map(body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs)
     outputs = program(inputs, stacked_values)
     results = iter(outputs)
     merged = [
@@ -220,13 +210,12 @@ def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
 
 
 def _enter(value: Any, leaf: Any, layout: Global | None, origins: Origins) -> Any:
-    """Gives a replica its part of an argument, typed as the replica's own."""
+    """Gives a replica its part of an argument."""
     if layout is not None and layout.stacked:
         value = value[0]
     if layout is not None and not layout.mirrored:
         return value
-    # Varying, so that a gradient with respect to it is this replica's and not a hidden sum.
-    return origins.note(jax_compat.to_varying(value, REPLICA_AXIS), leaf, 0)
+    return origins.note(value, leaf, 0)
 
 
 def _outputs(

@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from distribax import context
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import destination_devices
-from distribax.data.distributed import InputTarget
 from distribax.execution import foreign, frames
 from distribax.strategies import reduction
-from distribax.topology import device_name
+from distribax.topology import InputTarget, device_name
 from distribax.types import (
     Args,
     Kwargs,

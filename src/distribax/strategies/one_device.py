@@ -9,11 +9,10 @@ import jax
 
 from distribax import context, jax_compat
 from distribax.collectives import ReductionToOneDevice
-from distribax.data.distributed import InputTarget
 from distribax.execution import frames
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import resolve_device
+from distribax.topology import InputTarget, resolve_device
 from distribax.types import Args, Kwargs, ReduceOp, StepFn, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, select
 from distribax.variables import Placement, Single

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from distribax import context
-from distribax.data.dataset import Dataset
-from distribax.data.distributed import (
-    DistributedDataset,
-    DistributedIterator,
-    InputContext,
-    InputOptions,
-    InputReplicationMode,
-    checked_options,
-    distribute_dataset,
-    distribute_from_function,
-)
 from distribax.execution import Function, frames, host_compiled_run
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
 from distribax.values import Mirrored
+
+if TYPE_CHECKING:
+    from distribax.data.dataset import Dataset
+    from distribax.data.distributed import (
+        DistributedDataset,
+        DistributedIterator,
+        InputContext,
+        InputOptions,
+        InputReplicationMode,
+    )
 
 
 class Strategy:
@@ -153,8 +152,7 @@ class Strategy:
         `dx.data.Dataset`: arrays are rows (batch them first), others give batches.
         """
         context.require_cross_replica(self, "experimental_distribute_dataset")
-        target = self._extended.input_target()
-        return distribute_dataset(dataset, target, checked_options(options))
+        return _input().distribute_dataset(dataset, self._extended.input_target(), options)
 
     def distribute_datasets_from_function(
         self,
@@ -168,11 +166,11 @@ class Strategy:
         """
         context.require_cross_replica(self, "distribute_datasets_from_function")
         target = self._extended.input_target()
-        return distribute_from_function(dataset_fn, target, checked_options(options))
+        return _input().distribute_from_function(dataset_fn, target, options)
 
     def experimental_make_numpy_dataset(self, numpy_input: Nest, session: Any = None) -> Dataset:
         """Makes a data set of the rows of arrays; batch and distribute it afterwards."""
-        return Dataset.from_tensor_slices(numpy_input)
+        return _input().Dataset.from_tensor_slices(numpy_input)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -187,10 +185,12 @@ class Strategy:
     def make_input_fn_iterator(
         self,
         input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        replication_mode: InputReplicationMode | None = None,
     ) -> DistributedIterator:
         """An older form of `iter(strategy.distribute_datasets_from_function(input_fn))`."""
-        options = InputOptions(experimental_replication_mode=replication_mode)
+        options = _input().InputOptions()
+        if replication_mode is not None:
+            options = _input().InputOptions(experimental_replication_mode=replication_mode)
         return iter(self.distribute_datasets_from_function(input_fn, options))
 
     # Older names.
@@ -216,3 +216,10 @@ class Strategy:
     def __repr__(self) -> str:
         devices = ", ".join(self._extended.worker_devices)
         return f"<dx.{type(self).__name__} of {self.num_replicas_in_sync} replicas on {devices}>"
+
+
+def _input() -> Any:
+    """Returns the input side, which is loaded when a data set is first distributed."""
+    import distribax.data.distributed as distributed
+
+    return distributed

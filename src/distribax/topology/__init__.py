@@ -9,6 +9,7 @@ from distribax.topology.device import canonical_name as canonical_name
 from distribax.topology.device import device_name as device_name
 from distribax.topology.device import resolve_device as resolve_device
 from distribax.topology.device import resolve_devices as resolve_devices
+from distribax.topology.input_target import InputTarget as InputTarget
 from distribax.topology.mesh import REPLICA_AXIS as REPLICA_AXIS
 from distribax.topology.mesh import replica_mesh as replica_mesh
 from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 import distribax as dx
-from distribax.data.distributed import InputTarget
-from distribax.topology import replica_mesh
+from distribax.topology import InputTarget, replica_mesh
 
 
 def mirrored(replicas: int) -> dx.MirroredStrategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distribax.data.dataset import Dataset as Dataset
 from distribax.data.distributed.dataset import DistributedDataset as DistributedDataset
 from distribax.data.distributed.dataset import PerReplicaSpec as PerReplicaSpec
 from distribax.data.distributed.dataset import distribute_dataset as distribute_dataset
@@ -12,5 +13,3 @@ from distribax.data.distributed.iterator import DistributedIterator as Distribut
 from distribax.data.distributed.settings import InputContext as InputContext
 from distribax.data.distributed.settings import InputOptions as InputOptions
 from distribax.data.distributed.settings import InputReplicationMode as InputReplicationMode
-from distribax.data.distributed.settings import InputTarget as InputTarget
-from distribax.data.distributed.settings import checked_options as checked_options

@@ -16,12 +16,15 @@ from distribax.data.distributed.settings import (
     InputContext,
     InputOptions,
     InputReplicationMode,
-    InputTarget,
+    checked_options,
+    context_of_worker,
+    contexts_of_replicas,
 )
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.options import AutoShardPolicy
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
+from distribax.topology import InputTarget
 from distribax.types import Nest
 
 
@@ -74,9 +77,10 @@ class DistributedDataset:
 
 
 def distribute_dataset(
-    dataset: Any, target: InputTarget, options: InputOptions
+    dataset: Any, target: InputTarget, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Divides a data set of global batches among the workers' replicas."""
+    options = checked_options(options)
     if isinstance(dataset, DistributedDataset):
         raise ValueError(
             "experimental_distribute_dataset: the data set is distributed already. Pass the "
@@ -106,9 +110,12 @@ def distribute_dataset(
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Any], target: InputTarget, options: InputOptions
+    dataset_fn: Callable[[InputContext], Any],
+    target: InputTarget,
+    options: InputOptions | None = None,
 ) -> DistributedDataset:
     """Feeds each replica a batch of the data set that `dataset_fn` makes for this worker."""
+    options = checked_options(options)
     if not callable(dataset_fn):
         raise TypeError(
             f"distribute_datasets_from_function: dataset_fn={dataset_fn!r} is not callable. "
@@ -116,9 +123,9 @@ def distribute_from_function(
             "data set itself use experimental_distribute_dataset."
         )
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        contexts = [target.replica_context(i) for i in range(target.num_local_replicas)]
+        contexts = contexts_of_replicas(target)
     else:
-        contexts = [target.context()]
+        contexts = [context_of_worker(target)]
     datasets = [_called(dataset_fn, context) for context in contexts]
     return DistributedDataset(
         lambda: DequeueSteps(datasets, target.num_local_replicas),

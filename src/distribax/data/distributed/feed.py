@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from distribax import jax_compat
-from distribax.data.distributed.settings import InputTarget
+from distribax.topology import InputTarget
 from distribax.types import Nest
 from distribax.values import PerReplica
 from distribax.values.layout import join

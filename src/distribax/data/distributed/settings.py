@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.sharding import Mesh
+from distribax.topology import InputTarget
 
 
 class InputReplicationMode(enum.Enum):
@@ -82,31 +81,16 @@ class InputOptions:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class InputTarget:
-    """Who is to be fed: the local replicas' devices, and this worker's place among the workers."""
+def context_of_worker(target: InputTarget) -> InputContext:
+    """Returns what a `dataset_fn` of this worker is told."""
+    return InputContext(target.num_workers, target.worker_id, target.num_replicas_in_sync)
 
-    devices: tuple[jax.Device | None, ...]
-    mesh: Mesh | None
-    num_replicas_in_sync: int
-    num_workers: int = 1
-    worker_id: int = 0
 
-    @property
-    def num_local_replicas(self) -> int:
-        """How many replicas this process feeds."""
-        return len(self.devices)
-
-    def context(self) -> InputContext:
-        """Returns what a `dataset_fn` of this worker is told."""
-        return InputContext(self.num_workers, self.worker_id, self.num_replicas_in_sync)
-
-    def replica_context(self, local_replica: int) -> InputContext:
-        """Returns what a `dataset_fn` is told that is called for one replica."""
-        first = self.worker_id * self.num_local_replicas
-        return InputContext(
-            self.num_replicas_in_sync, first + local_replica, self.num_replicas_in_sync
-        )
+def contexts_of_replicas(target: InputTarget) -> list[InputContext]:
+    """Returns what a `dataset_fn` is told that is called for each of this worker's replicas."""
+    first = target.worker_id * target.num_local_replicas
+    count = target.num_replicas_in_sync
+    return [InputContext(count, first + i, count) for i in range(target.num_local_replicas)]
 
 
 def checked_options(options: Any) -> InputOptions:

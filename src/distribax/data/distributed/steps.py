@@ -86,7 +86,7 @@ class DequeueSteps:
         }
 
     def set_state(self, state: Any) -> None:
-        pipelines = state["pipelines"] if "pipelines" in state else []
+        pipelines = state.get("pipelines", [])
         if len(pipelines) != len(self._iterators):
             raise ValueError(
                 f"set_state: the saved position has {len(pipelines)} pipelines, this iterator has "
