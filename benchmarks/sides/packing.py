@@ -19,7 +19,7 @@ from benchmarks.sides.serve import serve
 Tensors = Sequence[jax.Array]
 
 # A tensor of more elements than this is left alone by "packed-small".
-SMALL = 4096
+SMALL = 1024
 
 MLP_SIZES = tuple(
     size for inputs, outputs in pairwise(mlp_problem.LAYERS) for size in (inputs * outputs, outputs)

@@ -23,6 +23,7 @@ from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy
+from distribax.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies import Strategy as Strategy
 from distribax.strategies import StrategyExtended as StrategyExtended
@@ -44,6 +45,7 @@ from distribax.values import PerReplica as PerReplica
 from distribax.variables import Variable as Variable
 
 if TYPE_CHECKING:
+    from distribax import cluster_resolver as cluster_resolver
     from distribax import data as data
     from distribax.data.distributed import DistributedDataset as DistributedDataset
     from distribax.data.distributed import DistributedIterator as DistributedIterator
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 
 # Loaded on use: with them, `import distribax` would take a quarter longer.
 _ON_USE = {
+    "cluster_resolver": "distribax.cluster_resolver",
     "data": "distribax.data",
     "DistributedDataset": "distribax.data.distributed",
     "DistributedIterator": "distribax.data.distributed",

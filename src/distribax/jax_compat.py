@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 Tracer = jax.core.Tracer
@@ -236,3 +238,60 @@ def on_key_data(fn: Callable[[jax.Array], jax.Array], key: Any) -> Any:
 def outside_trace_state() -> Any:
     """Returns what `trace_state` returns where no JAX transformation is tracing."""
     return _core.OpaqueTraceState(_core.eval_trace._weakref)
+
+
+def is_local(array: Any) -> bool:
+    """Tells whether all of an array is on devices of this process (a tracer counts as local)."""
+    return is_tracer(array) or not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+def broadcast_from_first(value: Any) -> Any:
+    """Returns the first process's value, in every process; all must call it."""
+    return multihost_utils.broadcast_one_to_all(value)
+
+
+def gather_from_all(value: Any, axis: int) -> list[Any]:
+    """Returns every process's array, in their order; sizes along `axis` may differ."""
+    sizes = multihost_utils.process_allgather(np.int64(value.shape[axis]))
+    widest = int(sizes.max())
+    padding = [(0, 0)] * value.ndim
+    padding[axis % value.ndim] = (0, widest - value.shape[axis])
+    stacked = multihost_utils.process_allgather(np.pad(value, padding))
+    return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
+
+
+def sum_over_processes(value: int) -> int:
+    """Adds up a number of every process; all must call it."""
+    return int(multihost_utils.process_allgather(np.int64(value)).sum())
+
+
+def for_user(array: Any) -> Any:
+    """Returns an array as user code gets it: free to be mixed, and of this process alone.
+
+    An array over several processes could only be computed with by all of them together.
+    """
+    if is_tracer(array) or array.is_fully_addressable:
+        return uncommitted(array)
+    return uncommitted(one_copy(array))
+
+
+def exchange_text(key: str, text: str, seconds: float) -> list[str]:
+    """Returns what every process has said under `key`, in their order; all must call it.
+
+    It goes through the coordination service, so that a thread of its own can use it while programs
+    run. A worker that says nothing in time is named.
+    """
+    client = _distributed.global_state.client
+    if client is None:
+        return [text]
+    client.key_value_set(f"{key}/{jax.process_index()}", text)
+    texts = []
+    for process in range(jax.process_count()):
+        try:
+            texts.append(client.blocking_key_value_get(f"{key}/{process}", int(seconds * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            raise RuntimeError(
+                f"worker {process} gave no sign within {seconds:g} s (waiting for {key}). Is it "
+                "still running, and does it run the same program?"
+            ) from error
+    return texts

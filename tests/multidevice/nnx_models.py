@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -14,10 +15,10 @@ import distribax as dx
 from tests.multidevice.contract.cases import Case
 
 _RANDOM = np.random.default_rng(0)
-NUM_STEPS = 4
+NUM_STEPS = 3
 BATCH_SIZE = 12
 INPUTS = _RANDOM.normal(size=(NUM_STEPS, BATCH_SIZE, 5)).astype(np.float32)
-LABELS = _RANDOM.integers(0, 3, size=(NUM_STEPS, BATCH_SIZE)).astype(np.int32)
+LABELS = _RANDOM.normal(size=(NUM_STEPS, BATCH_SIZE, 3)).astype(np.float32)
 
 Step = Callable[..., Any]
 
@@ -49,7 +50,7 @@ class Noisy(nnx.Module):
 
 def mean_loss(model: Any, x: Any, y: Any, size: int = BATCH_SIZE) -> jax.Array:
     """Returns the part of a mean loss that the examples of a batch of `size` contribute."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(x), y)
+    losses = jnp.sum((model(x) - y) ** 2, axis=-1)
     return dx.compute_average_loss(losses, global_batch_size=size)
 
 
@@ -65,12 +66,15 @@ def make(
 ) -> tuple[Any, Any]:
     """Returns a model, always with the same parameters, and its optimizer."""
     model = kind(nnx.Rngs(0))
-    return model, nnx.Optimizer(model, transformation or optax.adam(1e-2), wrt=nnx.Param)
+    return model, nnx.Optimizer(model, transformation or optax.sgd(0.1, 0.9), wrt=nnx.Param)
 
 
-def trained(sizes: Sequence[int] = (BATCH_SIZE,) * NUM_STEPS) -> tuple[Any, Any, list[float]]:
+def trained(
+    sizes: Sequence[int] = (BATCH_SIZE,) * NUM_STEPS,
+    transformation: optax.GradientTransformation | None = None,
+) -> tuple[Any, Any, list[float]]:
     """Returns the model, the optimizer and the losses of plain training on one device."""
-    model, optimizer = make()
+    model, optimizer = make(transformation=transformation)
     losses = [
         float(train(model, optimizer, INPUTS[i, :size], LABELS[i, :size], size))
         for i, size in enumerate(sizes)
@@ -85,4 +89,9 @@ def batches(case: Case) -> list[tuple[Any, Any]]:
 
 def numbers(*nodes: Any) -> list[Any]:
     """Returns the state of modules, and of optimizers, as nested dicts of arrays."""
-    return [nnx.to_pure_dict(nnx.state(node)) for node in nodes]
+    return [jax.tree.map(_plain, nnx.to_pure_dict(nnx.state(node))) for node in nodes]
+
+
+def _plain(array: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array

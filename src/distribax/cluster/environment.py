@@ -25,8 +25,8 @@ class EnvironmentClusterResolver(ClusterResolver):
     | its number on this machine | | LOCAL_RANK |
 
     They are read at each use; in each line, JAX's variable wins if both are set. All processes are
-    workers. Only the address of worker 0 is known: the others are called rank-1.invalid and so on,
-    names that never lead anywhere.
+    workers. Only the address of worker 0 is known: the others' hosts are called rank-1.invalid and
+    so on, names that never lead anywhere.
 
     Args:
         coordinator_address: The address of process 0, instead of the variables'.
@@ -35,7 +35,7 @@ class EnvironmentClusterResolver(ClusterResolver):
         rpc_layer: The protocol between tasks.
 
     >>> EnvironmentClusterResolver("host0:2222", num_processes=2, process_id=0).cluster_spec()
-    ClusterSpec({'worker': ['host0:2222', 'rank-1.invalid']})
+    ClusterSpec({'worker': ['host0:2222', 'rank-1.invalid:2222']})
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class EnvironmentClusterResolver(ClusterResolver):
             return ClusterSpec({})
         num_processes = self._count()
         self._own_id(num_processes)
-        others = [f"rank-{i}.invalid" for i in range(1, num_processes)]
-        return ClusterSpec({"worker": [self._leader(num_processes), *others]})
+        leader = self._leader(num_processes)
+        others = (Address(f"rank-{i}.invalid", leader.port) for i in range(1, num_processes))
+        return ClusterSpec({"worker": [str(leader), *map(str, others)]})
 
     @property
     def local_task_id(self) -> int | None:
@@ -110,7 +111,7 @@ class EnvironmentClusterResolver(ClusterResolver):
                 return number
         raise _missing("the number of this process", "JAX_PROCESS_ID (or RANK)")
 
-    def _leader(self, num_processes: int) -> str:
+    def _leader(self, num_processes: int) -> Address:
         """Returns the address of process 0."""
         for field, text in (
             ("coordinator_address", self._coordinator_address),
@@ -119,10 +120,10 @@ class EnvironmentClusterResolver(ClusterResolver):
             if text is not None:
                 if (address := parse_address(text, field)).port is None:
                     raise ValueError(f"{field}={text!r}: the port is missing: 'host:port'")
-                return str(address)
+                return address
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         if host is None and num_processes == 1:
-            return "localhost"
+            return Address("localhost")
         if host is None or port is None:
             missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
             raise _missing(
@@ -136,7 +137,7 @@ class EnvironmentClusterResolver(ClusterResolver):
         address = parse_address(bracketed, "MASTER_ADDR")
         if address.port is not None:
             raise ValueError(f"MASTER_ADDR={host!r}: has a port. The port is MASTER_PORT.")
-        return str(Address(address.host, number))
+        return Address(address.host, number)
 
 
 def variables_set() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -144,9 +145,10 @@ class KubernetesClusterResolver(ClusterResolver):
 def _import_kubernetes() -> tuple[Any, Any]:
     """Returns the modules `client` and `config` of the package, which is optional and heavy."""
     try:
-        from kubernetes import client, config
+        return importlib.import_module("kubernetes.client"), importlib.import_module(
+            "kubernetes.config"
+        )
     except ImportError as error:
         raise ImportError(
             "KubernetesClusterResolver needs the Kubernetes client: pip install kubernetes."
         ) from error
-    return client, config

@@ -51,9 +51,10 @@ def resolve(resolver: ClusterResolver | None = None) -> Resolution:
             "and Slurm has not started several tasks",
         )
     (resolver_type, names), *others = found
-    reason = _are_set(names)
+    reason = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set"
     if others:
-        reason += f"; before {' and '.join(_are_set(other) for _, other in others)}, too"
+        rest = " and ".join(", ".join(other) for _, other in others)
+        reason += f"; this comes before {rest}, which are set too"
     return Resolution(resolver_type(), reason)
 
 
@@ -78,7 +79,3 @@ def _slurm() -> _Source | None:
     if (integer_variable("SLURM_STEP_NUM_TASKS") or 0) < 2:
         return None
     return SlurmClusterResolver, list(_SLURM_VARIABLES)
-
-
-def _are_set(names: list[str]) -> str:
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set"

@@ -131,7 +131,8 @@ class ClusterResolver(abc.ABC):
             devices = topology.resolve_devices()
         else:
             devices = self._devices_of(task_type, task_id)
-        kinds = (_KINDS.get(device.platform, device.platform.upper()) for device in devices)
+        platforms: list[str] = [device.platform for device in devices]
+        kinds = (_KINDS.get(platform, platform.upper()) for platform in platforms)
         return Counter(kind for kind in kinds if kind != "CPU")
 
     def _devices_of(self, task_type: str | None, task_id: int | None) -> tuple[jax.Device, ...]:

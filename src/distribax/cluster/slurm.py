@@ -68,6 +68,7 @@ class SlurmClusterResolver(ClusterResolver):
         if tasks_per_node is None:
             self._check_layout()
         self._auto_set_gpu = auto_set_gpu
+        self._gpus_were_seen = gpus_per_node is None
         self._gpus, self._gpus_per_task = self._divided_gpus(gpus_per_node, gpus_per_task)
         self.rpc_layer = rpc_layer
 
@@ -80,7 +81,8 @@ class SlurmClusterResolver(ClusterResolver):
         ]
         if self._auto_set_gpu and self._gpus_per_task:
             first = self.local_task_id * self._gpus_per_task
-            slurm_gpus.take_share(self._gpus[first : first + self._gpus_per_task], self._gpus)
+            share = self._gpus[first : first + self._gpus_per_task]
+            slurm_gpus.take_share(share, self._gpus if self._gpus_were_seen else None)
         numbers = iter(addresses)
         return ClusterSpec(
             {job: [next(numbers) for _ in range(count)] for job, count in self._jobs.items()}
@@ -93,12 +95,7 @@ class SlurmClusterResolver(ClusterResolver):
     @property
     def local_task_id(self) -> int:
         """The number of this process among the tasks of its host."""
-        rank = self._rank
-        for num_tasks in self._hosts.values():
-            if rank < num_tasks:
-                break
-            rank -= num_tasks
-        return rank
+        return [i for num_tasks in self._hosts.values() for i in range(num_tasks)][self._rank]
 
     def num_accelerators(
         self,
@@ -111,12 +108,7 @@ class SlurmClusterResolver(ClusterResolver):
         return {"GPU": self._gpus_per_task}
 
     def _found_task(self) -> tuple[str | None, int | None]:
-        rank = self._rank
-        for job, count in self._jobs.items():
-            if rank < count:
-                return job, rank
-            rank -= count
-        raise AssertionError("the rank is below the number of tasks")
+        return [(job, i) for job, count in self._jobs.items() for i in range(count)][self._rank]
 
     @staticmethod
     def _checked_jobs(jobs: Mapping[str, int] | None, num_tasks: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from distribax.cluster.env_variables import integer_variable
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _NVIDIA_SMI_SECONDS: Final = 30
 
-_shares: dict[str, list[str]] = {}
+_shares: dict[tuple[str, ...], list[str]] = {}
 """The shares this process has taken, with the GPUs among which they were: see `take_share`."""
 
 
@@ -20,8 +20,8 @@ def visible_gpus() -> list[str]:
     """Returns the ids of the GPUs of this machine that the process was given."""
     listed = os.environ.get(VISIBLE)
     if listed is not None:
-        if listed in _shares:
-            return _shares[listed]
+        if (taken := _shares.get(_key(listed))) is not None:
+            return taken
         # A -1 hides itself and all that follow; words say that there are none.
         ids = [i.strip() for i in listed.split(",") if i.strip()]
         return [] if ids[:1] in ([], ["-1"], ["NoDevFiles"]) else ids
@@ -51,12 +51,18 @@ def _count_with_nvidia_smi() -> int:
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
-def take_share(share: list[str], among: list[str]) -> None:
+def take_share(share: list[str], among: list[str] | None) -> None:
     """Makes only these GPUs visible to CUDA, which looks when JAX's backend starts.
 
-    What was visible before is kept: a resolver that is made later must divide the same GPUs, not
-    the share of this process once more.
+    What was visible before, `among`, is kept: a resolver that is made later must divide the same
+    GPUs, not the share of this process once more.
     """
     value = ",".join(share)
-    _shares[value] = among
+    if among is not None:
+        _shares[_key(value)] = among
     os.environ[VISIBLE] = value
+
+
+def _key(share: str) -> tuple[str, ...]:
+    """Returns what tells shares apart: the same GPUs can be another share under other settings."""
+    return share, *sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURM_"))

@@ -71,11 +71,12 @@ class TFConfigClusterResolver(ClusterResolver):
         if (session_master := _text(config, "session_master")) is not None:
             return session_master
         cluster = _cluster(config)
-        if sum(map(cluster.num_tasks, cluster.jobs)) <= 1:
+        if sum(len(cluster.job_tasks(job)) for job in cluster.jobs) <= 1:
             return ""
-        own_type, own_id = self._task(config, cluster)
-        task_type = own_type if task_type is None else task_type
-        task_id = own_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            own_type, own_id = self._task(config, cluster)
+            task_type = own_type if task_type is None else task_type
+            task_id = own_id if task_id is None else task_id
         if task_type is None or task_id is None:
             field = "task.type" if task_type is None else "task.index"
             raise ValueError(

@@ -14,13 +14,17 @@ from distribax.types import Args, Kwargs, Nest, ReduceOp, StepFn
 class Runner(Protocol):
     """The way the replicas are run: inline, in threads, or as one SPMD program.
 
-    `compiles` tells whether a `dx.function` called in the replica compiles by itself.
+    `compiles` tells whether a `dx.function` called in the replica compiles by itself, `copy_id`
+    which of this process's copies of a variable is the replica's.
     """
 
     compiles: bool
 
     @property
     def replica_id(self) -> Any: ...
+
+    @property
+    def copy_id(self) -> int: ...
 
     def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any: ...
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from distribax import jax_compat
-from distribax.topology import REPLICA_AXIS
 
 
 class Lifted(Protocol):
@@ -117,7 +116,6 @@ class RunFrame(Frame):
         super().__init__(parent)
         self.mesh = mesh
         self.values.update(local)
-        self._varying: dict[Any, tuple[Any, Any]] = {}
         self._shared: dict[int, tuple[Any, Any, bool]] = {}
 
     def read(self, variable: Any) -> Any:
@@ -129,7 +127,6 @@ class RunFrame(Frame):
         if variable.per_replica:
             # Not an input of this run yet, so the trace is made again: only the type matters.
             value = jnp.zeros(variable.shape, variable.dtype)
-            value = jax_compat.to_varying(value, REPLICA_AXIS)
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
             value = jax.tree.map(jnp.copy, value)
@@ -137,29 +134,15 @@ class RunFrame(Frame):
             self.values[variable] = value
         return value
 
-    def read_varying(self, variable: Any) -> Any:
-        """Returns the value as the replica's own, so that gradients to it are the replica's own."""
-        value = self.read(variable)
-        cached = self._varying.get(variable)
-        if cached is None or cached[0] is not value:
-            cached = (value, jax_compat.to_varying(value, REPLICA_AXIS))
-            if jax_compat.innermost_trace() is not self.trace:
-                return cached[1]
-            self._varying[variable] = cached
-        return cached[1]
-
     def own(self, value: Any, *, bare: bool = False) -> Any:
-        """Gives a replica a value that all replicas share, as the replica's own.
+        """Gives a replica a value that all replicas share, and remembers that they do.
 
-        What the replica computes of it is its own too, so that a gradient through it adds up what
-        all replicas have made of it. The value itself is still known as shared, and as `bare` if
-        it is one value and not a copy for each replica.
+        It is `bare` if it is one value and not a copy for each replica.
         """
         if not jax_compat.is_tracer(value):
             return value
-        own = jax_compat.to_varying(value, REPLICA_AXIS)
-        if own is value:
-            own = jnp.copy(value)
+        # A name of its own: the same array may be known as something else, a variable's value say.
+        own = jnp.copy(value)
         self._shared[id(own)] = (own, value, bare)
         return own
 
@@ -173,9 +156,7 @@ class RunFrame(Frame):
         known = self._shared.get(id(value))
         if known is not None:
             return known[1], True
-        if not jax_compat.tracks_varying():
-            return value, not jax_compat.is_tracer(value)
-        return value, not jax_compat.varies(value, REPLICA_AXIS)
+        return value, not jax_compat.is_tracer(value)
 
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)

@@ -53,7 +53,8 @@ class Results:
             if form is None:
                 leaves.append(held)
             elif form == "array":
-                leaves.append(next(remaining))
+                array = next(remaining)
+                leaves.append(array if array.is_fully_addressable else jax_compat.for_user(array))
             else:
                 wrapper, mesh, stacked, mirrored = form
                 layout = Global(next(remaining), mesh, stacked=stacked, mirrored=mirrored)

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from distribax import context, jax_compat
-from distribax.execution import frames
-from distribax.topology import REPLICA_AXIS
+from distribax import context
 
 _overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = ContextVar(
     "distribax_overlays", default=()
@@ -36,9 +34,7 @@ def stand_in(variable: Any) -> Any | None:
     # A replica that the differentiated function runs: its copy is one of the stand-in.
     for _, enclosing in reversed(_overlays.get()):
         if variable in enclosing:
-            value = enclosing[variable]
-            in_program = isinstance(frames.current(), frames.RunFrame)
-            return jax_compat.to_varying(value, REPLICA_AXIS) if in_program else value
+            return enclosing[variable]
     return None
 
 

@@ -34,6 +34,7 @@ class SpmdRunner:
     """The meeting points of replicas that are one program: collectives over the mesh axis."""
 
     compiles = False
+    copy_id = 0
 
     def __init__(
         self, strategy: Any, frame: frames.RunFrame, ops: CrossDeviceOps, origins: Origins

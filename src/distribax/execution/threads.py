@@ -105,6 +105,10 @@ class _ThreadRunner:
 
     @property
     def replica_id(self) -> int:
+        return self.replica.run_state.first_replica + self.replica.replica_id
+
+    @property
+    def copy_id(self) -> int:
         return self.replica.replica_id
 
     def create_variable(self, create: Any, place: str) -> Any:
@@ -165,9 +169,10 @@ def _refuse_tracers(what: str, leaves: list[Any]) -> None:
         )
 
 
-def _starts(value: PerReplica, axis: int) -> PerReplica:
+def _starts(value: Any, axis: int) -> PerReplica:
     """Returns where each replica's piece begins in the gathered value."""
-    sizes = [jnp.shape(piece)[axis] for piece in value.values]
+    pieces = value.values if isinstance(value, DistributedValues) else (value,)
+    sizes = [jnp.shape(piece)[axis] for piece in pieces]
     return PerReplica([sum(sizes[:index]) for index in range(len(sizes))])
 
 
@@ -188,6 +193,7 @@ class _Run:
     ) -> None:
         self.strategy = strategy
         self.devices = devices
+        self.first_replica: int = strategy.extended.first_replica
         self.ops = ops
         self.fn = fn
         self.origins = Origins()
@@ -213,6 +219,7 @@ class _Run:
     def give(self, leaf: Any, replica_id: int) -> Any:
         """Returns a replica's part of an argument, on its device."""
         if isinstance(leaf, DistributedValues):
+            leaf.require_replicas(len(self.devices))
             piece = self._own(leaf.part(replica_id), replica_id)
             if isinstance(leaf, Mirrored):
                 self.origins.note(piece, leaf, replica_id)
@@ -268,7 +275,8 @@ def run_in_threads(
         for replica in replicas:
             replica.abort()
             replica.join()
-    return regroup([replica.result for replica in replicas], state.origins)
+    results = [replica.result for replica in replicas]
+    return regroup(results, state.origins, mesh=strategy.extended.mesh)
 
 
 def _advance(replicas: list[_Replica]) -> bool:
@@ -300,7 +308,9 @@ def _merge(state: _Run, replicas: list[_Replica]) -> None:
             f"strategy.run: the replicas meet in different calls, {names} by replica. Every "
             "replica must call merge_call, all_reduce and the like in the same order."
         )
-    merged_args, merged_kwargs = regroup(list(zip(args, kwargs, strict=True)), state.origins)
+    merged_args, merged_kwargs = regroup(
+        list(zip(args, kwargs, strict=True)), state.origins, mesh=state.strategy.extended.mesh
+    )
     with context.enter(context.Entry(state.strategy)):
         result = fns[0](state.strategy, *merged_args, **merged_kwargs)
     for replica, part in zip(replicas, state.parts(result), strict=True):

@@ -23,7 +23,8 @@ from distribax.variables import Placement
 class Rule:
     """How replicas share a variable: how their values become one, and what each of them sees.
 
-    An aggregation of MEAN is for numbers that have one; others are taken from the first replica.
+    MEAN is for numbers that have one, others are taken from the first replica; NONE is for values
+    that are the same in every replica, by the way they are computed.
     `view` makes a replica's own value out of the shared one and the replica's id.
     """
 

@@ -51,7 +51,7 @@ def _own_part(value: Any, replica_id: Any) -> Any:
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 _RULES: tuple[tuple[type, Rule], ...] = (
     (nnx.RngKey, Rule(_FIRST, _own_key)),
-    (nnx.RngState, Rule(_FIRST)),
+    (nnx.RngCount, Rule(VariableAggregation.NONE)),
     (nnx.metrics.MetricState, Rule(VariableAggregation.SUM, _own_part)),
     (nnx.Variable, Rule(VariableAggregation.MEAN)),
 )

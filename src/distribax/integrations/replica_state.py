@@ -18,7 +18,6 @@ import numpy as np
 from distribax import context, jax_compat
 from distribax.execution import frames
 from distribax.integrations.cells import Cell, Handle
-from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, StepFn, VariableAggregation
 from distribax.values import Local, PerReplica
 
@@ -132,18 +131,13 @@ class ReplicaState:
         source = cell.placed(placement)
         known = self._pieces.get(cell)
         if known is None or known[0] is not source:
-            known = self._pieces[cell] = (source, cell.piece(self.replica.runner.replica_id))
+            known = self._pieces[cell] = (source, cell.piece(self.replica.runner.copy_id))
         return known[1]
 
     def _own(self, cell: Cell, stored: Any) -> Any:
-        if cell.rule.view is not None and self.replica.num_replicas_in_sync > 1:
-            stored = cell.rule.view(stored, self.replica.replica_id_in_sync_group)
-        if self.frame is None:
+        if cell.rule.view is None or self.replica.num_replicas_in_sync == 1:
             return stored
-        # Only what has a gradient needs to be the replica's own; whole numbers stay known as shared.
-        return jax.tree.map(
-            lambda x: jax_compat.to_varying(x, REPLICA_AXIS) if _has_mean(x) else x, stored
-        )
+        return cell.rule.view(stored, self.replica.replica_id_in_sync_group)
 
     def _at_top_level(self) -> bool:
         if self.frame is None:
@@ -168,7 +162,15 @@ class ReplicaState:
         return self._exchanged(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
 
     def _summed_results(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.summed(fn(*args, **kwargs))
+        """Returns the sum of a function over the replicas, whose gradients are sums as well."""
+
+        def forward(*args: Any) -> tuple[Any, Any]:
+            result, backward = jax.vjp(fn, *args)
+            return self.summed(result), backward
+
+        total = jax.custom_vjp(lambda *args: self.summed(fn(*args)))
+        total.defvjp(forward, lambda backward, cotangents: self.summed(backward(cotangents)))
+        return total
 
     def gathered(self, nest: Any) -> Any:
         """Returns `nest` with the elements of its arrays, in one dimension, from all replicas."""
@@ -199,16 +201,11 @@ class ReplicaState:
 
     def unsettled(self) -> list[Cell]:
         """Returns the cells whose pending values may differ between replicas."""
-        return [cell for cell in self.pending if not self._is_same(cell)]
-
-    def _is_same(self, cell: Cell) -> bool:
-        if self.frame is None or not jax_compat.tracks_varying():
-            return cell in self._same
-        leaves = jax.tree.leaves(self.pending[cell])
-        if any(jax_compat.varies(leaf, REPLICA_AXIS) for leaf in leaves):
-            return False
-        # Equal parts of a sum are parts all the same.
-        return cell in self._same or cell.rule.aggregation is not _SUM
+        return [
+            cell
+            for cell in self.pending
+            if cell not in self._same and cell.rule.aggregation is not VariableAggregation.NONE
+        ]
 
     def commit(self) -> None:
         """Hands the pending values over to the cells."""

@@ -26,7 +26,7 @@ from distribax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from distribax.values import DistributedValues, Mirrored, PerReplica
+from distribax.values import DistributedValues, Mirrored, PerReplica, select
 from distribax.variables import Placement, Single, Variable
 
 _colocated: ContextVar[Any] = ContextVar("distribax_colocated", default=None)
@@ -94,6 +94,11 @@ class StrategyExtended:
     def local_devices(self) -> tuple[jax.Device, ...]:
         """The devices that run this process's replicas."""
         return self._workers
+
+    @property
+    def first_replica(self) -> int:
+        """The index of this process's first replica among all replicas."""
+        return 0
 
     def input_target(self) -> InputTarget:
         """Returns who is fed by this process's input pipeline."""
@@ -294,7 +299,8 @@ class StrategyExtended:
         return self._merged_updates(results, group)
 
     def _merged_updates(self, results: list[Any], group: bool, mirrored: bool = True) -> Any:
-        return reduction.merged(self, results, mirrored=mirrored) if group else tuple(results)
+        merged = reduction.merged(self, results, mirrored=mirrored)
+        return merged if group else tuple(select(merged, i) for i in range(len(results)))
 
     # Taking apart.
 

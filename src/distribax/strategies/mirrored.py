@@ -14,7 +14,7 @@ from distribax.collectives import AllReduce, CrossDeviceOps
 from distribax.execution import frames, run_in_program, run_in_threads
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import check_cpu_pool, replica_mesh, resolve_devices
+from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
 from distribax.types import Args, Kwargs, StepFn, ValueContext, VariableSynchronization
 from distribax.values import DistributedValues, Local, Mirrored, is_opaque, regroup
 from distribax.variables import Placement, Replicated, Stacked
@@ -24,8 +24,9 @@ class MirroredExtended(StrategyExtended):
     """Runs replicas as one SPMD program in `dx.function`, and in threads outside of it."""
 
     def __init__(self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps) -> None:
-        check_cpu_pool(devices)
-        super().__init__(devices, devices, cross_device_ops, replica_mesh(tuple(devices)))
+        mesh = replica_mesh(tuple(devices))
+        check_cpu_pool(local_devices(mesh))
+        super().__init__(devices, devices, cross_device_ops, mesh)
 
     def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
         assert self.mesh is not None
@@ -78,9 +79,11 @@ class MirroredExtended(StrategyExtended):
         values = []
         for index, device in enumerate(self.local_devices):
             with jax.default_device(device):
-                made = value_fn(ValueContext(index, self.num_replicas_in_sync))
+                made = value_fn(
+                    ValueContext(self.first_replica + index, self.num_replicas_in_sync)
+                )
                 values.append(jax.tree.map(_on_default_device, made))
-        return regroup(values, wrap=True)
+        return regroup(values, wrap=True, mesh=self.mesh)
 
 
 def _is_wrapped(leaf: Any) -> bool:

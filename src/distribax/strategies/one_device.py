@@ -23,6 +23,7 @@ class InlineRunner:
 
     compiles = True
     replica_id = 0
+    copy_id = 0
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
@@ -68,7 +69,7 @@ class SingleExtended(StrategyExtended):
             frame.function.device = self._device
         else:
             args, kwargs = self._on_device((tuple(args), dict(kwargs)))
-        args, kwargs = select((tuple(args), dict(kwargs)), 0)
+        args, kwargs = select((tuple(args), dict(kwargs)), 0, num_replicas=1)
         with context.enter(context.Entry(self.strategy, replica)), self._default_device():
             return fn(*args, **kwargs)
 

@@ -21,6 +21,7 @@ from distribax.values import (
     Local,
     Mirrored,
     PerReplica,
+    Pieces,
     regroup,
     select,
 )
@@ -103,8 +104,12 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
         return PerReplica.of(kind), shape[axis] * layout.mesh.size
     for piece in value.values:
         _check_axis(jnp.shape(piece), axis)
-    sums = [_sum_where_it_is(piece, axis) for piece in value.values]
-    return PerReplica(sums), sum(jnp.shape(piece)[axis] for piece in value.values)
+    sums = tuple(_sum_where_it_is(piece, axis) for piece in value.values)
+    count = sum(jnp.shape(piece)[axis] for piece in value.values)
+    mesh = layout.mesh if isinstance(layout, Pieces) else None
+    if mesh is not None and mesh.is_multi_process:
+        count = jax_compat.sum_over_processes(count)
+    return PerReplica.of(Pieces(sums, mesh)), count
 
 
 @lru_cache(maxsize=512)

@@ -13,6 +13,12 @@ REPLICA_AXIS: Final = "replica"
 """The name of the mesh axis along which replicas lie."""
 
 
+def local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
+    """Returns the devices of `mesh` that belong to this process, in the order of the replicas."""
+    here = jax.process_index()
+    return tuple(device for device in mesh.devices.flat if device.process_index == here)
+
+
 def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Returns a mesh with one axis, `replica`, with one device for each replica.
 

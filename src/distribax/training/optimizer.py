@@ -198,6 +198,12 @@ def _check_pair(index: int, grad: Any, variable: Any) -> None:
             f"apply_gradients: the variable of pair {index} is {variable!r}, not a dx.Variable. "
             "Pass (gradient, variable) pairs, in this order."
         )
+    strategy = context.get_strategy()
+    if context.has_strategy() and variable.distribute_strategy is not strategy:
+        raise ValueError(
+            f"apply_gradients: {variable.described} was not created under the strategy "
+            f"{type(strategy).__name__} that runs now. Create it inside `with strategy.scope():`."
+        )
     shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
     if shape is not None and tuple(shape) != variable.shape:
         raise ValueError(

@@ -49,6 +49,16 @@ class DistributedValues:
         """The values of this process's replicas, in the order of the replicas."""
         return self._layout.pieces
 
+    def require_replicas(self, num_replicas: int) -> None:
+        """Raises if the value has parts for more replicas than there are: they would be lost."""
+        count = len(self._layout.pieces)
+        if count > num_replicas:
+            raise ValueError(
+                f"strategy.run: a value that was made for {count} replicas was given to a strategy "
+                f"with {num_replicas}: {self!r}. Values belong to the strategy that made them; "
+                "gather it and distribute it again."
+            )
+
     def part(self, replica_id: int) -> Any:
         """Returns one replica's value."""
         if replica_id >= len(self._layout.pieces):
@@ -64,6 +74,8 @@ class DistributedValues:
         if isinstance(self._layout, Global):
             return self._layout if self._layout.mesh == mesh else None
         if isinstance(self._layout, Pieces):
+            if self._layout.uneven:
+                return None
             joined = join(self._layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
             if joined is not None:
                 # Kept: a value that enters one program usually enters the next one too.
@@ -73,6 +85,11 @@ class DistributedValues:
 
     def joined(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
+        layout = self._layout
+        if isinstance(layout, Pieces) and layout.uneven:
+            return None
+        if isinstance(layout, Pieces) and layout.mesh is not None:
+            return self.on_mesh(layout.mesh)
         devices: list[jax.Device] = []
         for piece in self.values:
             if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
@@ -147,13 +164,19 @@ class Mirrored(DistributedValues, ArrayLike):
         layout = self._layout
         if isinstance(layout, Local):
             return layout.value
-        return layout.array if isinstance(layout, Global) else layout.piece(0)
+        if not isinstance(layout, Global):
+            return layout.piece(0)
+        # An array over several processes is for programs; what users hold is their process's.
+        return layout.array if jax_compat.is_local(layout.array) else layout.piece(0)
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The copies of this process's replicas."""
         layout = self._layout
         return (layout.value,) * layout.mesh.size if isinstance(layout, Local) else layout.pieces
+
+    def require_replicas(self, num_replicas: int) -> None:
+        """Does nothing: all parts are the same, so none can be lost."""
 
     def part(self, replica_id: int) -> Any:
         """Returns one replica's value; any copy will do where there is none on its device."""

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distribax import jax_compat
-from distribax.topology import REPLICA_AXIS
+from distribax.topology import REPLICA_AXIS, local_devices
 
 
 class Layout(Protocol):
@@ -30,9 +30,15 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """One Python object a replica: arrays of any shape, or anything else."""
+    """One Python object a replica: arrays of any shape, or anything else.
+
+    `mesh` is that of the strategy whose replicas made the pieces, if it is known. `uneven` tells
+    that the pieces of other processes have other shapes, so that they cannot be one array.
+    """
 
     pieces: tuple[Any, ...]
+    mesh: Mesh | None = None
+    uneven: bool = False
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
@@ -94,12 +100,14 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
 
     The buffers are used where they are: nothing is copied but scalars, which get a dimension.
     """
-    if mesh.size != len(pieces) or not all(isinstance(piece, jax.Array) for piece in pieces):
+    if not all(isinstance(piece, jax.Array) for piece in pieces):
         return None
     if any(jax_compat.is_tracer(piece) for piece in pieces):
         return _join_traced(pieces, mesh, mirrored=mirrored)
-    first = pieces[0]
-    for piece, device in zip(pieces, mesh.devices.flat, strict=True):
+    first, local = pieces[0], local_devices(mesh)
+    if len(local) != len(pieces):
+        return None
+    for piece, device in zip(pieces, local, strict=True):
         if piece.shape != first.shape or piece.dtype != first.dtype or piece.devices() != {device}:
             return None
     if mirrored:
@@ -108,7 +116,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
     blocks = [jax_compat.with_dim(piece) for piece in pieces] if stacked else list(pieces)
-    shape = (blocks[0].shape[0] * len(blocks), *blocks[0].shape[1:])
+    shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
     return Global(array, mesh, stacked=stacked)
@@ -117,6 +125,8 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
 def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Global | None:
     """Joins arrays that a step computes outside its replicas."""
     first = pieces[0]
+    if mesh.size != len(pieces):
+        return None
     if any(piece.shape != first.shape or piece.dtype != first.dtype for piece in pieces):
         return None
     if mirrored:
@@ -128,14 +138,18 @@ def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Glob
 
 def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
     """Puts numbers and host arrays of one shape on the mesh; None if they do not fit."""
-    if mesh.size != len(pieces) or not all(_is_host_value(piece) for piece in pieces):
+    local = local_devices(mesh)
+    if len(local) != len(pieces) or not all(_is_host_value(piece) for piece in pieces):
         return None
     blocks = [np.atleast_1d(np.asarray(piece)) for piece in pieces]
     blocks = [block.astype(jax.dtypes.canonicalize_dtype(block.dtype)) for block in blocks]
     if any(b.shape != blocks[0].shape or b.dtype != blocks[0].dtype for b in blocks):
         return None
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    array = jax.device_put(np.concatenate(blocks), sharding)
+    if len(local) == mesh.size:
+        array = jax.device_put(np.concatenate(blocks), sharding)
+    else:
+        array = jax.make_array_from_process_local_data(sharding, np.concatenate(blocks))
     return Global(array, mesh, stacked=np.ndim(pieces[0]) == 0)
 
 
@@ -146,5 +160,9 @@ def _is_host_value(piece: Any) -> bool:
 def copies(value: Any, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
     if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
-        value = jax_compat.uncommitted(value)
-    return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+        value = jax_compat.uncommitted(jax_compat.one_copy(value))
+    local, same = local_devices(mesh), NamedSharding(mesh, PartitionSpec())
+    if len(local) == mesh.size:
+        return jax.device_put(value, same)
+    pieces = [jax.device_put(value, device) for device in local]
+    return jax.make_array_from_single_device_arrays(pieces[0].shape, same, pieces)

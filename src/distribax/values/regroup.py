@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from distribax.types import Nest
 from distribax.values.distributed import DistributedValues, PerReplica
+from distribax.values.layout import Pieces
 from distribax.values.opaque import is_opaque
 
 
@@ -40,7 +43,13 @@ class Origins:
         return first[1]
 
 
-def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bool = False) -> Nest:
+def regroup(
+    results: Sequence[Nest],
+    origins: Origins | None = None,
+    *,
+    wrap: bool = False,
+    mesh: Mesh | None = None,
+) -> Nest:
     """Merges the replicas' results, leaf by leaf.
 
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
@@ -58,7 +67,7 @@ def regroup(results: Sequence[Nest], origins: Origins | None = None, *, wrap: bo
     return jax.tree.unflatten(
         tree,
         [
-            _merge(leaves, origins, wrap)
+            _merge(leaves, origins, wrap, mesh)
             for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
         ],
     )
@@ -68,21 +77,38 @@ def _is_whole(leaf: Any) -> bool:
     return leaf is None or is_opaque(leaf)
 
 
-def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool) -> Any:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex))
+
+
+def _merge(
+    pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mesh | None
+) -> Any:
     first = pieces[0]
     if not wrap:
-        if all(piece is first for piece in pieces):
+        # Over several processes, what is one object here may be another one elsewhere.
+        alone = mesh is None or not mesh.is_multi_process
+        if all(piece is first for piece in pieces) and (alone or not _is_number(first)):
             return first
         whole = origins.whole(pieces) if origins is not None else None
         if whole is not None:
             return whole
-    return PerReplica(pieces)
+    return PerReplica.of(Pieces(tuple(pieces), mesh))
 
 
-def select(nest: Nest, replica_id: int) -> Nest:
-    """Returns `nest` with each wrapped value replaced by one replica's part of it."""
+def select(nest: Nest, replica_id: int, *, num_replicas: int | None = None) -> Nest:
+    """Returns `nest` with each wrapped value replaced by one replica's part of it.
+
+    With `num_replicas`, a value that has parts for more of them is refused.
+    """
+
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, DistributedValues):
+            return leaf
+        if num_replicas is not None:
+            leaf.require_replicas(num_replicas)
+        return leaf.part(replica_id)
+
     return jax.tree.map(
-        lambda leaf: leaf.part(replica_id) if isinstance(leaf, DistributedValues) else leaf,
-        nest,
-        is_leaf=lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf),
+        part, nest, is_leaf=lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf)
     )

@@ -22,10 +22,9 @@ def read(variable: Any) -> Any:
     here = context.current()
     frame = frames.current()
     if isinstance(frame, frames.RunFrame):
-        if here.replica_context is not None:
-            return frame.read(variable) if variable.per_replica else frame.read_varying(variable)
         value = frame.read(variable)
-        if here.copy_id is not None or not variable.per_replica:
+        in_one_copy = here.replica_context is not None or here.copy_id is not None
+        if in_one_copy or not variable.per_replica:
             return value
         return _combined_local(variable, value)
     if frame is not None:
@@ -36,8 +35,7 @@ def read(variable: Any) -> Any:
         return variable.placement.pieces(variable.share())[index]
     if variable.per_replica:
         return _combined(variable, variable.share())
-    buffer = variable.share()
-    return jax_compat.uncommitted(buffer) if len(variable.devices) == 1 else buffer
+    return jax_compat.for_user(variable.share())
 
 
 def refuse_in_jit(variable: Any) -> None:
@@ -59,7 +57,7 @@ def copy_index(variable: Any, here: context.Entry) -> int | None:
     if here.copy_id is not None:
         return here.copy_id
     if here.replica_context is not None and variable.distribute_strategy is here.strategy:
-        return here.replica_context.runner.replica_id
+        return here.replica_context.runner.copy_id
     return None
 
 
@@ -83,8 +81,9 @@ def _combined(variable: Any, stacked: Any) -> Any:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
     if variable.aggregation is _FIRST:
-        return _first(stacked)
-    return (_sum if variable.aggregation is VariableAggregation.SUM else _mean)(stacked)
+        return jax_compat.for_user(_first(stacked))
+    combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
+    return jax_compat.for_user(combine(stacked))
 
 
 @jax.jit
@@ -106,7 +105,7 @@ def _combined_local(variable: Any, value: Any) -> Any:
     _check_readable(variable)
     if variable.aggregation is _FIRST:
         return first_replica(value)
-    total = lax.psum(jax_compat.to_varying(value, REPLICA_AXIS), REPLICA_AXIS)
+    total = lax.psum(value, REPLICA_AXIS)
     if variable.aggregation is VariableAggregation.SUM:
         return total
     return total / lax.axis_size(REPLICA_AXIS)
@@ -114,7 +113,6 @@ def _combined_local(variable: Any, value: Any) -> Any:
 
 def first_replica(value: Any) -> Any:
     """Returns replica 0's value to all replicas, inside an SPMD program."""
-    value = jax_compat.to_varying(value, REPLICA_AXIS)
     chosen = jnp.where(lax.axis_index(REPLICA_AXIS) == 0, value, jnp.zeros_like(value))
     if chosen.dtype == jnp.bool_:
         return lax.psum(chosen.astype(jnp.int32), REPLICA_AXIS).astype(jnp.bool_)
@@ -205,7 +203,6 @@ def _write_across(variable: Any, value: Any, how: str) -> None:
     count = variable.placement.num_copies
     value = _fitted(variable, _plain(value), how)
     if isinstance(frame, frames.RunFrame):
-        value = jax_compat.to_varying(value, REPLICA_AXIS)
         frame.write(variable, _changed(frame.read(variable), value, how))
         return
     stacked = jnp.broadcast_to(value, (count, *variable.shape))
@@ -265,7 +262,7 @@ def _plain(value: Any) -> Any:
 def _put(variable: Any, value: Any, here: context.Entry) -> None:
     frame = frames.current()
     if frame is not None:
-        _put_traced(variable, value, frame, here)
+        frame.write(variable, value)
     else:
         _refuse_staged(variable, value)
         index = copy_index(variable, here)
@@ -288,18 +285,3 @@ def _refuse_staged(variable: Any, value: Any) -> None:
             "still tracing (jax.jit, jax.lax.scan, ...). Use @dx.function instead of @jax.jit; "
             "for other transformations return the value and assign it outside."
         )
-
-
-def _put_traced(variable: Any, value: Any, frame: frames.Frame, here: context.Entry) -> None:
-    if isinstance(frame, frames.RunFrame):
-        if variable.per_replica:
-            value = jax_compat.to_varying(value, REPLICA_AXIS)
-        else:
-            value, _ = frame.shared(value)
-        if not variable.per_replica and jax_compat.varies(value, REPLICA_AXIS):
-            raise ValueError(
-                f"assign: {variable.described} is mirrored, but the value differs from replica to "
-                "replica. Reduce it first: strategy.extended.reduce_to('SUM', value, v) in "
-                "merge_call, or dx.get_replica_context().all_reduce('SUM', value)."
-            )
-    frame.write(variable, value)

@@ -119,7 +119,7 @@ def _unframed(value: Any) -> Any:
 
 def buffer(placement: Placement, value: Any) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
-    return jax_compat.outside_trace(lambda: placement.store(np.array(value)))
+    return jax_compat.outside_trace(lambda: placement.initial(np.array(value)))
 
 
 def register(variable: Any) -> None:

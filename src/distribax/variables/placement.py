@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distribax import jax_compat
-from distribax.topology import REPLICA_AXIS
+from distribax.topology import REPLICA_AXIS, local_devices
 from distribax.values import copies
 
 
@@ -40,6 +40,10 @@ class Placement:
     def store(self, value: Any) -> jax.Array:
         """Returns a buffer that holds `value` in every copy."""
         raise NotImplementedError
+
+    def initial(self, value: Any) -> jax.Array:
+        """Returns the first buffer; all processes start with the value of the first one."""
+        return self.store(value)
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         """Returns the local copies' values."""
@@ -116,6 +120,11 @@ class Replicated(Placement):
     def sharding(self) -> Any:
         return self._sharding
 
+    def initial(self, value: Any) -> jax.Array:
+        if not self._sharding.is_fully_addressable:
+            value = jax_compat.broadcast_from_first(np.asarray(value))
+        return self.store(value)
+
     def store(self, value: Any) -> jax.Array:
         if isinstance(value, jax.Array) and value.sharding == self._sharding:
             return value
@@ -125,8 +134,10 @@ class Replicated(Placement):
         return [jax_compat.uncommitted(piece) for piece in jax_compat.device_pieces(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
-        local = [device for device in self.devices if device.process_index == jax.process_index()]
-        placed = [jax.device_put(p, d) for p, d in zip(pieces, local, strict=True)]
+        placed = [
+            jax.device_put(piece, device)
+            for piece, device in zip(pieces, local_devices(self.mesh), strict=True)
+        ]
         return jax.make_array_from_single_device_arrays(like.shape, self._sharding, placed)
 
 

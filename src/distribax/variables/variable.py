@@ -227,7 +227,7 @@ class Variable(ArrayLike, metaclass=_Created):
         mesh = getattr(self._placement, "mesh", None)
         if frame is not None and isinstance(frame, frames.RunFrame):
             return access.local(self, value, frame)
-        if mesh is None or len(self.devices) != mesh.size:
+        if mesh is None or self.devices != tuple(mesh.devices.flat):
             return Mirrored([value])
         if not self.per_replica:
             return Mirrored.of(Global(value, mesh, mirrored=True))

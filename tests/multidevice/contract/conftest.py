@@ -27,6 +27,12 @@ def case(request: pytest.FixtureRequest, compiled: bool) -> Case:
     return Case(*request.param, compiled)
 
 
+@pytest.fixture(params=SETUPS, ids=_named)
+def compiled_case(request: pytest.FixtureRequest) -> Case:
+    """A strategy of each kind and size, compiled; for what eager replicas cannot do."""
+    return Case(*request.param, compiled=True)
+
+
 @pytest.fixture(params=[setup for setup in SETUPS if setup[0] != "default"], ids=_named)
 def scoped(request: pytest.FixtureRequest, compiled: bool) -> Case:
     """A strategy that is not the default one, eager and compiled."""

@@ -153,37 +153,37 @@ def test_the_gradient_reaches_variables(case: Case) -> None:
     close(case.local(gradient), [(index + 1.0) * n for index in range(n)])
 
 
-def test_the_gradient_through_loops_and_checkpoints(case: Case) -> None:
-    n = case.num_replicas
-
-    def replica_fn() -> Any:
-        number = replica_number()
-
-        @jax.checkpoint
-        def loss(w: Any) -> Any:
-            return _context().all_reduce("SUM", w * number)
-
-        return jax.grad(loss)(jnp.asarray(2.0))
-
-    if not case.compiled and case.num_replicas > 1:
-        with pytest.raises(RuntimeError, match=r"all_reduce: .*@dx.function"):
-            case.run(replica_fn)
-        return
-    if case.compiled or case.single:
-        close(case.local(case.run(replica_fn)), [(index + 1.0) * n for index in range(n)])
+def _checkpointed_gradient() -> Any:
+    number = replica_number()
+    loss = jax.checkpoint(lambda w: _context().all_reduce("SUM", w * number))
+    return jax.grad(loss)(jnp.asarray(2.0))
 
 
-def test_forward_mode_derivatives(case: Case) -> None:
-    if not case.compiled and not case.single:
-        return
-    n = case.num_replicas
+def test_the_gradient_through_a_checkpoint(compiled_case: Case) -> None:
+    n = compiled_case.num_replicas
+    gradient = compiled_case.run(_checkpointed_gradient)
+    close(compiled_case.local(gradient), [(index + 1.0) * n for index in range(n)])
+
+
+def test_a_checkpoint_in_an_eager_replica_says_to_use_function(pair: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"all_reduce: .*@dx.function"):
+        pair.run(_checkpointed_gradient)
+
+
+def test_forward_mode_derivatives(compiled_case: Case) -> None:
+    n = compiled_case.num_replicas
 
     def replica_fn() -> Any:
         number = replica_number()
         function = lambda w: _context().all_reduce("SUM", w * number)  # noqa: E731
         return jax.jvp(function, (jnp.asarray(2.0),), (jnp.asarray(1.0),))[1]
 
-    close(case.local(case.run(replica_fn)), [n * (n + 1) / 2] * n)
+    close(compiled_case.local(compiled_case.run(replica_fn)), [n * (n + 1) / 2] * n)
+
+
+def test_a_gradient_with_respect_to_a_constant_is_the_replicas_own(case: Case) -> None:
+    gradient = case.run(lambda: jax.grad(lambda w: w * replica_number())(jnp.zeros(())))
+    close(case.local(gradient), [index + 1.0 for index in range(case.num_replicas)])
 
 
 # Plain JAX around and inside.
@@ -197,13 +197,14 @@ def test_forward_mode_derivatives(case: Case) -> None:
         ("merge_call", lambda x: _context().merge_call(lambda strategy, x: x, args=(x,))),
     ],
 )
-def test_jit_in_an_eager_replica_says_to_use_function(several: Case, name: str, call: Any) -> None:
-    if several.compiled:
-        several.run(lambda: jax.jit(call)(jnp.ones(2)))
-        return
+def test_jit_in_an_eager_replica_says_to_use_function(pair: Any, name: str, call: Any) -> None:
+    def replica_fn() -> Any:
+        return jax.jit(call)(jnp.ones(2))
+
     with pytest.raises(RuntimeError, match=rf"{name}: called inside jax.jit.*@dx.function"):
-        several.run(lambda: jax.jit(call)(jnp.ones(2)))
-    assert several.run(lambda: 1) == 1
+        pair.run(replica_fn)
+    assert pair.run(lambda: 1) == 1
+    dx.function(lambda: pair.run(replica_fn))()
 
 
 def test_jit_around_an_eager_run_says_to_use_function(pair: Any) -> None:

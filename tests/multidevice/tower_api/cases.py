@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 
 import distribax as dx
 from distribax.contrib import distribute
@@ -58,10 +59,14 @@ class Case:
         """What `tower_number` is in each tower."""
         return [index + 1.0 for index in self.ids]
 
+    def step(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a cross-tower function as this case calls it."""
+        return dx.function(fn) if self.compiled else fn
+
     def across(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function in the strategy's cross-tower context."""
+        """Calls a function once, in the strategy's cross-tower context."""
         with self.d.scope():
-            return (dx.function(fn) if self.compiled else fn)(*args)
+            return self.step(fn)(*args)
 
     def towers(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Calls a function once for each tower."""
@@ -79,7 +84,7 @@ class Case:
 
     def expect(self, value: Any, wrapper: type, expected: list[float]) -> None:
         """Asserts the value of each tower, and how several are wrapped."""
-        assert self.unwrap(value) == expected
+        assert self.unwrap(value) == pytest.approx(expected, abs=1e-6)
         if self.wraps:
             assert type(value) is wrapper
 

@@ -16,10 +16,23 @@ def compiled(request: pytest.FixtureRequest) -> bool:
     return request.param == "compiled"
 
 
-@pytest.fixture(params=SETUPS, ids=lambda setup: f"{setup[0]}{setup[1]}")
+def _named(setup: tuple[str, int]) -> str:
+    return f"{setup[0]}{setup[1]}"
+
+
+@pytest.fixture(params=SETUPS, ids=_named)
 def case(request: pytest.FixtureRequest, compiled: bool) -> Iterator[Case]:
     """A strategy of each kind and size, eager and compiled."""
-    kind, num_towers = request.param
+    yield from _case(*request.param, compiled)
+
+
+@pytest.fixture(params=[("default", 1), ("one_device", 1), ("mirrored", 2)], ids=_named)
+def small(request: pytest.FixtureRequest, compiled: bool) -> Iterator[Case]:
+    """One strategy of each kind, for rules that do not depend on the number of towers."""
+    yield from _case(*request.param, compiled)
+
+
+def _case(kind: str, num_towers: int, compiled: bool) -> Iterator[Case]:
     made = Case(kind, make_distribution(kind, num_towers), compiled)
     yield made
     with made.d.scope():

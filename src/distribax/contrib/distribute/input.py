@@ -81,7 +81,7 @@ class InitializableIterator(LiftedIterator):
     def _started(self) -> DistributedIterator:
         if self._iterator is None:
             raise RuntimeError(
-                "get_next: the iterator has not been initialized (or was closed). Call "
-                "iterator.initialize() first, where TensorFlow ran session.run(iterator.initializer)."
+                "get_next: the iterator has not been initialized, or was closed. Call "
+                "iterator.initialize() first, as session.run(iterator.initializer) did."
             )
         return self._iterator

@@ -50,7 +50,7 @@ def _gpus(num_gpus: int, devices: Sequence[str | jax.Device] | None) -> list[str
         )
     if isinstance(num_gpus, bool) or not isinstance(num_gpus, int) or num_gpus < 1:
         raise ValueError(
-            f"MirroredStrategy: num_gpus={num_gpus!r} is not a count of GPUs. Expected an int of at "
-            "least 1; on CPUs name devices, MirroredStrategy(['CPU:0', 'CPU:1'])."
+            f"MirroredStrategy: num_gpus={num_gpus!r} is not a count of GPUs. Expected an int of "
+            "at least 1; on CPUs name devices, MirroredStrategy(['CPU:0', 'CPU:1'])."
         )
     return [f"GPU:{index}" for index in range(num_gpus)]

@@ -95,7 +95,11 @@ class DistributionStrategy:
 
         It is meant as an argument of `call_for_each_tower`: each tower gets its own index.
         """
-        return 0 if self.is_single_tower else PerReplica(range(self.num_towers))
+        if self.is_single_tower:
+            return 0
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: context.replica_id_in_sync_group
+        )
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
         """Returns where to put variables that belong to no single one of `var_list`.

@@ -17,8 +17,8 @@ class TowerContext:
     def __init__(self, replica_context: context.ReplicaContext) -> None:
         if not isinstance(replica_context, context.ReplicaContext):
             raise TypeError(
-                f"TowerContext: replica_context={replica_context!r} is not a dx.ReplicaContext. Ask "
-                "get_tower_context() inside the function given to call_for_each_tower()."
+                f"TowerContext: replica_context={replica_context!r} is not a dx.ReplicaContext. "
+                "Ask get_tower_context() inside the function given to call_for_each_tower()."
             )
         self._replica = replica_context
 
@@ -50,8 +50,8 @@ class TowerContext:
             return devices[0]
         raise RuntimeError(
             "TowerContext.device: a compiled step is one program for all towers, so none of "
-            f"{list(devices)} is its device. Use tower_id, which is computed when the program runs, "
-            "or call call_for_each_tower() outside of dx.function."
+            f"{list(devices)} is its device. Use tower_id, which is computed when the program "
+            "runs, or call call_for_each_tower() outside of dx.function."
         )
 
     def merge_call(self, merge_fn: StepFn, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +62,8 @@ class TowerContext:
         """
         if not callable(merge_fn):
             raise TypeError(
-                f"merge_call: merge_fn={merge_fn!r} is not callable. Expected a function that takes "
-                "the strategy first: lambda distribution, x: distribution.reduce('sum', x)."
+                f"merge_call: merge_fn={merge_fn!r} is not callable. Expected a function that "
+                "takes the strategy first: lambda distribution, x: distribution.reduce('sum', x)."
             )
         return self._replica.merge_call(_MergeFn(merge_fn), args, kwargs)
 

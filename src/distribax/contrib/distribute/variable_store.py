@@ -7,7 +7,7 @@ import enum
 import functools
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -66,15 +66,17 @@ class Pass:
     So a name must be new only within a pass: the next one finds what the first has made.
 
     Attributes:
-        code: What two runs of the same function have in common; None for a trace, whose function
-            is not known.
+        code: What two runs of the same function have in common; None for a trace outside of
+            towers, whose function is not known.
         instance: The object whose method it is.
         around: The pass that this one is a part of.
+        trace: Finds the trace that the run is a part of.
     """
 
     code: Any = None
     instance: Any = None
     around: Pass | None = None
+    trace: Callable[[], frames.Frame | None] = lambda: None
 
     def has_made(self, birth: Pass) -> bool:
         """Tells whether a variable of that pass was made by an earlier run of this function."""
@@ -125,10 +127,17 @@ def reset_variable_store() -> None:
 
 def current_pass() -> Pass | None:
     """Returns the pass that the code is in, or None where code runs once."""
-    inner, frame = _pass.get(), frames.current()
-    if inner is not None or frame is None:
+    inner, trace = _pass.get(), _trace()
+    if trace is None or (inner is not None and inner.trace() is trace):
         return inner
-    return _traces.setdefault(frame.function, Pass())
+    # A step that compiles by itself is traced inside the run, and maybe more than once.
+    code, instance = (inner.code, inner.instance) if inner is not None else (None, None)
+    return _traces.setdefault(trace, Pass(code, instance, inner))
+
+
+def _trace() -> frames.Frame | None:
+    frame = frames.current()
+    return None if frame is None else frame.function
 
 
 @contextlib.contextmanager
@@ -138,8 +147,11 @@ def one_pass(fn: StepFn) -> Iterator[None]:
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = inspect.unwrap(inner)
-    code = getattr(inner, "__code__", inner)
-    token = _pass.set(Pass(code, getattr(inner, "__self__", None), current_pass()))
+    code, instance = getattr(inner, "__code__", inner), getattr(inner, "__self__", None)
+    trace = _trace()
+    # Found weakly: variables remember their pass, and are not to keep a trace alive.
+    found = (lambda: None) if trace is None else weakref.ref(trace)
+    token = _pass.set(Pass(code, instance, current_pass(), found))
     try:
         yield
     finally:

@@ -117,7 +117,7 @@ def _is_value(initializer: Any) -> bool:
 def _check_fits(variable: Variable, name: str, shape: Any, dtype: Any, initializer: Any) -> None:
     """Raises if the variable that exists is not what is asked for."""
     if shape is None and _is_value(initializer):
-        shape = tuple(jnp.shape(initializer))
+        shape = np.shape(initializer)
     if shape is not None and shape != variable.shape:
         raise ValueError(
             f"get_variable: shape={shape} was asked for, but {name!r} exists with shape "
@@ -137,7 +137,7 @@ def _initial_value(name: str, shape: Any, dtype: Any, initializer: Any, inherite
         if shape is not None:
             raise ValueError(
                 f"get_variable: {name!r} has both shape={shape} and an initial value of shape "
-                f"{tuple(jnp.shape(initializer))}. Leave the shape out, or pass a function: "
+                f"{np.shape(initializer)}. Leave the shape out, or pass a function: "
                 "initializer=jnp.zeros."
             )
         return initializer

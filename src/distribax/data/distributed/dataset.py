@@ -10,6 +10,7 @@ import jax
 
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
+from distribax.data.distributed.agreement import AgreedSteps
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.iterator import DistributedIterator
 from distribax.data.distributed.settings import (
@@ -100,8 +101,9 @@ def distribute_dataset(
     )
     # With DATA, and with one worker, a position is that of the global batch, whoever saved it.
     together = decision.policy is AutoShardPolicy.DATA or target.num_workers == 1
+    pieces = lambda: part.element_spec[0]  # noqa: E731
     return DistributedDataset(
-        lambda: SplitSteps(part),
+        lambda: SplitSteps(part) if together else AgreedSteps(SplitSteps(part), target, pieces()),
         lambda: _merged_spec(part.element_spec),
         target,
         options,
@@ -127,8 +129,15 @@ def distribute_from_function(
     else:
         contexts = [context_of_worker(target)]
     datasets = [_called(dataset_fn, context) for context in contexts]
+
+    def start() -> Steps:
+        steps = DequeueSteps(datasets, target.num_local_replicas)
+        if target.num_workers == 1:
+            return steps
+        return AgreedSteps(steps, target, datasets[0].element_spec)
+
     return DistributedDataset(
-        lambda: DequeueSteps(datasets, target.num_local_replicas),
+        start,
         lambda: _merged_spec(
             tuple(
                 datasets[index % len(datasets)].element_spec

@@ -11,7 +11,7 @@ import numpy as np
 from distribax import jax_compat
 from distribax.topology import InputTarget
 from distribax.types import Nest
-from distribax.values import PerReplica
+from distribax.values import PerReplica, Pieces
 from distribax.values.layout import join
 
 
@@ -26,23 +26,25 @@ class Feeder:
         self._target = target
         self._to_device = to_device
 
-    def __call__(self, pieces: Sequence[Nest]) -> Nest:
+    def __call__(self, pieces: Sequence[Nest], *, even: bool = True) -> Nest:
         flat = [jax.tree.flatten(piece) for piece in pieces]
         tree = flat[0][1]
         columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
-        if len(pieces) == 1:
+        if len(pieces) == self._target.num_replicas_in_sync == 1:
             device = self._target.devices[0]
             return jax.tree.unflatten(tree, [self._put(leaf, device) for (leaf,) in columns])
-        return jax.tree.unflatten(tree, [self._spread(column) for column in columns])
+        return jax.tree.unflatten(tree, [self._spread(column, even) for column in columns])
 
-    def _spread(self, column: Sequence[Any]) -> PerReplica:
+    def _spread(self, column: Sequence[Any], even: bool) -> PerReplica:
         placed = tuple(
             self._put(leaf, device)
             for leaf, device in zip(column, self._target.devices, strict=True)
         )
         mesh = self._target.mesh
-        joined = join(placed, mesh) if mesh is not None else None
-        return PerReplica(placed) if joined is None else PerReplica.of(joined)
+        # Over several processes only all pieces together can tell whether they are one array.
+        uneven = not even and self._target.num_workers > 1
+        joined = join(placed, mesh) if mesh is not None and not uneven else None
+        return PerReplica.of(joined or Pieces(placed, mesh, uneven))
 
     def _put(self, leaf: Any, device: jax.Device | None) -> Any:
         if not self._to_device or not _is_numeric(leaf):

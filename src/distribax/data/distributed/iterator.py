@@ -48,7 +48,8 @@ class _Source:
         self.base: tuple[int, Any] = (0, _position(steps))
 
     def __call__(self) -> tuple[Nest, int, tuple[int, Any]]:
-        element = self.feeder(self.steps.pull())
+        step = self.steps.pull()
+        element = self.feeder(step.pieces, even=step.even)
         self.count += 1
         if self.count - self.base[0] >= _STEPS_PER_SNAPSHOT:
             self.base = (self.count, _position(self.steps))

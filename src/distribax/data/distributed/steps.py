@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -13,10 +14,18 @@ from distribax.data.iterator import DatasetIterator
 from distribax.types import Nest
 
 
+@dataclass(frozen=True)
+class Step:
+    """The batches of the local replicas, and whether all workers' have the same shapes."""
+
+    pieces: Sequence[Nest]
+    even: bool
+
+
 class Steps(Protocol):
     """What feeds one worker."""
 
-    def pull(self) -> Sequence[Nest]: ...
+    def pull(self) -> Step: ...
 
     def skip(self, num_steps: int) -> None:
         """Passes over steps of the saved iterator, after its position was restored."""
@@ -34,8 +43,9 @@ class SplitSteps:
     def __init__(self, dataset: Dataset) -> None:
         self._iterator: DatasetIterator = dataset.make_iterator()
 
-    def pull(self) -> Sequence[Nest]:
-        return next(self._iterator).pieces
+    def pull(self) -> Step:
+        batch = next(self._iterator)
+        return Step(batch.pieces, batch.even)
 
     def skip(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -63,9 +73,9 @@ class DequeueSteps:
         # How many batches a step of the iterator whose position was restored has taken.
         self._saved_replicas = num_replicas
         # Where shapes are promised, a step that cannot be filled is left out.
-        self._static = all(_is_static(dataset.element_spec) for dataset in datasets)
+        self._static = all(_is_static(dataset) for dataset in datasets)
 
-    def pull(self) -> Sequence[Nest]:
+    def pull(self) -> Step:
         batches: list[Nest | None] = []
         for index in range(self._num_replicas):
             iterator = self._iterators[index % len(self._iterators)]
@@ -73,7 +83,8 @@ class DequeueSteps:
         found = [batch for batch in batches if batch is not None]
         if not found or (self._static and len(found) < self._num_replicas):
             raise StopIteration
-        return [empty_like(found[0]) if batch is None else batch for batch in batches]
+        pieces = [empty_like(found[0]) if batch is None else batch for batch in batches]
+        return Step(pieces, len(found) == len(batches))
 
     def skip(self, num_steps: int) -> None:
         for index in range(num_steps * self._saved_replicas):
@@ -102,5 +113,7 @@ class DequeueSteps:
             iterator.close()
 
 
-def _is_static(spec: Nest) -> bool:
-    return all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
+def _is_static(dataset: Dataset) -> bool:
+    if dataset.is_batched is None:
+        return False  # Only its elements can tell, and a generator gives them once.
+    return all(None not in leaf.shape for leaf in jax.tree.leaves(dataset.element_spec))

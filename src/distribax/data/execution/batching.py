@@ -63,7 +63,9 @@ class AlignedPart:
         part = nests.take_rows(batch, *share.rows(size))
         if not self._node.split:
             return part
-        return split(part, piece_size(size, share.num_pieces), share.replicas_per_worker)
+        even = size % share.num_pieces == 0
+        size = piece_size(size, share.num_pieces)
+        return split(part, size, share.replicas_per_worker, even=even)
 
 
 class PartsInTurn:
@@ -79,4 +81,8 @@ class PartsInTurn:
         parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
         if not self._node.split:
             return parts
-        return [split(part, piece_size(nests.num_rows(part), replicas), replicas) for part in parts]
+        sizes = [nests.num_rows(part) for part in parts]
+        return [
+            split(part, piece_size(size, replicas), replicas, even=size % replicas == 0)
+            for part, size in zip(parts, sizes, strict=True)
+        ]

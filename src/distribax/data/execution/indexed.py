@@ -131,7 +131,9 @@ class IndexedIterator(PipelineIterator):
         rows = plan.source.rows(order[start:stop])
         if not plan.part.split:
             return rows
-        return split(rows, piece_size(len(order), share.num_pieces), share.replicas_per_worker)
+        size = piece_size(len(order), share.num_pieces)
+        even = len(order) % share.num_pieces == 0
+        return split(rows, size, share.replicas_per_worker, even=even)
 
     def _element(self) -> nests.Element:
         if self._position >= len(self._order) and not self._next_epoch():

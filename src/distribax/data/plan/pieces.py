@@ -28,11 +28,13 @@ class SplitBatch:
 
     batch: nests.Element
     pieces: tuple[nests.Element, ...]
+    # Whether the pieces of all workers have the same size.
+    even: bool = True
 
 
-def split(batch: nests.Element, size: int, num_pieces: int) -> SplitBatch:
+def split(batch: nests.Element, size: int, num_pieces: int, *, even: bool) -> SplitBatch:
     """Splits a batch into pieces of `size` rows."""
-    return SplitBatch(batch, cut(batch, size, num_pieces))
+    return SplitBatch(batch, cut(batch, size, num_pieces), even)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""Workers with their own data agree, step by step, on who has a batch and of which shape."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from distribax import jax_compat
+from distribax.data.distributed.feed import empty_like
+from distribax.data.distributed.steps import Step, Steps
+from distribax.data.spec import zeros
+from distribax.topology import InputTarget
+from distribax.types import Nest
+
+# All workers make their data sets and iterators in the same order, so that the numbers agree.
+_numbers = itertools.count()
+_WAIT_SECONDS = 600.0
+
+
+class AgreedSteps:
+    """Steps that all workers take together, as long as one of them has data.
+
+    A worker whose data has ended before the others' feeds empty batches, unless the shapes are
+    promised (`drop_remainder=True`): then the end of the first one is the end of all.
+    """
+
+    def __init__(self, steps: Steps, target: InputTarget, spec: Nest) -> None:
+        self._steps = steps
+        self._target = target
+        self._static = all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
+        self._empty = empty_like(zeros(spec))
+        self._key = f"distribax/input/{next(_numbers)}"
+        self._count = 0
+
+    def pull(self) -> Step:
+        try:
+            pieces: Sequence[Nest] | None = self._steps.pull().pieces
+        except StopIteration:
+            pieces = None
+        shapes = self._exchange([_shapes(piece) for piece in pieces] if pieces else None)
+        present = [own for own in shapes if own is not None]
+        if not present or (self._static and len(present) < len(shapes)):
+            raise StopIteration
+        if pieces is None:
+            pieces = [self._empty] * self._target.num_local_replicas
+        flat = [shape for own in present for shape in own]
+        even = len(present) == len(shapes) and all(shape == flat[0] for shape in flat)
+        return Step(pieces, even)
+
+    def _exchange(self, own: Any) -> list[Any]:
+        key, self._count = f"{self._key}/{self._count}", self._count + 1
+        texts = jax_compat.exchange_text(key, json.dumps(own), _WAIT_SECONDS)
+        return [json.loads(text) for text in texts]
+
+    def skip(self, num_steps: int) -> None:
+        self._steps.skip(num_steps)
+
+    def get_state(self) -> Any:
+        return self._steps.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._steps.set_state(state)
+
+    def close(self) -> None:
+        self._steps.close()
+
+
+def _shapes(piece: Nest) -> list[list[int]]:
+    return [list(np.shape(leaf)) for leaf in jax.tree.leaves(piece)]

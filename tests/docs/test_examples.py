@@ -1,0 +1,49 @@
+"""The scripts in examples/ run, each in a process of its own, with quick settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.multiprocess
+
+
+def _script(name: str, *arguments: str) -> str:
+    """Returns a program that runs an example as its command line would."""
+    return (
+        "import runpy, sys\n"
+        f"sys.argv = {[name, *arguments]!r}\n"
+        f"runpy.run_path({str(_EXAMPLES / name)!r}, run_name='__main__')\n"
+    )
+
+
+def test_mirrored_digits(run_fresh: Callable[..., str]) -> None:
+    lines = run_fresh(_script("mirrored_digits.py", "--devices", "2", "--epochs", "4"), timeout=100)
+    *epochs, last = lines.splitlines()
+    losses = [float(line.split()[-1]) for line in epochs]
+    assert len(losses) == 4 and losses[-1] < 0.5 * losses[0]
+    found = re.fullmatch(r"accuracy (0\.\d+) on 2 devices", last)
+    assert found is not None and float(found[1]) > 0.8
+
+
+def test_input_pipeline(run_fresh: Callable[..., str]) -> None:
+    lines = run_fresh(_script("input_pipeline.py", "--records", "300"), timeout=100).splitlines()
+    assert lines[:3] == [
+        "2 replicas have seen 128 records",
+        "3 replicas have seen the other 172",
+        "each record once: True",
+    ]
+    # The records are written one after the other from one stream of random numbers.
+    expected = np.random.default_rng(0).normal(size=8 * 300).astype(np.float32).sum()
+    assert float(lines[3].split()[-1]) == pytest.approx(expected, abs=1e-2)
+
+
+def test_every_example_has_a_test() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in _EXAMPLES.glob("*.py")} <= tested

@@ -1,0 +1,67 @@
+"""Who is who in a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from distribax.cluster import (
+    ClusterSpec,
+    check_task,
+    is_chief,
+    training_tasks,
+    worker_count,
+    worker_index,
+)
+
+WORKERS = ClusterSpec({"worker": ["a:1", "b:1"]})
+WITH_CHIEF = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]})
+ALONE = ClusterSpec({})
+
+
+def test_the_chief_is_the_one_of_that_name_or_else_worker_0() -> None:
+    assert is_chief(WORKERS, "worker", 0)
+    assert not is_chief(WORKERS, "worker", 1)
+    assert is_chief(WITH_CHIEF, "chief", 0)
+    assert not is_chief(WITH_CHIEF, "worker", 0)
+    assert not is_chief(WITH_CHIEF, "ps", 0)
+    assert is_chief(WITH_CHIEF, "evaluator", 0)
+    assert is_chief(ALONE, None, None)
+
+
+def test_chief_and_workers_are_numbered_together() -> None:
+    assert training_tasks(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
+    assert [worker_index(WITH_CHIEF, *task) for task in training_tasks(WITH_CHIEF)] == [0, 1, 2]
+    assert worker_count(WITH_CHIEF) == worker_count(WITH_CHIEF, "chief") == 3
+    assert worker_count(WORKERS, "worker") == 2
+
+
+def test_an_evaluator_and_a_process_without_a_cluster_are_alone() -> None:
+    assert worker_count(WORKERS, "evaluator") == worker_count(ALONE, None) == 1
+    assert worker_index(WORKERS, "evaluator", 0) == worker_index(ALONE, None, None) == 0
+
+
+def test_a_parameter_server_has_no_number() -> None:
+    with pytest.raises(ValueError, match="task_type='ps': only the chief and the workers"):
+        worker_index(WITH_CHIEF, "ps", 0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task", "message"),
+    [
+        ({"master": ["a:1"]}, ("master", 0), "the job 'master'. Expected only chief, worker"),
+        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "2 tasks in the job 'chief'. Expected at most"),
+        ({"evaluator": ["a:1", "b:1"]}, ("evaluator", 0), "2 tasks in the job 'evaluator'"),
+        ({"worker": ["a:1"]}, (None, 0), "task_type=None, task_id=0: .* which one it is"),
+        ({"worker": ["a:1"]}, ("worker", None), "task_id=None: .* which one it is"),
+        ({"worker": ["a:1"]}, ("wroker", 0), "task_type='wroker': expected one of chief"),
+        ({"worker": ["a:1"]}, ("ps", 0), "task_type='ps': the cluster has no such job; it has 'w"),
+        ({"worker": ["a:1"]}, ("worker", 1), "task_id=1: the job 'worker' has the tasks 0 to 0"),
+        ({"worker": {1: "a:1"}}, ("worker", 0), "task_id=0: .* only some of the tasks 1 to 1"),
+        ({"worker": []}, ("worker", 0), "task_id=0: the job 'worker' has no tasks"),
+    ],
+)
+def test_what_a_strategy_cannot_run_on(
+    cluster: dict[str, list[str]], task: tuple[str | None, int | None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_task(ClusterSpec(cluster), *task)
