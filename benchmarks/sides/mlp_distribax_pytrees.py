@@ -19,7 +19,7 @@ def main() -> None:
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
     problem = mlp_problem.make(options.batch_size)
     optimizer = optax.adam(mlp_problem.RATE)
-    # A copy for each replica from the start, as the step returns it, so that there is one signature.
+    # A copy for each replica from the start, as the step returns it: one signature.
     weights, state = strategy.experimental_distribute_values_from_function(
         lambda _: (problem.weights, optimizer.init(problem.weights))
     )

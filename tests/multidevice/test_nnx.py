@@ -223,14 +223,14 @@ def test_a_line_search_minimises_the_loss_of_all_replicas() -> None:
     case = Case("mirrored", 2, compiled=True)
     # It takes smaller and smaller steps until the loss falls, and reuses the gradient found there.
     line = optax.scale_by_backtracking_linesearch(max_backtracking_steps=5, store_grad=True)
-    descent = optax.chain(optax.sgd(10.0), line)
+    descent = optax.chain(optax.sgd(1.0), line)
     model, optimizer = make(transformation=descent)
     plain, plain_optimizer = make(transformation=descent)
     step = case.step(lambda x, y: case.strategy.run(search, args=(model, optimizer, x, y)))
     for _ in range(3):
         step(case.split(INPUTS[0]), case.split(LABELS[0]))
         search(plain, plain_optimizer, INPUTS[0], LABELS[0])
-    close(numbers(model, optimizer), numbers(plain, plain_optimizer), 1e-4)
+    close(numbers(model, optimizer), numbers(plain, plain_optimizer), 1e-3)
 
 
 def test_layers_that_loop(pair: Case) -> None:
@@ -322,11 +322,11 @@ def test_arrays_taken_between_steps_stay(pair: Case) -> None:
     step = pair.step(lambda x, y: pair.strategy.run(train, args=(model, optimizer, x, y)))
     taken = []
     for x, y in batches(pair):
-        taken.append((nnx.state(model), numbers(model)))
+        kernel = model.hidden.kernel[...]
+        taken.append((kernel, np.array(kernel)))
         step(x, y)
-    values = [float(jnp.sum(state["hidden"]["kernel"][...])) for state, _ in taken]
-    assert len(set(values)) == len(values)
-    close(values, [np.sum(n[0]["hidden"]["kernel"]) for _, n in taken], TOLERANCE)
+    assert len({copied.tobytes() for _, copied in taken}) == len(taken)
+    close(*zip(*taken, strict=True), 0.0)
 
 
 def test_a_step_that_fails_changes_nothing(pair: Case) -> None:
@@ -363,12 +363,11 @@ def test_flax_is_imported_by_the_user_alone(run_fresh: RunFresh) -> None:
         import sys
         import distribax as dx
         count = dx.Variable(0)
-        dx.function(lambda: count.assign_add(1) and None)()
+        dx.function(lambda: count.read_value() + 1)()
         print("flax" in sys.modules)
         from flax import nnx
         model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-        print(dx.function(lambda x: model(x) * 0)([[1.0, 2.0]]).tolist())
+        print(dx.function(lambda x: model(x))(model.kernel[...]).shape)
         """
     )
-    assert printed.splitlines() == ["False", "[[0.0, 0.0]]"]
-
+    assert printed.splitlines() == ["False", "(2, 2)"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-# Measured (docs/benchmarks.md): a tensor of up to 16 KiB costs less to copy into a pack than to
-# reduce alone, on 2 to 8 devices; a larger one does not.
-SMALL_BYTES = 16 * 1024
+# Measured (docs/benchmarks.md): a tensor of up to 4 KiB costs less to copy into a pack than to
+# reduce alone, on 2 to 8 devices; a larger one may not.
+SMALL_BYTES = 4 * 1024
 
 
 def reduce_packed(

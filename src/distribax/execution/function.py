@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import jax
@@ -139,7 +139,7 @@ class Function:
     def _first_call(self, call: _Call, where: Any) -> Any:
         """Traces, as often as it takes to know all inputs, compiles and calls."""
         may_create = not self._called
-        lift = self._lifts.get(where, Lift())
+        lift = replace(self._lifts.get(where, Lift()), is_guess=True)
         for _ in range(_MAX_RETRACES):
             try:
                 program_key, inputs, elements = call.with_elements()
@@ -216,7 +216,7 @@ class Function:
         if not argnums and not argnames:
             return frozenset()
         parameters = list(inspect.signature(self._python).parameters)
-        positions = {index % len(args) for index in argnums if index < len(args)}
+        positions = {i % len(args) for i in argnums if -len(args) <= i < len(args)}
         positions |= {i for i, name in enumerate(parameters[: len(args)]) if name in argnames}
         named = {*argnames, *(parameters[i] for i in argnums if i < len(parameters))}
         marked = (

@@ -25,21 +25,32 @@ class Relift(ControlFlow):
 
 @dataclass(frozen=True)
 class Lift:
-    """Which variables a program takes as inputs, which of them it replaces, and where it runs."""
+    """Which variables a program takes as inputs, which of them it replaces, and where it runs.
+
+    A guess is what another signature has needed; too much of it is as wrong as too little, as the
+    other signature may use other devices.
+    """
 
     read: tuple[Any, ...] = ()
     written: tuple[Any, ...] = ()
     device: Any = None
+    is_guess: bool = False
 
     def extended(self, frame: frames.FunctionFrame) -> Lift:
         """Returns the inputs that a trace turned out to need as well."""
-        written = dict.fromkeys((*self.written, *frame.written))
-        touched = dict.fromkeys((*self.written, *self.read, *frame.touched))
+        known = Lift() if self.is_guess else self
+        written = dict.fromkeys((*known.written, *frame.written))
+        touched = dict.fromkeys((*known.written, *known.read, *frame.touched))
         read = tuple(variable for variable in touched if variable not in written)
         return Lift(read, tuple(written), frame.device)
 
     def covers(self, frame: frames.FunctionFrame) -> bool:
         """Tells whether a trace has used nothing that is not an input."""
+        if self.is_guess and not (
+            frame.touched.keys() == frame.lifted.keys()
+            and frame.written.keys() == set(self.written)
+        ):
+            return False
         return (
             frame.touched.keys() <= frame.lifted.keys()
             and frame.written.keys() <= set(self.written)

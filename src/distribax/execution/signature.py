@@ -92,7 +92,7 @@ def _holds_arrays(value: DistributedValues) -> bool:
 
 def _loose(array: jax.Array) -> jax.Array:
     """Lets an array of one device meet variables that are spread over several."""
-    if array.committed and len(array.sharding.device_set) == 1:
+    if not jax_compat.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
         return jax_compat.uncommitted(array)
     return array
 

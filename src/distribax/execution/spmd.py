@@ -146,8 +146,13 @@ def _run(
     given = [_input(leaf, mesh) for leaf in leaves]
     inputs = [value for value, _, _ in given if value is not None]
     in_specs = [spec for value, spec, _ in given if value is not None]
-    stacked = [variable for variable in outer.function.lifted if variable.per_replica]
-    stacked_values = [outer.read(variable) for variable in stacked]
+    # Read outside, as the replicas' values cannot be reached from inside; used or not.
+    stacked = [
+        variable
+        for variable in outer.function.lifted
+        if variable.per_replica and variable.sharding.mesh == mesh
+    ]
+    stacked_values = [outer.values[variable] for variable in stacked]
     out_specs: list[PartitionSpec] = []
     plan: list[Any] = []
     written: list[Any] = []

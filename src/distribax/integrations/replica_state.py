@@ -63,7 +63,8 @@ def with_state(fn: StepFn) -> StepFn:
     """Returns `fn` for replicas that keep their writes apart until they end."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if context.current().strategy.extended.single:
+        in_program = frames.current() is not None
+        if not context.has_strategy() or (in_program and context.get_strategy().extended.single):
             return fn(*args, **kwargs)
         state = ReplicaState()
         token = _state.set(state)
@@ -201,6 +202,8 @@ class ReplicaState:
 
     def unsettled(self) -> list[Cell]:
         """Returns the cells whose pending values may differ between replicas."""
+        if self.replica.num_replicas_in_sync == 1:
+            return []
         return [
             cell
             for cell in self.pending

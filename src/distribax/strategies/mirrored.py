@@ -79,9 +79,7 @@ class MirroredExtended(StrategyExtended):
         values = []
         for index, device in enumerate(self.local_devices):
             with jax.default_device(device):
-                made = value_fn(
-                    ValueContext(self.first_replica + index, self.num_replicas_in_sync)
-                )
+                made = value_fn(ValueContext(self.first_replica + index, self.num_replicas_in_sync))
                 values.append(jax.tree.map(_on_default_device, made))
         return regroup(values, wrap=True, mesh=self.mesh)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from distribax import jax_compat
 from distribax.cluster import ClusterResolver, resolve
@@ -17,7 +16,7 @@ from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, device_name, local_devices, resolve_devices
-from distribax.values import DistributedValues, Mirrored
+from distribax.values import DistributedValues
 
 _JOIN_SECONDS = 30.0
 
@@ -129,5 +128,5 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Returns the devices of all processes of the same kind, ordered by process."""
-    found = [device for device in jax.devices(own[0].platform)]
+    found = jax.devices(own[0].platform)
     return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))

@@ -81,9 +81,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex))
 
 
-def _merge(
-    pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mesh | None
-) -> Any:
+def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mesh | None) -> Any:
     first = pieces[0]
     if not wrap:
         # Over several processes, what is one object here may be another one elsewhere.

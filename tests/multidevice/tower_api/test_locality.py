@@ -291,6 +291,28 @@ def test_fetch_does_not_copy_what_is_there(pair: distribute.MirroredStrategy) ->
     assert np.asarray(near + far).tolist() == [0.0, 2.0, 4.0]
 
 
+# Values that a step wraps itself.
+
+
+def test_a_step_may_return_values_that_it_has_wrapped(
+    pair: distribute.MirroredStrategy, compiled: bool
+) -> None:
+    def even(x: Any) -> Any:
+        return distribute.PerDevice([x, x + 1]), distribute.Mirrored([x])
+
+    def uneven(x: Any) -> Any:
+        return distribute.PerDevice([x, jnp.concatenate([x, x])])
+
+    if compiled:
+        even, uneven = dx.function(even), dx.function(uneven)
+    with pair.scope():
+        different, mirrored = even(jnp.ones(1))
+        assert mirrored.numpy().tolist() == [1.0]
+        doubled = pair.call_for_each_tower(lambda x: x * 2, different)
+        assert [np.asarray(part).tolist() for part in pair.unwrap(doubled)] == [[2.0], [4.0]]
+        assert [part.shape for part in pair.unwrap(uneven(jnp.ones(1)))] == [(1,), (2,)]
+
+
 # The standard pattern for updating variables.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,7 +215,7 @@ def test_functions_do_not_take_each_others_names(small: Case) -> None:
 
     model, other = Model(), Model()
     small.towers(model.tower_fn)
-    small.towers(model.tower_fn)
+    small.towers(functools.partial(model.tower_fn))
     with pytest.raises(ValueError, match="'w' exists already"):
         small.towers(other.tower_fn)
     with pytest.raises(ValueError, match="'w' exists already"):
@@ -311,6 +312,17 @@ def test_reuse_variables_from_now_on(pair: distribute.MirroredStrategy) -> None:
 # Initial values, shapes and data types.
 
 
+class _Untold:
+    """An initializer that Python knows no signature of, as of some that are written in C."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise ValueError("no signature found")
+
+    def __call__(self, shape: Any, dtype: Any) -> Any:
+        return np.full(shape, 7, dtype)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected", "dtype"),
     [
@@ -325,6 +337,7 @@ def test_reuse_variables_from_now_on(pair: distribute.MirroredStrategy) -> None:
         ({"shape": (0, 3)}, [], jnp.float32),
         ({"shape": (2,), "initializer": jax.nn.initializers.constant(3.0)}, [3, 3], jnp.float32),
         ({"shape": (2,), "initializer": np.ones}, [1.0, 1.0], jnp.float32),
+        ({"shape": (2,), "initializer": _Untold()}, [7.0, 7.0], jnp.float32),
     ],
 )
 def test_initial_values(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -97,17 +97,15 @@ def get_variable(
 
 
 def _checked_shape(shape: Any, name: str) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, int) else shape
-    try:
-        wanted = tuple(sizes)
-    except TypeError:
-        wanted = (None,)
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in wanted):
+    sizes: tuple[Any, ...] = (shape,)
+    if isinstance(shape, Iterable):
+        sizes = tuple(shape)
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
         raise ValueError(
             f"get_variable: shape={shape!r} of {name!r} is not a shape. Expected ints of at least "
             "0, for example shape=(3, 4), all of them known."
         )
-    return tuple(map(int, wanted))
+    return tuple(map(int, sizes))
 
 
 def _is_value(initializer: Any) -> bool:
@@ -164,7 +162,7 @@ def _wants_key(make: Callable[..., Any]) -> bool:
     """Tells whether an initializer is one of JAX's, which take a key first."""
     try:
         names = list(inspect.signature(make).parameters)
-    except ValueError:  # Written in C, without a signature.
+    except ValueError:  # Without a signature, as some that are written in C.
         return False
     return bool(names) and names[0] in ("key", "rng")
 

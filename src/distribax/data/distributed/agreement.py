@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from distribax import jax_compat
-from distribax.data.distributed.feed import empty_like
-from distribax.data.distributed.steps import Step, Steps
+from distribax.data.distributed.steps import Step, Steps, empty_like
 from distribax.data.spec import zeros
 from distribax.topology import InputTarget
 from distribax.types import Nest

@@ -49,7 +49,7 @@ class _Source:
 
     def __call__(self) -> tuple[Nest, int, tuple[int, Any]]:
         step = self.steps.pull()
-        element = self.feeder(step.pieces, even=step.even)
+        element = self.feeder(step)
         self.count += 1
         if self.count - self.base[0] >= _STEPS_PER_SNAPSHOT:
             self.base = (self.count, _position(self.steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +51,19 @@ class _Buffer:
             self.changed.notify_all()
 
 
+# Threads that are still running: a thread inside JAX when Python ends would abort the process.
+_running: dict[threading.Thread, _Buffer] = {}
+
+
+@atexit.register
+def _end_all() -> None:
+    threads = list(_running.items())
+    for _, buffer in threads:
+        buffer.close()
+    for thread, _ in threads:
+        thread.join(_CLOSE_SECONDS)
+
+
 class Prefetcher:
     """Calls `produce` in a thread, ahead of `next`, and passes on what it raises.
 
@@ -64,6 +78,7 @@ class Prefetcher:
         self._thread = threading.Thread(
             target=_work, args=(produce, self._buffer, release), name=name, daemon=True
         )
+        _running[self._thread] = self._buffer
         self._thread.start()
 
     def next(self) -> Any:
@@ -99,3 +114,4 @@ def _work(produce: Callable[[], Any], buffer: _Buffer, release: Callable[[], Non
                 return
     finally:
         release()
+        _running.pop(threading.current_thread(), None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Any
 
 from distribax.topology import InputTarget
+from distribax.types import ParsedEnum
 
 
-class InputReplicationMode(enum.Enum):
+class InputReplicationMode(ParsedEnum):
     """For whom an input function is called: once for each worker, or once for each replica."""
 
     PER_WORKER = "PER_WORKER"
@@ -63,7 +63,7 @@ class InputOptions:
     """
 
     experimental_fetch_to_device: bool = True
-    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
 
@@ -73,6 +73,10 @@ class InputOptions:
                 "InputOptions: experimental_place_dataset_on_device=True is not possible: data "
                 "sets run on the host. Leave it out; batches are put on the devices ahead of use."
             )
+        mode = InputReplicationMode.parse(
+            self.experimental_replication_mode, "experimental_replication_mode"
+        )
+        object.__setattr__(self, "experimental_replication_mode", mode)
         size = self.experimental_per_replica_buffer_size
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(

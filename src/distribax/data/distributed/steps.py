@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from distribax.data.dataset import Dataset
-from distribax.data.distributed.feed import empty_like
 from distribax.data.iterator import DatasetIterator
 from distribax.types import Nest
 
@@ -20,6 +20,8 @@ class Step:
 
     pieces: Sequence[Nest]
     even: bool
+    # All of this worker's pieces as one batch, where there is one.
+    batch: Nest | None = None
 
 
 class Steps(Protocol):
@@ -45,7 +47,7 @@ class SplitSteps:
 
     def pull(self) -> Step:
         batch = next(self._iterator)
-        return Step(batch.pieces, batch.even)
+        return Step(batch.pieces, batch.even, batch.batch)
 
     def skip(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -117,3 +119,8 @@ def _is_static(dataset: Dataset) -> bool:
     if dataset.is_batched is None:
         return False  # Only its elements can tell, and a generator gives them once.
     return all(None not in leaf.shape for leaf in jax.tree.leaves(dataset.element_spec))
+
+
+def empty_like(piece: Nest) -> Nest:
+    """Returns a batch of the same form without any example."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[:0], piece)

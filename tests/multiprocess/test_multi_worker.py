@@ -1,0 +1,250 @@
+"""MultiWorkerMirroredStrategy in real processes, compared with the one-device answer."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distribax.testing import run_workers
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+# What every program begins with: the strategy, and a line of JSON for the test to read.
+START = """
+import json, sys
+import numpy as np, jax, jax.numpy as jnp, optax
+import distribax as dx
+
+dx.set_virtual_cpu_devices({devices})
+strategy = dx.MultiWorkerMirroredStrategy()
+compiled = {compiled}
+worker = jax.process_index()
+
+def step(fn):
+    return dx.function(fn) if compiled else fn
+
+def plain(x):
+    if isinstance(x, (dx.PerReplica, dx.Mirrored)):
+        return [np.asarray(v).tolist() for v in strategy.experimental_local_results(x)]
+    return np.asarray(x).tolist()
+
+def tell(**values):
+    print(json.dumps({{k: jax.tree.map(plain, v) for k, v in values.items()}}))
+"""
+
+
+def run(program: str, devices: int, compiled: bool) -> list[dict[str, Any]]:
+    source = START.format(devices=devices, compiled=compiled) + textwrap.dedent(program)
+    results = run_workers(source, 2, timeout=150)
+    for result in results:
+        assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
+    return [json.loads(result.stdout.strip().splitlines()[-1]) for result in results]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> None:
+    n = 2 * devices
+    first, second = run(
+        """
+        seed = np.random.default_rng(worker)
+        with strategy.scope():
+            random = dx.Variable(seed.normal(size=3).astype(np.float32))
+            called = dx.Variable(lambda: seed.normal(size=2).astype(np.float32))
+            mean = dx.Variable(0.0, aggregation="MEAN")
+            one = dx.Variable(0.0, aggregation="ONLY_FIRST_REPLICA")
+            own = dx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+        @step
+        def go():
+            def replica():
+                context = dx.get_replica_context()
+                number = context.replica_id_in_sync_group
+                value = jnp.asarray(number, jnp.float32)
+                mean.assign_add(value)
+                one.assign(value + 5)
+                own.assign_add(value)
+                total = context.all_reduce("SUM", {"a": value + 1, "b": jnp.ones(2)})
+                joined = context.all_gather(value[None], axis=0)
+                met = context.merge_call(lambda s, x: s.reduce("MEAN", x, axis=None), args=(value,))
+                slope = jax.grad(lambda x: (context.all_reduce("SUM", x) ** 2))(value)
+                return number, total, joined, met, slope
+            return strategy.run(replica)
+
+        number, total, joined, met, slope = go()
+        given = strategy.experimental_distribute_values_from_function(
+            lambda c: np.full(2, c.replica_id_in_sync_group, np.float32))
+        tell(
+            random=random.numpy(), called=called.numpy(), mean=mean.numpy(), one=one.numpy(),
+            own=own.numpy(), number=number, total=total["a"], joined=joined, met=met, slope=slope,
+            sum=strategy.reduce("SUM", number, axis=None),
+            along=strategy.reduce("MEAN", given, axis=0),
+            gathered=strategy.gather(given, axis=0),
+            count=strategy.num_replicas_in_sync,
+        )
+        """,
+        devices,
+        compiled,
+    )
+    ids = np.arange(n)
+    for worker, told in enumerate((first, second)):
+        local = ids[worker * devices : (worker + 1) * devices].tolist()
+        assert told["count"] == n
+        assert told["number"] == local
+        assert told["mean"] == ids.mean()
+        assert told["one"] == 5
+        assert told["own"] == ids.sum()
+        assert told["total"] == [n * (n + 1) / 2] * devices
+        assert told["joined"] == [ids.tolist()] * devices
+        assert np.unique(told["met"]).tolist() == [ids.mean()]
+        assert told["slope"] == [2.0 * ids.sum() * n] * devices
+        assert told["sum"] == ids.sum()
+        assert told["along"] == ids.mean()
+        assert told["gathered"] == np.repeat(ids, 2).tolist()
+    assert first["random"] == second["random"]
+    assert first["called"] == second["called"]
+
+
+TRAINING = """
+random = np.random.default_rng(0)
+x = random.normal(size=(22, 3)).astype(np.float32)
+y = (x @ np.array([1.0, -2.0, 0.5], np.float32)).astype(np.float32)
+with strategy.scope():
+    w = dx.Variable(np.zeros(3, np.float32))
+    optimizer = dx.Optimizer(optax.adam(0.05))
+    seen = dx.metrics.Sum()
+
+@step
+def train(features, labels):
+    def replica(features, labels):
+        def loss():
+            return dx.compute_average_loss((features @ w - labels) ** 2, global_batch_size=8)
+        value, gradient = dx.value_and_grad(loss, w)()
+        optimizer.apply_gradients([(gradient, w)])
+        seen.update_state(jnp.ones(len(labels)))
+        return value
+    return strategy.reduce("SUM", strategy.run(replica, args=(features, labels)), axis=None)
+
+dataset = dx.data.Dataset.from_tensor_slices((x, y)).batch(8)
+losses = [
+    float(train(*batch))
+    for _ in range(2)
+    for batch in strategy.experimental_distribute_dataset(dataset)
+]
+tell(w=w.numpy(), losses=losses, seen=seen.result())
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_training_equals_one_device(devices: int, compiled: bool) -> None:
+    told = run(TRAINING, devices, compiled)
+    lines: list[str] = []
+    scope = {"tell": lambda **values: lines.append(json.dumps(values, default=np.ndarray.tolist))}
+    alone = START.replace("dx.MultiWorkerMirroredStrategy()", "dx.OneDeviceStrategy('CPU:0')")
+    source = alone.format(devices=1, compiled=False) + "\ntell = told\n" + TRAINING
+    exec(compile(source, "training", "exec"), {"told": _keep(lines)} | scope)
+    expected = json.loads(lines[0])
+    for worker in told:
+        np.testing.assert_allclose(worker["w"], expected["w"], rtol=1e-5)
+        np.testing.assert_allclose(worker["losses"], expected["losses"], rtol=1e-5)
+        assert worker["seen"] == expected["seen"] == 44
+
+
+def _keep(lines: list[str]) -> Any:
+    def tell(**values: Any) -> None:
+        lines.append(json.dumps({k: np.asarray(v).tolist() for k, v in values.items()}))
+
+    return tell
+
+
+def test_workers_with_their_own_data_stay_in_step() -> None:
+    told = run(
+        """
+        def dataset_fn(context):
+            # Worker 1 has less than worker 0, and a smaller last batch.
+            size = 7 if context.input_pipeline_id == 0 else 3
+            return dx.data.Dataset.range(size).map(lambda x: x + 100 * worker).batch(2)
+
+        total, steps = 0, []
+        for x in strategy.distribute_datasets_from_function(dataset_fn):
+            steps.append(np.asarray(strategy.experimental_local_results(x)[0]).tolist())
+            total += int(strategy.reduce("SUM", strategy.run(lambda v: v.sum(), args=(x,))))
+        tell(steps=steps, total=total)
+        """,
+        1,
+        compiled=True,
+    )
+    assert told[0]["steps"] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert told[1]["steps"] == [[100, 101], [102], [], []]
+    assert told[0]["total"] == told[1]["total"] == 21 + 303
+
+
+def test_missing_worker_is_named_to_all() -> None:
+    program = """
+        import distribax as dx
+        try:
+            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=3)
+        except RuntimeError as error:
+            print(error)
+    """
+    first, second = run_workers(program, 3, timeout=60, start=[0, 1])
+    for result in (first, second):
+        assert result.returncode == 0
+        assert "worker 2 (127.0.0.1:" in result.stdout
+        assert "did not join within 3 s; joined: worker 0, worker 1" in result.stdout
+    (alone,) = run_workers(program, 2, timeout=60, start=[1])
+    assert "worker 0 (127.0.0.1:" in alone.stdout and "joined: worker 1" in alone.stdout
+
+
+def test_disagreement_about_the_cluster_is_told_to_both() -> None:
+    program = """
+        import json, os, sys
+        config = json.loads(os.environ["TF_CONFIG"])
+        if config["task"]["index"] == 1:
+            config["cluster"]["worker"].append("127.0.0.1:9")
+            os.environ["TF_CONFIG"] = json.dumps(config)
+        import distribax as dx
+        try:
+            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=10)
+        except ValueError as error:
+            print(error)
+    """
+    for result in run_workers(program, 2, timeout=60):
+        assert "different cluster specs" in result.stdout
+
+
+def test_strategy_after_jax_has_started_says_what_to_do() -> None:
+    program = """
+        import jax, distribax as dx
+        jax.devices()
+        try:
+            dx.MultiWorkerMirroredStrategy()
+        except RuntimeError as error:
+            print(error)
+    """
+    (result,) = run_workers(program, 2, timeout=60, start=[0])
+    assert "Create the strategy first" in result.stdout
+
+
+def test_alone_it_is_a_mirrored_strategy() -> None:
+    program = """
+        import os
+        del os.environ["TF_CONFIG"]
+        import distribax as dx
+        dx.set_virtual_cpu_devices(2)
+        strategy = dx.MultiWorkerMirroredStrategy()
+        print(strategy.num_replicas_in_sync, strategy.reduce("SUM", strategy.run(
+            lambda: dx.get_replica_context().replica_id_in_sync_group), axis=None))
+        try:
+            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=0)
+        except ValueError as error:
+            print(error)
+    """
+    (result,) = run_workers(program, 1, timeout=60)
+    assert result.stdout.splitlines()[0] == "2 1", result.stderr
+    assert "join_timeout_seconds=0" in result.stdout
