@@ -45,6 +45,7 @@ from distribax.values import PerReplica as PerReplica
 from distribax.variables import Variable as Variable
 
 if TYPE_CHECKING:
+    from distribax import contrib as contrib
     from distribax import cluster_resolver as cluster_resolver
     from distribax import data as data
     from distribax.data.distributed import DistributedDataset as DistributedDataset
@@ -77,4 +78,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ON_USE})
+    machinery = {"Any", "TYPE_CHECKING", "importlib"}
+    return sorted(({*globals(), *_ON_USE}) - machinery)

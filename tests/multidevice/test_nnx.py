@@ -214,7 +214,7 @@ def test_model_and_optimizer_in_one(pair: Case) -> None:
 
 def test_a_line_search_minimises_the_loss_of_all_replicas() -> None:
     def search(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-        graph, params = nnx.split(model)
+        graph, _ = nnx.split(model)
         loss, grads = nnx.value_and_grad(lambda model: mean_loss(model, x, y))(model)
         value_fn = lambda params: mean_loss(nnx.merge(graph, params), x, y)  # noqa: E731
         optimizer.update(model, grads, grad=grads, value=loss, value_fn=value_fn)
@@ -371,3 +371,21 @@ def test_flax_is_imported_by_the_user_alone(run_fresh: RunFresh) -> None:
         """
     )
     assert printed.splitlines() == ["False", "(2, 2)"]
+
+
+def test_a_flax_that_does_not_fit_is_told_once(run_fresh: RunFresh) -> None:
+    printed = run_fresh(
+        """
+        import sys, types, warnings
+        import distribax as dx
+        flax, nnx = types.ModuleType("flax"), types.ModuleType("flax.nnx")
+        flax.nnx = nnx
+        sys.modules.update({"flax": flax, "flax.nnx": nnx})
+        double = dx.function(lambda x: x * 2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            print(float(double(2.0)), float(double(3.0)))
+        print(len(caught), "pip install 'distribax[flax]'" in str(caught[0].message))
+        """
+    )
+    assert printed.splitlines() == ["4.0 6.0", "1 True"]

@@ -7,6 +7,7 @@ not know the libraries, and does not import them: an adapter is loaded when its 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 from distribax.types import StepFn
@@ -15,6 +16,7 @@ Adapter = Callable[[StepFn], StepFn]
 
 _waiting: dict[str, Callable[[], Adapter]] = {}
 _adapters: list[Adapter] = []
+_lock = threading.RLock()
 
 
 def register(module: str, load: Callable[[], Adapter]) -> None:
@@ -24,10 +26,14 @@ def register(module: str, load: Callable[[], Adapter]) -> None:
 
 def load_adapters() -> None:
     """Loads the adapters of the libraries that the program has imported by now."""
-    for module in [name for name in _waiting if name in sys.modules] if _waiting else ():
-        load = _waiting.pop(module, None)
-        if load is not None:
-            _adapters.append(load())
+    for module in tuple(_waiting):
+        if module in sys.modules:
+            # A step in another thread waits: it must not run without the adapter.
+            with _lock:
+                load = _waiting.get(module)
+                if load is not None:
+                    _adapters.append(load())
+                    del _waiting[module]
 
 
 def adapted(fn: StepFn) -> StepFn:

@@ -7,12 +7,22 @@ has imported the library.
 from __future__ import annotations
 
 import importlib
+import warnings
 
 from distribax.execution import foreign
 
 
-def _adapter(module: str) -> foreign.Adapter:
-    return importlib.import_module(f"distribax.integrations.{module}").adapt
+def _adapter(module: str, library: str) -> foreign.Adapter:
+    try:
+        return importlib.import_module(f"distribax.integrations.{module}").adapt
+    except (AttributeError, ImportError, KeyError) as error:
+        # A program may have imported the library for something else, and must not suffer.
+        warnings.warn(
+            f"distribax: the installed {library} lacks what modules need to be used inside "
+            f"strategy.run() and dx.function ({error!r}); elsewhere they work as ever. Install the "
+            f"version that distribax is tested with: pip install 'distribax[{library}]'."
+        )
+        return lambda fn: fn
 
 
-foreign.register("flax.nnx", lambda: _adapter("nnx"))
+foreign.register("flax.nnx", lambda: _adapter("nnx", "flax"))

@@ -252,10 +252,10 @@ _OUTSIDE = tracers.TraceState()
 _OUTSIDE._jax_trace = jax_compat.outside_trace_state()
 
 _value = _Value(nnx.Variable.__dict__["_raw_value"])
-nnx.Variable._raw_value = _value  # type: ignore[misc,assignment]
-nnx.Variable._trace_state = _VariableTrace(nnx.Variable.__dict__["_trace_state"])  # type: ignore[misc,assignment]
-variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__["_leaves"])  # type: ignore[misc,assignment]
-pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])  # type: ignore[misc,assignment]
-nnx.Optimizer.update = _update_together(nnx.Optimizer.update)  # type: ignore[method-assign]
-nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)  # type: ignore[method-assign]
+nnx.Variable._raw_value = _value
+nnx.Variable._trace_state = _VariableTrace(nnx.Variable.__dict__["_trace_state"])
+variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__["_leaves"])
+pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])
+nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
+nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)
 make_opaque(nnx.Pytree)

@@ -27,7 +27,7 @@ _state: ContextVar[ReplicaState | None] = ContextVar("distribax_replica_state", 
 
 
 def current() -> ReplicaState | None:
-    """Returns the state of the replica that runs now; None outside, and where there is but one."""
+    """Returns the state of the replica that runs now; None where writes go straight to cells."""
     state = _state.get()
     return state if state is not None and context.current() is state.entry else None
 
@@ -60,7 +60,11 @@ def _handle(cell: Cell, frame: frames.Frame) -> Handle:
 
 
 def with_state(fn: StepFn) -> StepFn:
-    """Returns `fn` for replicas that keep their writes apart until they end."""
+    """Returns `fn` for replicas that keep their writes apart until they end.
+
+    The default strategy has no such replicas, and the only replica of a compiled step writes to the
+    step's own frame, which is kept apart already.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         in_program = frames.current() is not None
@@ -91,7 +95,7 @@ class ReplicaState:
         # The pending values that are known to be the same in every replica.
         self._same: set[Cell] = set()
         self._together = False
-        # What the replica has read, beside what it was made of: reading again gives the same object.
+        # What has been read, beside what it was made of: reading again gives the same object.
         self._pieces: dict[Cell, tuple[Any, Any]] = {}
         self._views: dict[Cell, tuple[Any, Any]] = {}
 
@@ -158,20 +162,23 @@ class ReplicaState:
             self._together = False
 
     def summed(self, nest: Any) -> Any:
-        """Returns `nest` with its arrays, and the results of its functions, added up over replicas."""
+        """Returns `nest` with its arrays, and its functions' results, added up over replicas."""
         nest = jax.tree.map(lambda x: self._summed_results(x) if callable(x) else x, nest)
         return self._exchanged(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
 
     def _summed_results(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the sum of a function over the replicas, whose gradients are sums as well."""
 
-        def forward(*args: Any) -> tuple[Any, Any]:
-            result, backward = jax.vjp(fn, *args)
-            return self.summed(result), backward
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def forward(*args: Any) -> tuple[Any, Any]:
+                result, backward = jax.vjp(lambda *args: fn(*args, **kwargs), *args)
+                return self.summed(result), backward
 
-        total = jax.custom_vjp(lambda *args: self.summed(fn(*args)))
-        total.defvjp(forward, lambda backward, cotangents: self.summed(backward(cotangents)))
-        return total
+            total = jax.custom_vjp(lambda *args: self.summed(fn(*args, **kwargs)))
+            total.defvjp(forward, lambda backward, cotangents: self.summed(backward(cotangents)))
+            return total(*args)
+
+        return call
 
     def gathered(self, nest: Any) -> Any:
         """Returns `nest` with the elements of its arrays, in one dimension, from all replicas."""
@@ -270,7 +277,9 @@ def _replicas(states: Any) -> list[ReplicaState]:
 
 def _leaves(cell: Cell, replicas: list[ReplicaState]) -> Iterator[tuple[Any, ...]]:
     """Yields the replicas' values of each array of a cell."""
-    flat = [jax.tree.flatten(replica.pending[cell]) for replica in replicas]
+    flat: list[tuple[list[Any], Any]] = [
+        jax.tree.flatten(replica.pending[cell]) for replica in replicas
+    ]
     shapes = [[jnp.shape(leaf) for leaf in leaves] for leaves, _ in flat]
     if any(tree != flat[0][1] for _, tree in flat) or any(shape != shapes[0] for shape in shapes):
         raise ValueError(

@@ -215,7 +215,9 @@ class Strategy:
 
     def __repr__(self) -> str:
         devices = ", ".join(self._extended.worker_devices)
-        return f"<dx.{type(self).__name__} of {self.num_replicas_in_sync} replicas on {devices}>"
+        count = self.num_replicas_in_sync
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        return f"<dx.{type(self).__name__} of {replicas} on {devices}>"
 
 
 def _input() -> Any:

@@ -74,6 +74,7 @@ class Optimizer:
         self._targets: list[Variable] | None = None
         self._slots: list[Variable] = []
         self._tree: Any = None
+        self._keys: set[int] = set()
         self._iterations: Variable | None = None
 
     @property
@@ -105,18 +106,22 @@ class Optimizer:
             return
         state = jax_compat.outside_trace(lambda: self._initial_state(targets))
         leaves, self._tree = jax.tree.flatten(state)
+        # Variables hold numbers; the random keys of a transformation are made of them on use.
+        self._keys = {index for index, leaf in enumerate(leaves) if jax_compat.is_key(leaf)}
+        leaves = jax_compat.outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
         beside = self._owners(state, targets)
         strategy = targets[0].distribute_strategy
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
+        slots: list[Variable] = []
         with contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, beside, strict=True)):
                 with strategy.extended.colocate_vars_with(targets[0] if owner is None else owner):
                     label = f"{owner.name.removesuffix(':0')}/" if owner is not None else ""
                     name = f"{self._name}/{label}slot_{index}"
-                    self._slots.append(Variable(leaf, trainable=False, name=name))
+                    slots.append(Variable(leaf, trainable=False, name=name))
             _ = self.iterations
-        self._targets = targets
+        self._slots, self._targets = slots, targets
 
     def _initial_state(self, targets: Sequence[Variable]) -> Any:
         with frames.enter(None):
@@ -176,13 +181,17 @@ class Optimizer:
     def _update(self, _: Variable, grads: list[Any], extra_args: dict[str, Any]) -> None:
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
-        state = jax.tree.unflatten(self._tree, [slot.read_value() for slot in self._slots])
+        slots = [
+            jax.random.wrap_key_data(slot.read_value()) if index in self._keys else slot.read_value()
+            for index, slot in enumerate(self._slots)
+        ]
+        state = jax.tree.unflatten(self._tree, slots)
         updates, new_state = self._transformation.update(grads, state, values, **extra_args)
         new_values = self._optax.apply_updates(values, updates)
         for variable, value in zip(self._targets, new_values, strict=True):
             variable.assign(value)
         for slot, value in zip(self._slots, jax.tree.leaves(new_state), strict=True):
-            slot.assign(value)
+            slot.assign(_without_key(value))
         self.iterations.assign_add(1)
 
     def minimize(self, loss: Any, var_list: Sequence[Variable]) -> Any:
@@ -210,6 +219,10 @@ def _check_pair(index: int, grad: Any, variable: Any) -> None:
             f"apply_gradients: the gradient of pair {index} has shape {tuple(shape)}, but "
             f"{variable.described} has shape {variable.shape}. Are the pairs in the same order?"
         )
+
+
+def _without_key(value: Any) -> Any:
+    return jax.random.key_data(value) if jax_compat.is_key(value) else value
 
 
 def _names(variables: Sequence[Variable]) -> list[str]:

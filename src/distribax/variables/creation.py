@@ -96,6 +96,12 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
         raise HostOnly("a variable's initial value is computed in the function", "create")
+    if jax_compat.is_key(made):
+        raise ValueError(
+            f"dx.Variable: initial_value of {name!r} is an array of random keys. Keep their "
+            "numbers, dx.Variable(jax.random.key_data(key)), and make keys of them on use, "
+            "jax.random.wrap_key_data(v.value())."
+        )
     array = _as_array(made, dtype)
     if shape is not None and tuple(shape) != tuple(array.shape):
         raise ValueError(

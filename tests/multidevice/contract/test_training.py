@@ -1,0 +1,220 @@
+"""Training on 1 to 4 replicas gives what training on one device gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import distribax as dx
+from tests.multidevice.contract.cases import Case, close
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(31, 3)).astype(np.float32)
+Y = (X @ np.asarray([1.0, -2.0, 0.5]) + 0.3).astype(np.float32)
+BATCHES = [(X[start : start + 12], Y[start : start + 12]) for start in (0, 12, 24)]
+"""Two batches of 12, and a last one of 7 that splits unevenly."""
+
+TRANSFORMATIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "sgd": lambda: optax.sgd(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optax.adam(0.05),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05)),
+    "decayed": lambda: optax.adamw(optax.exponential_decay(0.1, 2, 0.5), weight_decay=0.01),
+}
+
+
+def _loss(w: Any, b: Any, x: Any, y: Any, size: int) -> Any:
+    return dx.compute_average_loss((x @ w + b - y) ** 2, global_batch_size=size)
+
+
+def _reference(transformation: optax.GradientTransformation, epochs: int, every: int = 1) -> Any:
+    """Returns what plain JAX on one device gives: parameters and losses."""
+    params = (jnp.zeros(3), jnp.zeros(()))
+    if every > 1:
+        transformation = optax.MultiSteps(transformation, every).gradient_transformation()
+    state = transformation.init(params)
+    losses = []
+    for x, y in BATCHES * epochs:
+        loss, grads = jax.value_and_grad(lambda p, x=x, y=y: jnp.mean((x @ p[0] + p[1] - y) ** 2))(
+            params
+        )
+        updates, state = transformation.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(loss))
+    return params, losses
+
+
+def _train(case: Case, optimizer: dx.Optimizer, epochs: int) -> Any:
+    strategy = case.strategy
+    w, b = case.variable([0.0, 0.0, 0.0], name="w"), case.variable(0.0, name="b")
+
+    def replica_fn(x: Any, y: Any, size: int) -> Any:
+        loss, grads = dx.value_and_grad(lambda: _loss(w.value(), b.value(), x, y, size), [w, b])()
+        optimizer.apply_gradients(zip(grads, [w, b], strict=True))
+        return loss
+
+    def train_step(x: Any, y: Any, size: int) -> Any:
+        return strategy.reduce("SUM", strategy.run(replica_fn, args=(x, y, size)), axis=None)
+
+    step = dx.function(train_step, static_argnums=2) if case.compiled else train_step
+    losses = []
+    for x, y in BATCHES * epochs:
+        losses.append(float(step(*case.split((x, y)), len(x))))
+    return (w, b), losses
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_training_equals_one_device(case: Case, name: str) -> None:
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(TRANSFORMATIONS[name]())
+    variables, losses = _train(case, optimizer, epochs=2)
+    wanted, expected = _reference(TRANSFORMATIONS[name](), epochs=2)
+    close(losses, expected, 1e-4)
+    close(list(variables), list(wanted), 1e-4)
+    assert int(optimizer.iterations) == 6
+    for variable in variables:
+        copies = case.local(variable)
+        assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
+
+
+def test_gradients_accumulate(case: Case) -> None:
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.adam(0.1), gradient_accumulation_steps=2)
+    variables, losses = _train(case, optimizer, epochs=2)
+    wanted, expected = _reference(optax.adam(0.1), epochs=2, every=2)
+    close(losses, expected, 1e-4)
+    close(list(variables), list(wanted), 1e-4)
+
+
+def test_gradients_applied_outside_the_replicas(case: Case) -> None:
+    w = case.variable([1.0, 2.0])
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.sgd(0.1))
+    gradient = case.each(lambda index: jnp.full((2,), index + 1.0))
+
+    def across(gradient: Any) -> None:
+        optimizer.apply_gradients([(gradient, w)])
+
+    case.across(across, gradient)
+    n = case.num_replicas
+    close(w, np.asarray([1.0, 2.0]) - 0.1 * n * (n + 1) / 2)
+
+
+def test_the_mean_of_gradients(case: Case) -> None:
+    w = case.variable(1.0)
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.sgd(1.0), reduce_op="mean", name="Mine")
+
+    def replica_fn() -> Any:
+        number = jnp.asarray(dx.get_replica_context().replica_id_in_sync_group, jnp.float32) + 1
+        optimizer.apply_gradients([(number, w)])
+
+    case.run(replica_fn)
+    close(w, 1.0 - (case.num_replicas + 1) / 2)
+    assert [v.name for v in optimizer.variables][0] == "Mine/iterations:0"
+
+
+def test_slots_live_beside_their_variables(case: Case) -> None:
+    w = case.variable([1.0, 2.0], name="w")
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.adam(0.1))
+        optimizer.build([w])
+    count, first, second = optimizer.variables[1:]
+    assert first.devices == second.devices == w.devices
+    assert (first.shape, count.shape) == ((2,), ())
+    assert all(not variable.trainable for variable in optimizer.variables)
+    case.run(lambda: optimizer.apply_gradients([(jnp.ones(2), w), (None, case)]))
+    assert len(optimizer.variables) == 4
+    n = case.num_replicas
+    close(first, [0.1 * n] * 2)
+
+
+def test_minimize_does_both(case: Case) -> None:
+    w = case.variable(2.0)
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.sgd(0.1))
+    loss = case.run(lambda: optimizer.minimize(lambda: w * w, [w]))
+    n = case.num_replicas
+    close(case.local(loss), [4.0] * n)
+    close(w, 2.0 - 0.1 * 4.0 * n)
+
+
+def test_extra_arguments_reach_the_transformation(case: Case) -> None:
+    transformation = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
+    w = case.variable(1.0)
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.chain(optax.sgd(1.0), transformation))
+    case.across(lambda: optimizer.apply_gradients([(jnp.asarray(1.0), w)], value=jnp.asarray(1.0)))
+    assert float(w) == 0.0
+
+
+def test_plain_optax_and_pytrees(case: Case) -> None:
+    transformation = optax.adam(0.05)
+    params: Any = (jnp.zeros(3), jnp.zeros(()))
+    state: Any = transformation.init(params)
+
+    def replica_fn(params: Any, state: Any, x: Any, y: Any, size: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: _loss(*p, x, y, size))(params)
+        loss, grads = dx.get_replica_context().all_reduce("SUM", (loss, grads))
+        updates, state = transformation.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    step = case.step(
+        lambda params, state, x, y, size: case.strategy.run(
+            replica_fn, args=(params, state, x, y, size)
+        )
+    )
+    losses = []
+    for x, y in BATCHES * 2:
+        params, state, loss = step(params, state, *case.split((x, y)), float(len(x)))
+        losses.append(float(loss))
+    wanted, expected = _reference(transformation, epochs=2)
+    close(losses, expected, 1e-4)
+    for param, want in zip(params, wanted, strict=True):
+        close(case.local(param), [want] * case.num_replicas, 1e-4)
+
+
+# What an optimizer refuses.
+
+
+def test_an_optimizer_wants_a_transformation() -> None:
+    with pytest.raises(TypeError, match=r"transformation=0.1 is not an optax transformation"):
+        dx.Optimizer(0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_accumulation_counts_from_one(steps: int) -> None:
+    with pytest.raises(ValueError, match=rf"gradient_accumulation_steps={steps} is less than 1"):
+        dx.Optimizer(optax.sgd(0.1), gradient_accumulation_steps=steps)
+
+
+def test_an_optimizer_keeps_its_variables() -> None:
+    first, second = dx.Variable(1.0, name="a"), dx.Variable(1.0, name="b")
+    optimizer = dx.Optimizer(optax.sgd(0.1))
+    optimizer.apply_gradients([(1.0, first)])
+    with pytest.raises(ValueError, match=r"built for \['a:0'\] but is given \['b:0'\]"):
+        optimizer.apply_gradients([(1.0, second)])
+
+
+@pytest.mark.parametrize("pairs", [[], [(None, 1)]])
+def test_an_optimizer_wants_gradients(pairs: Any) -> None:
+    with pytest.raises(ValueError, match=r"apply_gradients: no gradients.*zip\(grads, variables\)"):
+        dx.Optimizer(optax.sgd(0.1)).apply_gradients(pairs)
+
+
+def test_an_optimizer_wants_pairs_in_order() -> None:
+    variable = dx.Variable([1.0, 2.0], name="w")
+    optimizer = dx.Optimizer(optax.sgd(0.1))
+    with pytest.raises(TypeError, match=r"the variable of pair 0 is 1.0, not a dx.Variable"):
+        optimizer.apply_gradients([(variable, 1.0)])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"pair 0 has shape \(3,\).*'w'.*shape \(2,\)"):
+        optimizer.apply_gradients([(jnp.ones(3), variable)])
+    mirrored = dx.Mirrored([jnp.ones(3)])
+    with pytest.raises(ValueError, match=r"pair 0 has shape \(3,\)"):
+        optimizer.apply_gradients([(mirrored, variable)])
