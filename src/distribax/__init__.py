@@ -23,7 +23,6 @@ from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy
-from distribax.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies import Strategy as Strategy
 from distribax.strategies import StrategyExtended as StrategyExtended
@@ -45,19 +44,25 @@ from distribax.values import PerReplica as PerReplica
 from distribax.variables import Variable as Variable
 
 if TYPE_CHECKING:
-    from distribax import contrib as contrib
     from distribax import cluster_resolver as cluster_resolver
+    from distribax import contrib as contrib
     from distribax import data as data
+    from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.data.distributed import DistributedDataset as DistributedDataset
     from distribax.data.distributed import DistributedIterator as DistributedIterator
     from distribax.data.distributed import InputContext as InputContext
     from distribax.data.distributed import InputOptions as InputOptions
     from distribax.data.distributed import InputReplicationMode as InputReplicationMode
+    from distribax.strategies.multi_worker import (
+        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    )
 
 __version__ = "0.1.0"
 
 # Loaded on use: with them, `import distribax` would take a quarter longer.
 _ON_USE = {
+    "contrib": "distribax.contrib",
+    "ClusterSpec": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",
     "data": "distribax.data",
     "DistributedDataset": "distribax.data.distributed",
@@ -65,6 +70,7 @@ _ON_USE = {
     "InputContext": "distribax.data.distributed",
     "InputOptions": "distribax.data.distributed",
     "InputReplicationMode": "distribax.data.distributed",
+    "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
 }
 
 

@@ -17,7 +17,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 Tracer = jax.core.Tracer
@@ -245,24 +244,31 @@ def is_local(array: Any) -> bool:
     return is_tracer(array) or not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
+def _multihost() -> Any:
+    # Loaded on use: one process alone has no need of it.
+    from jax.experimental import multihost_utils
+
+    return multihost_utils
+
+
 def broadcast_from_first(value: Any) -> Any:
     """Returns the first process's value, in every process; all must call it."""
-    return multihost_utils.broadcast_one_to_all(value)
+    return _multihost().broadcast_one_to_all(value)
 
 
 def gather_from_all(value: Any, axis: int) -> list[Any]:
     """Returns every process's array, in their order; sizes along `axis` may differ."""
-    sizes = multihost_utils.process_allgather(np.int64(value.shape[axis]))
+    sizes = _multihost().process_allgather(np.int64(value.shape[axis]))
     widest = int(sizes.max())
     padding = [(0, 0)] * value.ndim
     padding[axis % value.ndim] = (0, widest - value.shape[axis])
-    stacked = multihost_utils.process_allgather(np.pad(value, padding))
+    stacked = _multihost().process_allgather(np.pad(value, padding))
     return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
 
 
 def sum_over_processes(value: int) -> int:
     """Adds up a number of every process; all must call it."""
-    return int(multihost_utils.process_allgather(np.int64(value)).sum())
+    return int(_multihost().process_allgather(np.int64(value)).sum())
 
 
 def for_user(array: Any) -> Any:

@@ -233,7 +233,9 @@ def test_a_line_search_minimises_the_loss_of_all_replicas() -> None:
     close(numbers(model, optimizer), numbers(plain, plain_optimizer), 1e-3)
 
 
-def test_layers_that_loop(pair: Case) -> None:
+def test_layers_that_loop() -> None:
+    case = Case("mirrored", 2, compiled=True)
+
     class Recurrent(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.rnn = nnx.RNN(nnx.SimpleCell(5, 4, rngs=rngs))
@@ -245,9 +247,9 @@ def test_layers_that_loop(pair: Case) -> None:
     model, optimizer = make(Recurrent)
     plain, plain_optimizer = make(Recurrent)
     x, y = np.stack([INPUTS[0], INPUTS[1]], axis=1), LABELS[0]
-    step = pair.step(lambda x, y: pair.strategy.run(train, args=(model, optimizer, x, y)))
+    step = case.step(lambda x, y: case.strategy.run(train, args=(model, optimizer, x, y)))
     for _ in range(2):
-        step(pair.split(x), pair.split(y))
+        step(case.split(x), case.split(y))
         train(plain, plain_optimizer, x, y)
     close(numbers(model), numbers(plain), TOLERANCE)
 

@@ -4,8 +4,5 @@ from distribax.strategies.central_storage import CentralStorageStrategy as Centr
 from distribax.strategies.default import DefaultStrategy as DefaultStrategy
 from distribax.strategies.extended import StrategyExtended as StrategyExtended
 from distribax.strategies.mirrored import MirroredStrategy as MirroredStrategy
-from distribax.strategies.multi_worker import (
-    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
-)
 from distribax.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies.strategy import Strategy as Strategy

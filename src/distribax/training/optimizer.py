@@ -182,7 +182,9 @@ class Optimizer:
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
         slots = [
-            jax.random.wrap_key_data(slot.read_value()) if index in self._keys else slot.read_value()
+            jax.random.wrap_key_data(slot.read_value())
+            if index in self._keys
+            else slot.read_value()
             for index, slot in enumerate(self._slots)
         ]
         state = jax.tree.unflatten(self._tree, slots)
