@@ -29,10 +29,15 @@ from distribax.strategies import StrategyExtended as StrategyExtended
 from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.training import metrics as metrics
 from distribax.training.checkpoint import Checkpoint as Checkpoint
+from distribax.training.checkpoint_manager import CheckpointManager as CheckpointManager
 from distribax.training.gradients import value_and_grad as value_and_grad
 from distribax.training.losses import compute_average_loss as compute_average_loss
 from distribax.training.losses import scale_regularization_loss as scale_regularization_loss
 from distribax.training.optimizer import Optimizer as Optimizer
+from distribax.training.preemption import (
+    PreemptionCheckpointHandler as PreemptionCheckpointHandler,
+)
+from distribax.training.preemption import TerminationConfig as TerminationConfig
 from distribax.types import ReduceOp as ReduceOp
 from distribax.types import RunOptions as RunOptions
 from distribax.types import ValueContext as ValueContext

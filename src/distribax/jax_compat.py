@@ -301,3 +301,16 @@ def exchange_text(key: str, text: str, seconds: float) -> list[str]:
                 "still running, and does it run the same program?"
             ) from error
     return texts
+
+
+def reached_preemption_point(number: int) -> bool:
+    """Tells whether to save now, as a process was told to stop; all ask with growing numbers.
+
+    JAX answers yes to all processes at the same number.
+    """
+    if _distributed.global_state.preemption_sync_manager is None:
+        raise RuntimeError(
+            "JAX does not listen for preemptions: its preemption service is off. Turn it on before "
+            'the strategy is made: jax.config.update("jax_enable_preemption_service", True).'
+        )
+    return _multihost().reached_preemption_sync_point(number)

@@ -44,6 +44,18 @@ def test_input_pipeline(run_fresh: Callable[..., str]) -> None:
     assert float(lines[3].split()[-1]) == pytest.approx(expected, abs=1e-2)
 
 
+def test_multi_worker(run_fresh: Callable[..., str]) -> None:
+    arguments = ["run", "--workers", "2", "--devices-per-worker", "2"]
+    arguments += [str(_EXAMPLES / "multi_worker.py"), "--epochs", "6"]
+    launch = f"from distribax.cli import main\nassert main({arguments!r}) == 0\n"
+    lines = run_fresh(launch, timeout=100).splitlines()
+    epochs = [line.split() for line in lines if line.startswith("[worker 0] epoch")]
+    assert len(epochs) == 6 and float(epochs[-1][-1]) > 0.85
+    for worker in range(2):
+        done = f"[worker {worker}] worker {worker} of 2 is done: 4 replicas"
+        assert done in lines
+
+
 def test_every_example_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in _EXAMPLES.glob("*.py")} <= tested

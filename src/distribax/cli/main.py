@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from distribax.cli import demo
+from distribax.cli import demo, doctor, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,5 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     demo.add_parser(commands)
+    run.add_parser(commands)
+    doctor.add_parser(commands)
     options = parser.parse_args(arguments)
     return options.run(options)

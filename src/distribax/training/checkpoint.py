@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import jax.numpy as jnp
 import numpy as np
 
 from distribax import context
+from distribax.topology import InputTarget
+from distribax.training import checkpoint_files as files
+from distribax.training.team import Team
 from distribax.types import VariableAggregation
 from distribax.variables import Variable
+
+_VERSION = 1
 
 
 @runtime_checkable
@@ -21,6 +27,14 @@ class Positioned(Protocol):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
+
+
+@runtime_checkable
+class Feeding(Protocol):
+    """An iterator that knows whom it feeds, and so which workers move it together."""
+
+    @property
+    def input_target(self) -> InputTarget: ...
 
 
 @runtime_checkable
@@ -36,7 +50,8 @@ class Checkpoint:
 
     What was saved under one strategy can be restored under another, with any number of replicas: a
     variable is saved as its one value, a value that each replica keeps for itself as the combined
-    one. Saving is atomic: a crash leaves the last complete checkpoint.
+    one. Saving is atomic: a crash leaves the last complete checkpoint. With several workers all
+    of them call `save` and `restore`; nobody asks who is the chief.
 
     Args:
         objects: Variables, optimizers, metrics, iterators, and lists, tuples or dicts of them,
@@ -60,66 +75,100 @@ class Checkpoint:
                 "dx.Checkpoint(model=variables, optimizer=optimizer)."
             )
         self._objects = objects
+        # What helpers of the library save along; a checkpoint may have them or not.
+        self.notes: dict[str, Positioned] = {}
         self._found()
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> str:
-        """Writes a checkpoint to the new directory `path`, and returns it."""
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> str:
+        """Writes a checkpoint to the new directory `path`, and returns it.
+
+        With several workers all call it, with the same path; one of them writes, and all raise if
+        it fails or a worker does not come within `timeout_seconds`.
+        """
         _require_outside_replicas("save")
+        team = self.team(timeout_seconds)
         target = Path(path).absolute()
-        if target.exists() and not overwrite:
-            raise ValueError(
-                f"Checkpoint.save: path={str(path)!r} exists already. Choose a new name (for "
-                "example one with the step), or pass overwrite=True."
-            )
         variables, iterators = self._found()
+
+        def check() -> None:
+            if team.is_first and target.exists() and not overwrite:
+                raise ValueError(
+                    f"Checkpoint.save: path={str(path)!r} exists already. Choose a new name (for "
+                    "example one with the step), or pass overwrite=True."
+                )
+
+        team.must_match("Checkpoint.save", [os.fspath(path), sorted(variables), sorted(iterators)])
+        team.together("Checkpoint.save", check)
+        # Every worker reads: to combine what replicas keep for themselves, all are needed.
         values = {name: _saved_value(variable) for name, variable in variables.items()}
-        positions = {name: iterator.get_state() for name, iterator in iterators.items()}
-        ocp = _orbax()
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            checkpointer.save(
-                target,
-                args=ocp.args.Composite(
-                    variables=ocp.args.StandardSave(values or {"": np.zeros(())}),
-                    positions=ocp.args.JsonSave(positions),
-                ),
-                force=overwrite,
-            )
+        own = team.together(
+            "Checkpoint.save", lambda: {name: each.get_state() for name, each in iterators.items()}
+        )
+        said = team.all_say("positions", own)
+        notes = {
+            "version": _VERSION,
+            "positions": {name: [positions[name] for positions in said] for name in iterators},
+            "library": {name: note.get_state() for name, note in self.notes.items()},
+        }
+
+        def write() -> None:
+            if team.is_first:
+                files.write(target, values, notes, overwrite)
+
+        team.together("Checkpoint.save", write)
         return str(target)
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Reads a checkpoint; everything is checked before anything is changed."""
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        partial: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        """Reads a checkpoint; everything is checked before anything is changed.
+
+        With several workers all call it, and each must be able to read `path`.
+
+        Args:
+            path: What `save` returned.
+            partial: Whether the checkpoint may hold more than this object names, such as a data
+                iterator that an evaluation does not need.
+            timeout_seconds: How long to wait for the other workers.
+        """
         _require_outside_replicas("restore")
-        source = Path(path).absolute()
-        if not source.is_dir():
-            raise ValueError(
-                f"Checkpoint.restore: path={str(path)!r} is not a checkpoint: there is no such "
-                "directory. Pass what save() returned."
-            )
+        team = self.team(timeout_seconds)
         variables, iterators = self._found()
-        ocp = _orbax()
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            read = checkpointer.restore(
-                source,
-                args=ocp.args.Composite(
-                    variables=ocp.args.StandardRestore(), positions=ocp.args.JsonRestore()
-                ),
-            )
-        values, positions = dict(read["variables"]), dict(read["positions"])
-        values.pop("", None)
-        _check_names("variables", variables, values, path)
-        _check_names("iterators", iterators, positions, path)
+
+        def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+            values, notes = files.read(Path(path).absolute())
+            _check_version(notes.get("version"), path)
+            _check_names("variables", variables, values, path, partial)
+            _check_names("iterators", iterators, notes["positions"], path, partial)
+            _check_shapes(variables, values)
+            own = {name: _own_position(name, notes["positions"][name], team) for name in iterators}
+            return values, own, notes["library"]
+
+        values, positions, library = team.together("Checkpoint.restore", check)
+        _move(team, iterators, positions)
         for name, variable in variables.items():
-            saved = values[name]
-            if tuple(saved.shape) != variable.shape:
-                raise ValueError(
-                    f"Checkpoint.restore: {name!r} was saved with shape {tuple(saved.shape)}, but "
-                    f"{variable.described} has another. Build the model as it was when it was "
-                    "saved."
-                )
-        for name, iterator in iterators.items():
-            iterator.set_state(positions[name])
-        for name, variable in variables.items():
-            variable.assign(np.asarray(values[name]).astype(variable.dtype))
+            _assign(variable, np.asarray(values[name]).astype(variable.dtype), team)
+        for name in self.notes.keys() & library.keys():
+            self.notes[name].set_state(library[name])
+
+    def team(self, timeout_seconds: float = 600.0) -> Team:
+        """Returns the workers that save and restore this together."""
+        variables, iterators = self._found()
+        strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables.values()}
+        targets = [context.get_strategy().extended.input_target()]
+        targets += [strategy.extended.input_target() for strategy in strategies.values()]
+        targets += [each.input_target for each in iterators.values() if isinstance(each, Feeding)]
+        return Team.of(targets, timeout_seconds)
 
     def _found(self) -> tuple[dict[str, Variable], dict[str, Positioned]]:
         """Returns all variables and iterators by their path."""
@@ -157,14 +206,79 @@ def _saved_value(variable: Variable) -> np.ndarray:
     return variable.numpy()
 
 
-def _check_names(what: str, wanted: Mapping[str, Any], saved: Mapping[str, Any], path: Any) -> None:
+def _assign(variable: Variable, value: np.ndarray, team: Team) -> None:
+    if not variable.per_replica or variable.aggregation is not VariableAggregation.SUM:
+        variable.assign(value)
+        return
+    # The first replica gets the whole sum: parts of it would lose what does not divide evenly.
+    stored = variable.share()
+    new = [np.zeros_like(value) for _ in variable.placement.pieces(stored)]
+    if team.is_first:
+        new[0] = value
+    variable.store(variable.placement.join([jnp.asarray(piece) for piece in new], stored))
+
+
+def _move(team: Team, iterators: Mapping[str, Positioned], positions: Mapping[str, Any]) -> None:
+    """Moves all iterators, or none if one of them, in any worker, does not take its position."""
+    before: dict[str, Any] = {}
+
+    def move() -> None:
+        for name, iterator in iterators.items():
+            here = iterator.get_state()
+            iterator.set_state(positions[name])
+            before[name] = here
+
+    try:
+        team.together("Checkpoint.restore", move)
+    except Exception:
+        for name, position in before.items():
+            iterators[name].set_state(position)
+        raise
+
+
+def _own_position(name: str, said: Sequence[Any], team: Team) -> Any:
+    """Returns this worker's position of those that the workers had when they saved."""
+    if len(said) == team.num_workers:
+        return said[team.worker_id]
+    # That of all workers together is good for any number; a distributed iterator refuses others.
+    if all(position == said[0] for position in said) or "shard" in said[0]:
+        return said[0]
+    raise ValueError(
+        f"Checkpoint.restore: the iterator {name!r} was saved by {len(said)} workers, each at a "
+        f"place of its own, and now there are {team.num_workers}. Restore it with as many workers, "
+        "or save an iterator of strategy.experimental_distribute_dataset with "
+        "AutoShardPolicy.DATA, which fits any number."
+    )
+
+
+def _check_version(version: Any, path: Any) -> None:
+    if version != _VERSION:
+        raise ValueError(
+            f"Checkpoint.restore: path={str(path)!r} has format version {version!r}, but this "
+            f"version of distribax reads {_VERSION}. Use the one it was saved with."
+        )
+
+
+def _check_shapes(variables: Mapping[str, Variable], values: Mapping[str, Any]) -> None:
+    for name, variable in variables.items():
+        shape = tuple(values[name].shape)
+        if shape != variable.shape:
+            raise ValueError(
+                f"Checkpoint.restore: {name!r} was saved with shape {shape}, but "
+                f"{variable.described} has another. Build the model as it was when it was saved."
+            )
+
+
+def _check_names(
+    what: str, wanted: Mapping[str, Any], saved: Mapping[str, Any], path: Any, partial: bool
+) -> None:
     missing, strange = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
-    if missing or strange:
+    if missing or (strange and not partial):
         raise ValueError(
             f"Checkpoint.restore: the {what} of path={str(path)!r} are not those of this "
             f"Checkpoint. Not in the file: {missing}; only in the file: {strange}. Name the same "
             "objects as when it was saved (an optimizer has variables only once it is built: call "
-            "optimizer.build(variables) first)."
+            "optimizer.build(variables) first); partial=True lets the file have more."
         )
 
 
@@ -174,10 +288,3 @@ def _require_outside_replicas(what: str) -> None:
         raise RuntimeError(
             f"Checkpoint.{what}: called inside a replica. Call it outside strategy.run()."
         )
-
-
-def _orbax() -> Any:
-    # Imported on use: it would make `import distribax` a good deal slower.
-    import orbax.checkpoint as ocp
-
-    return ocp

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from distribax import context
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -148,7 +149,7 @@ class Accuracy(Mean):
             predictions = jnp.argmax(predictions, axis=-1)
         if predictions.shape != labels.shape:
             raise ValueError(
-                f"Accuracy: y_pred of shape {tuple(jnp.shape(y_pred))} does not fit y_true of "
+                f"Accuracy: y_pred of shape {tuple(np.shape(y_pred))} does not fit y_true of "
                 f"shape {tuple(labels.shape)}. Expected labels of the same shape, or scores with "
                 "one more dimension, the classes, at the end."
             )

@@ -13,7 +13,7 @@ from distribax import context, jax_compat
 from distribax.execution import frames
 from distribax.training.gradients import value_and_grad
 from distribax.types import ReduceOp
-from distribax.values import Mirrored
+from distribax.values import Mirrored, PerReplica
 from distribax.variables import Variable
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Optimizer:
         self._tree: Any = None
         self._keys: set[int] = set()
         self._iterations: Variable | None = None
+        self._compiled = jax.jit(self._stepped)
 
     @property
     def iterations(self) -> Variable:
@@ -160,41 +161,61 @@ class Optimizer:
             _check_pair(index, grad, variable)
         self.build(variables)
         replica = context.get_replica_context()
-        if replica is None:
-            self._apply(context.get_strategy(), grads, extra_args)
+        strategy = variables[0].distribute_strategy
+        if replica is None or not (replica.strategy is strategy or context.has_strategy()):
+            self._apply_outside(strategy, grads, extra_args)
         else:
             replica.merge_call(self._merge, args=(grads, extra_args))
 
     def _merge(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        if not strategy.extended.single:
+            grads = self._reduced(strategy, grads, range(len(grads)))
         self._apply(strategy, grads, extra_args)
+
+    def _apply_outside(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        # What is one value for all replicas has been combined already.
+        own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
+        for index, grad in zip(own, self._reduced(strategy, grads, own), strict=True):
+            grads[index] = grad
+        self._apply(strategy, grads, extra_args)
+
+    def _reduced(self, strategy: Any, grads: list[Any], indices: Iterable[int]) -> list[Any]:
+        assert self._targets is not None
+        pairs = [(grads[index], self._targets[index]) for index in indices]
+        return strategy.extended.batch_reduce_to(self._reduce_op, pairs)
 
     def _apply(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
         assert self._targets is not None
         targets = self._targets
-        if not strategy.extended.single:
-            grads = strategy.extended.batch_reduce_to(
-                self._reduce_op, list(zip(grads, targets, strict=True))
-            )
         # All copies on one device change together, as a transformation may look at all gradients.
         strategy.extended.update(targets[0], self._update, args=(grads, extra_args))
 
     def _update(self, _: Variable, grads: list[Any], extra_args: dict[str, Any]) -> None:
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
-        slots = [
-            jax.random.wrap_key_data(slot.read_value())
-            if index in self._keys
-            else slot.read_value()
-            for index, slot in enumerate(self._slots)
-        ]
-        state = jax.tree.unflatten(self._tree, slots)
-        updates, new_state = self._transformation.update(grads, state, values, **extra_args)
-        new_values = self._optax.apply_updates(values, updates)
-        for variable, value in zip(self._targets, new_values, strict=True):
+        slots = [slot.read_value() for slot in self._slots]
+        # Eager: one program is made, and run, faster than one for each of many operations.
+        plain = all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
+        compute = self._compiled if plain and not jax_compat.is_tracing() else self._stepped
+        values, slots = compute(grads, slots, values, extra_args)
+        for variable, value in zip(self._targets, values, strict=True):
             variable.assign(value)
-        for slot, value in zip(self._slots, jax.tree.leaves(new_state), strict=True):
-            slot.assign(_without_key(value))
+        for slot, value in zip(self._slots, slots, strict=True):
+            slot.assign(value)
         self.iterations.assign_add(1)
+
+    def _stepped(
+        self, grads: list[Any], slots: list[Any], values: list[Any], extra_args: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns the new values of the variables and of the slots."""
+        leaves = [
+            jax.random.wrap_key_data(slot) if index in self._keys else slot
+            for index, slot in enumerate(slots)
+        ]
+        state = jax.tree.unflatten(self._tree, leaves)
+        updates, state = self._transformation.update(grads, state, values, **extra_args)
+        new_values = self._optax.apply_updates(values, updates)
+        return new_values, [_without_key(leaf) for leaf in jax.tree.leaves(state)]
 
     def minimize(self, loss: Any, var_list: Sequence[Variable]) -> Any:
         """Computes the loss (a function without arguments), applies its gradients, returns it."""

@@ -30,6 +30,11 @@ class Feeder:
         mesh = target.mesh
         self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)) if mesh else None
 
+    @property
+    def target(self) -> InputTarget:
+        """Who is fed."""
+        return self._target
+
     def __call__(self, step: Step) -> Nest:
         if self._target.num_replicas_in_sync == 1:
             device = self._target.devices[0]

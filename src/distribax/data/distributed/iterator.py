@@ -10,6 +10,7 @@ from distribax.data.distributed.prefetch import Prefetcher
 from distribax.data.distributed.steps import Steps
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator, require_host
+from distribax.topology import InputTarget
 from distribax.types import Nest
 
 _VERSION = 1
@@ -98,6 +99,11 @@ class DistributedIterator(LiftedIterator):
     def element_spec(self) -> Any:
         """The shapes and data types of the elements."""
         return self._spec()
+
+    @property
+    def input_target(self) -> InputTarget:
+        """Who is fed, and which of the workers this is."""
+        return self._feeder.target
 
     def fetch(self) -> Nest:
         """Returns the next element, outside of any trace."""

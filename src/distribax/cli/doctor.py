@@ -1,0 +1,259 @@
+"""`distribax doctor`: looks at this machine, and says what to mend before a program fails."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from typing import Any, Final
+
+from distribax.cli.findings import Finding, Verdict, is_healthy
+from distribax.cli.version_ranges import Requirement, in_range, parse_requirement
+from distribax.cluster import ClusterResolver, resolve, training_tasks
+from distribax.cluster.address import parse_address
+from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
+
+_STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
+_NEEDED: Final = ("jax", "numpy", "optax", "orbax-checkpoint", "grain", "rich")
+"""What is looked for when distribax is not installed and cannot tell what it needs."""
+
+_TOOLS: Final = ("all", "docs", "test")
+"""Extras for those who work on distribax itself; nobody lacks them."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "doctor", help="check devices, versions, network and cluster of this machine"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the findings and returns 0, or 1 if there is a problem among them."""
+    findings = examine()
+    healthy = is_healthy(findings)
+    if options.json:
+        found = [finding.as_dict() for finding in findings]
+        print(json.dumps({"healthy": healthy, "findings": found}, indent=2))
+    else:
+        _print_table(findings)
+    return 0 if healthy else 1
+
+
+def examine() -> list[Finding]:
+    """Returns all findings about this machine and this environment."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _versions,
+        _extras,
+        _network,
+        _cluster,
+        _devices,
+    )
+    return [finding for check in checks for finding in check()]
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        lines = metadata.requires("distribax") or []
+    except metadata.PackageNotFoundError:
+        lines = list(_NEEDED)
+    return [parse_requirement(line) for line in lines]
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("versions", "python", platform.python_version())
+    own = _installed("distribax")
+    if own is None:
+        yield Finding(
+            "versions",
+            "distribax",
+            "runs from its source, not installed: which versions it needs is not known",
+            Verdict.WARNING,
+            "pip install . in the folder of the source",
+        )
+    else:
+        yield Finding("versions", "distribax", own)
+    for needed in _requirements():
+        if needed.extra is None:
+            yield _version("versions", needed, Verdict.PROBLEM)
+            if needed.name == "jax":
+                yield _jaxlib()
+
+
+def _version(area: str, needed: Requirement, otherwise: Verdict) -> Finding:
+    """Returns whether a package is there, in a version that distribax is tested with."""
+    found = _installed(needed.name)
+    install = f"pip install '{needed.name}{needed.range}'"
+    if found is None:
+        return Finding(area, needed.name, "not installed", otherwise, install)
+    if not in_range(found, needed.range):
+        value = f"{found}, outside of the tested range {needed.range}"
+        return Finding(area, needed.name, value, otherwise, install)
+    return Finding(area, needed.name, f"{found} (tested: {needed.range or 'not known'})")
+
+
+def _jaxlib() -> Finding:
+    jax, jaxlib = _installed("jax"), _installed("jaxlib")
+    if jax is None or jaxlib is None or jax.split(".")[:2] != jaxlib.split(".")[:2]:
+        value = f"{jaxlib or 'not installed'}, with jax {jax}"
+        fix = f"pip install 'jaxlib=={jax}'"
+        return Finding("versions", "jaxlib", value, Verdict.PROBLEM, fix)
+    return Finding("versions", "jaxlib", jaxlib)
+
+
+def _extras() -> Iterator[Finding]:
+    for needed in _requirements():
+        if needed.extra is None or needed.extra in _TOOLS:
+            continue
+        subject = f"{needed.extra}: {needed.name}"
+        found = _installed(needed.name)
+        if found is None:
+            # Nobody needs all extras, so this is no warning; the table still says how to get it.
+            how = f"pip install 'distribax[{needed.extra}]'"
+            yield Finding("extras", subject, f"not installed; if you need it: {how}")
+        else:
+            judged = _version("extras", needed, Verdict.WARNING)
+            yield Finding("extras", subject, judged.value, judged.verdict, judged.fix)
+
+
+def _network() -> Iterator[Finding]:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError as error:
+        yield Finding(
+            "network",
+            "127.0.0.1",
+            f"no connection to this machine itself: {error}",
+            Verdict.PROBLEM,
+            "allow local TCP connections (firewall, sandbox): workers need them",
+        )
+    else:
+        yield Finding("network", "127.0.0.1", "free ports can be had and reached")
+    yield _host_name()
+
+
+def _host_name() -> Finding:
+    name = socket.gethostname()
+    fix = (
+        "when other machines take part, describe this one in TF_CONFIG or --rdzv-endpoint by its "
+        "IP address, or enter its name in DNS or in every /etc/hosts"
+    )
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return Finding("network", "host name", f"{name}: {error}", Verdict.WARNING, fix)
+    value = f"{name} is {address}"
+    if address.startswith("127."):
+        value += ", which other machines cannot reach"
+        return Finding("network", "host name", value, Verdict.WARNING, fix)
+    return Finding("network", "host name", value)
+
+
+def _cluster() -> Iterator[Finding]:
+    try:
+        found = resolve()
+        spec = found.resolver.cluster_spec()
+        task = (found.resolver.task_type, found.resolver.task_id)
+    except (ValueError, RuntimeError, OSError) as error:
+        fix = "correct the variable that the message names, or unset it to run a single process"
+        yield Finding("cluster", "description", str(error), Verdict.PROBLEM, fix)
+        return
+    name = type(found.resolver).__name__
+    yield Finding("cluster", "resolver", f"{name}, because: {found.reason}")
+    if not spec:
+        return
+    yield Finding("cluster", "tasks", json.dumps(spec.as_dict()))
+    if task[0] is None or task[1] is None:
+        yield Finding(
+            "cluster",
+            "this task",
+            f"type {task[0]}, index {task[1]}",
+            Verdict.PROBLEM,
+            'say which task this is: "task": {"type": "worker", "index": 0} in TF_CONFIG',
+        )
+        return
+    yield Finding("cluster", "this task", f"{task[0]} {task[1]}")
+    yield from _leader(found.resolver, (task[0], task[1]))
+
+
+def _leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Finding]:
+    """Looks whether this task can listen, if it is the one that the others call."""
+    tasks = training_tasks(resolver.cluster_spec())
+    if len(tasks) < 2 or task != tasks[0]:
+        return
+    text = resolver.cluster_spec().task_address(*task)
+    address = parse_address(text, "address")
+    try:
+        with socket.create_server((address.host, address.port or 0)):
+            yield Finding("cluster", "own address", f"{text} is free; the others will call it")
+    except OSError as error:
+        yield Finding(
+            "cluster",
+            "own address",
+            f"cannot listen on {text}: {error}",
+            Verdict.PROBLEM,
+            "end the program that uses the port, choose another port, or correct the host",
+        )
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        devices = resolve_devices()
+    except Exception as error:  # JAX and its plug-ins raise all kinds when they start.
+        yield Finding(
+            "devices",
+            "JAX",
+            f"does not start: {error}",
+            Verdict.PROBLEM,
+            "check JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, XLA_FLAGS, and the accelerator's driver",
+        )
+        return
+    names = ", ".join(device_name(device).rpartition("device:")[2] for device in devices)
+    yield Finding("devices", devices[0].platform, f"{len(devices)}: {names}")
+    on_cpu = sum(device.platform == "cpu" for device in devices)
+    if not on_cpu:
+        return
+    rule = f"{on_cpu} CPU devices need {safe_pool_size(on_cpu)} threads"
+    try:
+        check_cpu_pool(devices)
+    except RuntimeError as error:
+        fix = "unset PJRT_NPROC and NPROC, or make them at least that large"
+        yield Finding("devices", "thread pool", f"{rule}: {error}", Verdict.PROBLEM, fix)
+    else:
+        yield Finding("devices", "thread pool", f"large enough: {rule}")
+
+
+def _print_table(findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="distribax doctor")
+    for title in ("", "what", "found"):
+        table.add_column(title)
+    area = ""
+    for finding in findings:
+        if area not in ("", finding.area):
+            table.add_section()
+        area = finding.area
+        table.add_row(
+            Text(finding.verdict.value, style=_STYLES[finding.verdict]),
+            # Text: brackets in names of extras are no mark-up.
+            Text(f"{finding.area}: {finding.subject}"),
+            Text(f"{finding.value}\nfix: {finding.fix}" if finding.fix else finding.value),
+        )
+    Console().print(table)

@@ -1,0 +1,119 @@
+"""`distribax run`: starts the workers of a cluster on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distribax.cli.launch import Launch
+from distribax.cli.processes import Failure, run_workers
+
+_USAGE_ERROR = 2
+_INDENT = "    "
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "run",
+        help="start a script in several worker processes",
+        description="Starts a script in the workers of a cluster, on this machine or as its part "
+        "of a larger cluster, and ends them all when one fails.",
+    )
+    add = parser.add_argument
+    add("--workers", type=int, default=1, metavar="N", help="worker processes on this machine")
+    add("--devices-per-worker", type=int, metavar="M", help="virtual CPU devices of each worker")
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="how often all workers are started again when one has failed",
+    )
+    add("--nnodes", type=int, default=1, help="machines in the cluster, each with N workers")
+    add("--node-rank", type=int, default=0, help="number of this machine, from 0")
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="host of node 0, and a free port there")
+    add(
+        "--grace-seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="how long workers may take to end when they are told to (default: 5)",
+    )
+    add("script", help="the Python file that every worker runs")
+    add("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the script and returns the exit code of the first worker that failed, 0 if none did."""
+    names = Launch.__dataclass_fields__
+    settings = {name: value for name, value in vars(options).items() if name in names}
+    settings["arguments"] = tuple(options.arguments)
+    try:
+        launch = Launch(**settings)
+    except ValueError as error:
+        print(f"distribax run: error: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    with _signals_noted() as stops:
+        return _attempts(launch, stops)
+
+
+def _attempts(launch: Launch, stops: Sequence[int]) -> int:
+    for restart in range(launch.max_restarts + 1):
+        failure = run_workers(
+            [launch.script, *launch.arguments],
+            launch.environments(os.environ, restart),
+            launch.grace_seconds,
+            stops,
+        )
+        if stops:
+            _say(f"stopped by {signal.Signals(stops[0]).name}; the workers have ended")
+            return 128 + stops[0]
+        if failure is None:
+            return 0
+        _report(failure)
+        if restart == launch.max_restarts:
+            return failure.exit_code
+        _say(f"starting all workers again (restart {restart + 1} of {launch.max_restarts})")
+    raise AssertionError("the last attempt returns")
+
+
+def _report(failure: Failure) -> None:
+    name = f"worker {failure.worker_id} failed ({failure.how})"
+    if not failure.tail:
+        _say(f"{name} and wrote nothing to its standard error")
+        return
+    _say(f"{name}; its error output ended with:")
+    for line in failure.tail:
+        print(f"{_INDENT}{line}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _say(text: str) -> None:
+    print(f"distribax run: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """Yields a list that gets Ctrl-C and the signals that ask a process to end, as they come.
+
+    An exception instead could arrive just after a worker has started and before it is known.
+    """
+    stops: list[int] = []
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup stays in force.
+    ]
+    before = {number: signal.signal(number, lambda got, _: stops.append(got)) for number in numbers}
+    try:
+        yield stops
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

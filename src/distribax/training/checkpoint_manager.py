@@ -1,0 +1,190 @@
+"""`dx.CheckpointManager`: a directory of numbered checkpoints, of which the newest are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distribax.training import checkpoint_files as files
+from distribax.training.checkpoint import Checkpoint
+
+
+class CheckpointManager:
+    """Saves a checkpoint under a number again and again, and keeps the newest.
+
+    With several workers all of them make a manager and call its methods; one writes and removes.
+    What a writer that was killed has left is never taken for a checkpoint, and is removed by the
+    next `save`.
+
+    Args:
+        checkpoint: What is saved and restored.
+        directory: Where; it is made when it is not there. One training writes to it, any number of
+            others (an evaluation) may read.
+        max_to_keep: How many checkpoints are kept; None keeps all.
+        checkpoint_name: What the names of the checkpoints begin with.
+        step_counter: A variable or array that numbers the checkpoints if `save` gets no number.
+        checkpoint_interval: Let `save` do nothing until the step counter has grown by this much.
+        init_fn: Called by `restore_or_initialize` if there is no checkpoint.
+        timeout_seconds: How long workers wait for each other.
+
+    Example:
+        >>> import tempfile, distribax as dx
+        >>> v = dx.Variable(1.0)
+        >>> manager = dx.CheckpointManager(dx.Checkpoint(v=v), tempfile.mkdtemp(), max_to_keep=2)
+        >>> for step in range(3):
+        ...     _ = manager.save(step)
+        >>> [path.rsplit("/")[-1] for path in manager.checkpoints]
+        ['ckpt-1', 'ckpt-2']
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None = 5,
+        *,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(
+                f"CheckpointManager: checkpoint={checkpoint!r} is not a dx.Checkpoint. Pass one, "
+                "for example dx.Checkpoint(model=variables)."
+            )
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(
+                f"CheckpointManager: max_to_keep={max_to_keep} would keep nothing. Expected a "
+                "positive number, or None to keep all."
+            )
+        if not checkpoint_name or "/" in checkpoint_name or checkpoint_name.startswith("."):
+            raise ValueError(
+                f"CheckpointManager: checkpoint_name={checkpoint_name!r} cannot begin the name of "
+                'a directory. Expected a word without "/", such as "ckpt".'
+            )
+        if checkpoint_interval is not None and (step_counter is None or checkpoint_interval < 1):
+            raise ValueError(
+                f"CheckpointManager: checkpoint_interval={checkpoint_interval} needs a "
+                "step_counter, and must be positive: steps between two checkpoints."
+            )
+        self._checkpoint = checkpoint
+        self._directory = Path(directory).absolute()
+        self._max_to_keep = max_to_keep
+        self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
+        self._last_step: int | None = None
+        self._init_fn = init_fn
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved and restored."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return str(self._directory)
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """How many steps there are at least between two checkpoints, if that was set."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are kept, the newest last."""
+        # Those that are about to be removed are left out: another worker may be removing them.
+        return [str(path) for path in self._found()[-(self._max_to_keep or 0) :]]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, or None."""
+        return next(reversed(self.checkpoints), None)
+
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
+        """Writes a checkpoint, and removes those that are too many.
+
+        Args:
+            checkpoint_number: The number, usually of the step; by default that of the step counter,
+                or one more than the newest has. One that is there already is replaced.
+            check_interval: Whether to save only if the interval has passed.
+
+        Returns:
+            The path, or None if the interval has not passed.
+        """
+        step = None if self._step_counter is None else int(self._step_counter)
+        if check_interval and self._interval is not None and self._last_step is not None:
+            assert step is not None
+            if step - self._last_step < self._interval:
+                return None
+        team = self._checkpoint.team(self._timeout_seconds)
+        if checkpoint_number is not None:
+            number = _checked_number(checkpoint_number)
+        elif step is not None:
+            number = step
+        else:
+            found = self._found() if team.is_first else []
+            own = self._number(found[-1]) + 1 if found else 1
+            number = team.all_say("checkpoint number", own)[0]
+        if team.is_first and self._directory.is_dir():
+            files.remove_leftovers(self._directory, f"{self._name}-")
+        path = self._checkpoint.save(
+            self._directory / f"{self._name}-{number}",
+            overwrite=True,
+            timeout_seconds=self._timeout_seconds,
+        )
+        self._last_step = step
+        if team.is_first and self._max_to_keep is not None:
+            for old in self._found()[: -self._max_to_keep]:
+                shutil.rmtree(old)
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint and returns its path; if there is none, returns None.
+
+        In the latter case `init_fn` is called, if there is one.
+        """
+        team = self._checkpoint.team(self._timeout_seconds)
+        newest = team.all_say("newest checkpoint", self.latest_checkpoint)[0]
+        if newest is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self._checkpoint.restore(newest, timeout_seconds=self._timeout_seconds)
+        if self._step_counter is not None:
+            self._last_step = int(self._step_counter)
+        return newest
+
+    def _number(self, path: Path) -> int:
+        return int(path.name.removeprefix(f"{self._name}-"))
+
+    def _found(self) -> list[Path]:
+        """Returns all complete checkpoints, the newest last."""
+        if not self._directory.is_dir():
+            return []
+        named = re.compile(re.escape(self._name) + r"-\d+")
+        paths = [path for path in self._directory.iterdir() if named.fullmatch(path.name)]
+        complete = [path for path in paths if files.is_complete(path)]
+        # By time: who went back to an earlier checkpoint saves smaller numbers later.
+        return sorted(complete, key=lambda path: (files.saved_at(path), self._number(path)))
+
+
+def _checked_number(given: Any) -> int:
+    try:
+        number = int(given)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise ValueError(
+            f"CheckpointManager.save: checkpoint_number={given!r} is not a number of a checkpoint. "
+            "Expected an integer that is not negative, such as the step."
+        )
+    return number
