@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,10 @@ tell(path=path, read=read(), rest=rest())
     # One process with three replicas reads it, and goes on.
     names: dict[str, Any] = {
         "strategy": dx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]),
-        **{"dx": dx, "jnp": jnp, "np": np, "optax": optax},
+        "dx": dx,
+        "jnp": jnp,
+        "np": np,
+        "optax": optax,
     }
     exec(MODEL, names)
     names["checkpoint"].restore(tmp_path / "workers")
@@ -177,10 +181,9 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
             ocp.Checkpointer.save = broken
         attempt(checkpoint.save, directory + "/failing")
         # Only worker 1 has another model now.
-        other = checkpoint
-        if worker == 1:
-            with strategy.scope():
-                other = dx.Checkpoint(v=dx.Variable([0.0, 0.0]))
+        with strategy.scope():
+            pair = dx.Variable([0.0, 0.0])
+        other = dx.Checkpoint(v=pair) if worker == 1 else checkpoint
         attempt(other.restore, path)
         kept = float(v)
         # A worker that does not come is named in time.
@@ -248,7 +251,6 @@ def step(iterator):
     strategy.run(replica, args=next(iterator))
 
 first, total, signalled = handler.total_run_calls, {total}, {signalled}
-tell(first=first)
 until = time.monotonic() + 60
 while handler.total_run_calls < total:
     assert time.monotonic() < until
@@ -268,20 +270,22 @@ def test_an_interrupted_run_ends_like_one_that_was_not(workers: int, tmp_path: P
         return TRAINING.replace("{total}", str(total)).replace("{signalled}", repr(signalled))
 
     directory = tmp_path / "interrupted"
-    last = workers - 1
-    for result in start(training(10**9, last), directory, workers):
+    stopped = start(training(10**9, signalled=workers - 1), directory, workers)
+    for result in stopped:
         assert result.returncode == 42, result.stderr[-3000:]
-        assert f"worker {result.worker_id}: told to stop; saved after" in result.stderr
-    total = 0
-    for seen in run(training(0, None), directory, workers):
-        assert seen["steps"] == seen["first"] >= 5
-        total = seen["first"] + 12
+    told = [
+        re.findall(r"(\w+ \d+): told to stop; saved after (\d+) steps", r.stderr) for r in stopped
+    ]
+    saved = int(told[0][0][1])
+    assert told == [[(f"worker {index}", str(saved))] for index in range(workers)]
+    assert saved >= 5
+    total = saved + 12
     resumed = run(training(total, None), directory, workers)
     whole = run(training(total, None), tmp_path / "whole", workers)
     for one, other in zip(resumed, whole, strict=True):
         assert one["steps"] == other["steps"] == total
         assert one["w"] == other["w"] == whole[0]["w"]
-        assert (one["first"], other["first"]) == (total - 12, 0)
+        assert (one["first"], other["first"]) == (saved, 0)
 
 
 def test_a_preemption_service_that_is_off_is_told(tmp_path: Path) -> None:

@@ -243,6 +243,44 @@ def test_positions_of_several_workers_do_not_fit_one(tmp_path: Path) -> None:
         checkpoint.restore(path)
 
 
+def test_an_optimizer_may_be_named_before_it_is_built(tmp_path: Path) -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        w, optimizer = dx.Variable(0.0), dx.Optimizer(optax.sgd(1.0))
+    checkpoint = dx.Checkpoint(w=w, optimizer=optimizer)
+    strategy.run(lambda: optimizer.apply_gradients([(jnp.ones(()), w)]))
+    assert optimizer.iterations.distribute_strategy is strategy
+    path = checkpoint.save(tmp_path / "v")
+    with pytest.raises(ValueError, match=r"call optimizer\.build\(variables\) first"):
+        dx.Checkpoint(w=w, optimizer=dx.Optimizer(optax.sgd(1.0))).restore(path)
+    checkpoint.restore(path)
+    assert int(optimizer.iterations) == 1
+
+
+class Counter:
+    """An iterator of a user, with a position of any kind."""
+
+    def __init__(self, position: Any) -> None:
+        self.position = position
+
+    def get_state(self) -> Any:
+        return self.position
+
+    def set_state(self, state: Any) -> None:
+        self.position = state
+
+
+def test_iterators_of_users(tmp_path: Path) -> None:
+    counter = Counter(3)
+    path = dx.Checkpoint(data=counter).save(tmp_path / "v")
+    counter.position = 5
+    dx.Checkpoint(data=counter).restore(path)
+    assert counter.position == 3
+    with pytest.raises(TypeError, match="position of 'data', b'x', is not data that JSON can hold"):
+        dx.Checkpoint(data=Counter(b"x")).save(tmp_path / "bytes")
+    assert not (tmp_path / "bytes").exists()
+
+
 def test_inside_a_replica_is_refused(tmp_path: Path) -> None:
     strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,8 @@ class Checkpoint:
         # Every worker reads: to combine what replicas keep for themselves, all are needed.
         values = {name: _saved_value(variable) for name, variable in variables.items()}
         own = team.together(
-            "Checkpoint.save", lambda: {name: each.get_state() for name, each in iterators.items()}
+            "Checkpoint.save",
+            lambda: {name: _position(name, each) for name, each in iterators.items()},
         )
         said = team.all_say("positions", own)
         notes = {
@@ -236,13 +238,28 @@ def _move(team: Team, iterators: Mapping[str, Positioned], positions: Mapping[st
         raise
 
 
+def _position(name: str, iterator: Positioned) -> Any:
+    position = iterator.get_state()
+    try:
+        json.dumps(position)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Checkpoint.save: the position of {name!r}, {position!r}, is not data that JSON can "
+            f"hold ({error}). Expected get_state() to return numbers, strings, lists and dicts."
+        ) from error
+    return position
+
+
 def _own_position(name: str, said: Sequence[Any], team: Team) -> Any:
     """Returns this worker's position of those that the workers had when they saved."""
     if len(said) == team.num_workers:
         return said[team.worker_id]
     # That of all workers together is good for any number; a distributed iterator refuses others.
-    if all(position == said[0] for position in said) or "shard" in said[0]:
-        return said[0]
+    first = said[0]
+    if all(position == first for position in said) or (
+        isinstance(first, dict) and "shard" in first
+    ):
+        return first
     raise ValueError(
         f"Checkpoint.restore: the iterator {name!r} was saved by {len(said)} workers, each at a "
         f"place of its own, and now there are {team.num_workers}. Restore it with as many workers, "

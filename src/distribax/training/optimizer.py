@@ -92,8 +92,9 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """The optimizer's own state: the iterations and the slots."""
-        return [self.iterations, *self._slots]
+        """The optimizer's own state, once it is built: the iterations and the slots."""
+        # Made here, the iterations could come to lie apart from the variables.
+        return [*([] if self._iterations is None else [self._iterations]), *self._slots]
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Creates the state for `variables`; `apply_gradients` does it on its first call."""

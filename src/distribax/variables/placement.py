@@ -98,7 +98,8 @@ class Single(Placement):
         return self._here(value)
 
     def _here(self, value: jax.Array) -> jax.Array:
-        if self._device is None:
+        # The quick way out: it is taken for every variable at every call of a compiled step.
+        if self._device is None or (not value.committed and value.device == self._device):
             return value
         return jax_compat.uncommitted(jax_compat.on_device(value, self._device))
 

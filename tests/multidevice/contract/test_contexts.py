@@ -251,7 +251,8 @@ def test_reprs_tell_what_it_is(case: Case) -> None:
     case.run(lambda: texts.append(repr(dx.get_replica_context())))
     name = type(case.strategy).__name__
     assert set(texts) == {f"<distribax.ReplicaContext of {name}>"}
-    assert repr(case.strategy).startswith(f"<dx.{name} of {case.num_replicas} replicas on /job:")
+    count = "1 replica" if case.num_replicas == 1 else f"{case.num_replicas} replicas"
+    assert repr(case.strategy).startswith(f"<dx.{name} of {count} on /job:")
 
 
 def test_devices_have_full_names(case: Case) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ TRANSFORMATIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "clipped_momentum": lambda: optax.chain(
         optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9, nesterov=True)
     ),
+    "adam": lambda: optax.adam(0.05),
     "decayed_adam": lambda: optax.adamw(optax.exponential_decay(0.1, 2, 0.5), weight_decay=0.01),
 }
 
@@ -32,24 +34,29 @@ def _loss(w: Any, b: Any, x: Any, y: Any, size: int) -> Any:
     return dx.compute_average_loss((x @ w + b - y) ** 2, global_batch_size=size)
 
 
-def _reference(transformation: optax.GradientTransformation, epochs: int, every: int = 1) -> Any:
-    """Returns what plain JAX on one device gives: parameters and losses."""
-    params = (jnp.zeros(3), jnp.zeros(()))
+@cache
+def _reference(name: str, every: int = 1) -> Any:
+    """Returns what plain JAX on one device gives after two epochs: parameters and losses."""
+    params: Any = (jnp.zeros(3), jnp.zeros(()))
+    transformation = TRANSFORMATIONS[name]()
     if every > 1:
         transformation = optax.MultiSteps(transformation, every).gradient_transformation()
     state = transformation.init(params)
-    losses = []
-    for x, y in BATCHES * epochs:
-        loss, grads = jax.value_and_grad(lambda p, x=x, y=y: jnp.mean((x @ p[0] + p[1] - y) ** 2))(
-            params
-        )
+
+    @jax.jit
+    def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ p[0] + p[1] - y) ** 2))(params)
         updates, state = transformation.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), state, loss
+
+    losses = []
+    for x, y in BATCHES * 2:
+        params, state, loss = step(params, state, x, y)
         losses.append(float(loss))
     return params, losses
 
 
-def _train(case: Case, optimizer: dx.Optimizer, epochs: int) -> Any:
+def _train(case: Case, optimizer: dx.Optimizer) -> Any:
     strategy = case.strategy
     w, b = case.variable([0.0, 0.0, 0.0], name="w"), case.variable(0.0, name="b")
 
@@ -62,18 +69,16 @@ def _train(case: Case, optimizer: dx.Optimizer, epochs: int) -> Any:
         return strategy.reduce("SUM", strategy.run(replica_fn, args=(x, y, size)), axis=None)
 
     step = dx.function(train_step, static_argnums=2) if case.compiled else train_step
-    losses = []
-    for x, y in BATCHES * epochs:
-        losses.append(float(step(*case.split((x, y)), len(x))))
+    losses = [float(step(*case.split((x, y)), len(x))) for x, y in BATCHES * 2]
     return (w, b), losses
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", ["clipped_momentum", "decayed_adam"])
 def test_training_equals_one_device(case: Case, name: str) -> None:
     with case.strategy.scope():
         optimizer = dx.Optimizer(TRANSFORMATIONS[name]())
-    variables, losses = _train(case, optimizer, epochs=2)
-    wanted, expected = _reference(TRANSFORMATIONS[name](), epochs=2)
+    variables, losses = _train(case, optimizer)
+    wanted, expected = _reference(name)
     close(losses, expected, 1e-4)
     close(list(variables), list(wanted), 1e-4)
     assert int(optimizer.iterations) == 6
@@ -84,9 +89,9 @@ def test_training_equals_one_device(case: Case, name: str) -> None:
 
 def test_gradients_accumulate(case: Case) -> None:
     with case.strategy.scope():
-        optimizer = dx.Optimizer(optax.adam(0.1), gradient_accumulation_steps=2)
-    variables, losses = _train(case, optimizer, epochs=2)
-    wanted, expected = _reference(optax.adam(0.1), epochs=2, every=2)
+        optimizer = dx.Optimizer(TRANSFORMATIONS["adam"](), gradient_accumulation_steps=2)
+    variables, losses = _train(case, optimizer)
+    wanted, expected = _reference("adam", every=2)
     close(losses, expected, 1e-4)
     close(list(variables), list(wanted), 1e-4)
 
@@ -169,7 +174,7 @@ def test_extra_arguments_reach_the_transformation(case: Case) -> None:
 
 
 def test_plain_optax_and_pytrees(case: Case) -> None:
-    transformation = optax.adam(0.05)
+    transformation = TRANSFORMATIONS["adam"]()
     params: Any = (jnp.zeros(3), jnp.zeros(()))
     state: Any = transformation.init(params)
 
@@ -188,7 +193,7 @@ def test_plain_optax_and_pytrees(case: Case) -> None:
     for x, y in BATCHES * 2:
         params, state, loss = step(params, state, *case.split((x, y)), float(len(x)))
         losses.append(float(loss))
-    wanted, expected = _reference(transformation, epochs=2)
+    wanted, expected = _reference("adam")
     close(losses, expected, 1e-4)
     for param, want in zip(params, wanted, strict=True):
         close(case.local(param), [want] * case.num_replicas, 1e-4)
