@@ -8,6 +8,10 @@ from distribax.collectives import CommunicationImplementation as CollectiveCommu
 from distribax.collectives import CommunicationImplementation as CommunicationImplementation
 from distribax.collectives import CommunicationOptions as CommunicationOptions
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
+from distribax.training.preemption import (
+    PreemptionCheckpointHandler as PreemptionCheckpointHandler,
+)
+from distribax.training.preemption import TerminationConfig as TerminationConfig
 from distribax.types import ValueContext as ValueContext
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "ValueContext",
 ]
 

@@ -72,6 +72,17 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def lines_of(out: str, worker: int) -> list[str]:
     prefix = f"[worker {worker}] "
     return [line.removeprefix(prefix) for line in out.splitlines() if line.startswith(prefix)]
@@ -192,6 +203,49 @@ def test_exit_code_is_the_first_failures(start: Start, end: str, code: int, word
     returned, _, err = finish(launcher)
     assert returned == code
     assert words in err
+
+
+MEET = """
+import os, pathlib, signal, sys, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(__file__).parent
+# The launcher stands still while the workers fail, so that it sees all of it at once.
+(folder / f"ready-{rank}").touch()
+deadline = time.monotonic() + 30
+while not (folder / "go").exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        # Its exception comes before the others'.
+        (
+            ("time.sleep(0.5); raise ValueError", "raise KeyError", "time.sleep(0.3); sys.exit(9)"),
+            1,
+        ),
+        # What happens to one worker becomes an exception in another, and JAX aborts a third.
+        (("raise ValueError", "os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"), 2),
+        (("os.abort()", "raise ValueError", "time.sleep(0.3); os._exit(4)"), 2),
+    ],
+)
+def test_cause_is_told_from_its_consequences(
+    start: Start, tmp_path: Path, ends: tuple[str, ...], first: int
+) -> None:
+    branches = "".join(f"if rank == {i}:\n    {end}\n" for i, end in enumerate(ends))
+    launcher = start(MEET + branches, "--workers", "3", "--grace-seconds", "0.1")
+    try:
+        wait_until(lambda: all((tmp_path / f"ready-{i}").exists() for i in range(3)))
+        launcher.send_signal(signal.SIGSTOP)
+        workers = children_of(launcher.pid)
+        (tmp_path / "go").touch()
+        assert len(workers) == 3 and all(is_gone(pid) for pid in workers)
+    finally:
+        launcher.send_signal(signal.SIGCONT)
+    _, _, err = finish(launcher)
+    *_, summary = [line for line in err.splitlines() if line.startswith("distribax run: worker")]
+    assert summary.startswith(f"distribax run: worker {first} failed (")
+    assert err.count("distribax run: at the same time: ") == 1
 
 
 @pytest.mark.parametrize("end", ["sys.exit()", "sys.exit(0)", "pass"])

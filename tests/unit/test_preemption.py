@@ -63,6 +63,8 @@ def test_a_manager_saves_by_its_own_rules(tmp_path: Path) -> None:
 
 
 def test_own_functions_save_and_leave(tmp_path: Path) -> None:
+    assert dx.experimental.TerminationConfig is dx.TerminationConfig
+    assert dx.experimental.PreemptionCheckpointHandler is dx.PreemptionCheckpointHandler
     done: list[Any] = []
     with _handler(
         tmp_path,

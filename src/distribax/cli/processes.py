@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import re
 import selectors
@@ -13,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Final
 
@@ -27,14 +28,31 @@ _LINE_END: Final = re.compile(rb"\r?\n|\r(?=[^\n])")
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
 
+class _Kind(enum.IntEnum):
+    """What a failure is, the likeliest cause of others first.
+
+    When a process dies, its connections close, and within milliseconds the other workers raise an
+    exception, or JAX aborts them.
+    """
+
+    DIED = 0
+    SAID_SO = 1  # An exception or sys.exit, of which the worker has told the launcher.
+    ABORTED = 2
+
+
 @dataclass(frozen=True)
 class Failure:
-    """The first worker that failed: its exit code, and the end of what it wrote to stderr."""
+    """How a worker failed: its exit code, and the end of what it wrote to stderr."""
 
     worker_id: int
     exit_code: int
     how: str
     tail: tuple[str, ...]
+    order: tuple[int, int]
+    at_the_same_time: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id} failed ({self.how})"
 
 
 @dataclass
@@ -117,22 +135,23 @@ class _Worker:
         with contextlib.suppress(OSError):
             self._reported += self.connection.recv(64)
         if self._reported.endswith(b"\n"):
-            code = int(self._reported.split()[0])
-            return self._failure(code, f"exit code {code}")
+            code, nanoseconds = map(int, self._reported.split())
+            return self._failure(code, f"exit code {code}", (_Kind.SAID_SO, nanoseconds))
         if not self.has_ended() or self.process.returncode == 0:
             return None
         code = self.process.returncode
         if code > 0:
-            return self._failure(code, f"exit code {code}")
+            return self._failure(code, f"exit code {code}", (_Kind.DIED, 0))
         try:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
-        return self._failure(128 - code, name)
+        kind = _Kind.ABORTED if -code == signal.SIGABRT else _Kind.DIED
+        return self._failure(128 - code, name, (kind, 0))
 
-    def _failure(self, code: int, how: str) -> Failure:
+    def _failure(self, code: int, how: str, order: tuple[int, int]) -> Failure:
         self.err.pump()
-        return Failure(self.worker_id, code, how, _last_words(self.err.tail))
+        return Failure(self.worker_id, code, how, _last_words(self.err.tail), order)
 
     def close(self) -> None:
         """Waits for the worker, which has ended or was killed, and hands on its last words."""
@@ -212,10 +231,12 @@ def _pump(selector: selectors.BaseSelector) -> None:
 
 
 def _first_failure(workers: Sequence[_Worker]) -> Failure | None:
-    """Returns the failure, or the likeliest cause if several came at the same time."""
+    """Returns the failure, or the likeliest cause if several came since the last look."""
     failures = [failure for worker in workers if (failure := worker.failure()) is not None]
-    # A worker that was aborted is a victim of another one's exception more often than its cause.
-    return min(failures, key=lambda failure: failure.exit_code > 128, default=None)
+    if not failures:
+        return None
+    first, *others = sorted(failures, key=lambda failure: failure.order)
+    return replace(first, at_the_same_time=tuple(map(str, others)))
 
 
 def _end(

@@ -85,11 +85,12 @@ def _attempts(launch: Launch, stops: Sequence[int]) -> int:
 
 
 def _report(failure: Failure) -> None:
-    name = f"worker {failure.worker_id} failed ({failure.how})"
+    if failure.at_the_same_time:
+        _say(f"at the same time: {', '.join(failure.at_the_same_time)}")
     if not failure.tail:
-        _say(f"{name} and wrote nothing to its standard error")
+        _say(f"{failure} and wrote nothing to its standard error")
         return
-    _say(f"{name}; its error output ended with:")
+    _say(f"{failure}; its error output ended with:")
     for line in failure.tail:
         print(f"{_INDENT}{line}", file=sys.stderr)
     sys.stderr.flush()

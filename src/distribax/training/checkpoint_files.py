@@ -49,6 +49,7 @@ def _publish(part: Path, target: Path, old: Path, overwrite: bool) -> None:
     if not overwrite or not target.exists():
         os.rename(part, target)
         return
+    # Only a kill between these two lines would leave no `target`; both are then beside it, whole.
     os.rename(target, old)
     try:
         os.rename(part, target)

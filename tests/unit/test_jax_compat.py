@@ -1,0 +1,122 @@
+"""What the engine relies on in JAX beyond its promises; a new JAX must keep it, or this fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from distribax import jax_compat
+from distribax.topology import REPLICA_AXIS, replica_mesh
+
+SPLIT, SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+
+
+def _mesh() -> jax.sharding.Mesh:
+    return replica_mesh(jax.devices()[:2])
+
+
+def test_out_specs_are_read_after_the_body_is_traced() -> None:
+    out_specs: list[PartitionSpec] = []
+
+    def body(x: Any) -> list[Any]:
+        out_specs[:] = [SPLIT, SAME]
+        return [x * 2, jax.lax.psum(x, REPLICA_AXIS)]
+
+    program = jax.jit(jax_compat.shard_map(body, _mesh(), (SPLIT,), out_specs))
+    doubled, total = program(jnp.arange(4.0))
+    assert doubled.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert total.tolist() == [2.0, 4.0]
+
+
+def test_gradients_of_collectives_count_every_replica() -> None:
+    """The gradient of a sum over replicas is the sum of the gradients; of a gather, its part."""
+    out_specs: list[PartitionSpec] = [SPLIT, SPLIT]
+
+    def body(x: Any) -> list[Any]:
+        total = jax.grad(lambda w: jax.lax.psum(jnp.sum(w * x), REPLICA_AXIS))(1.0)
+        joined = jax.grad(
+            lambda w: jnp.sum(jax_compat.all_gather_joined(w * x, REPLICA_AXIS, 0))
+        )(1.0)
+        return [total[None], joined[None]]
+
+    total, joined = jax.jit(jax_compat.shard_map(body, _mesh(), (SPLIT,), out_specs))(jnp.arange(4.0))
+    assert total.tolist() == joined.tolist() == [2.0, 10.0]
+
+
+def test_what_varies_is_tracked_on_demand() -> None:
+    seen: list[Any] = []
+
+    def body(x: Any) -> Any:
+        seen.append((jax_compat.tracks_varying(), jax_compat.varies(x, REPLICA_AXIS)))
+        same = jax.lax.psum(x, REPLICA_AXIS)
+        seen.append(jax_compat.varies(same, REPLICA_AXIS))
+        own = jax_compat.to_varying(same, REPLICA_AXIS)
+        seen.append(jax_compat.varies(own, REPLICA_AXIS))
+        assert jax_compat.to_varying(own, REPLICA_AXIS) is own
+        return jax_compat.all_gather_same(own, REPLICA_AXIS)
+
+    jax.jit(jax.shard_map(body, mesh=_mesh(), in_specs=SPLIT, out_specs=SAME))(jnp.arange(4.0))
+    assert seen == [(True, True), False, True]
+    assert jax_compat.varies(jnp.ones(2), REPLICA_AXIS) is False
+
+
+def test_arrays_are_unbound_from_devices_without_a_copy() -> None:
+    bound = jax.device_put(jnp.ones(2), jax.devices()[3])
+    free = jax_compat.uncommitted(bound)
+    assert (bound.committed, free.committed) == (True, False)
+    assert free.unsafe_buffer_pointer() == bound.unsafe_buffer_pointer()
+    assert jax_compat.uncommitted(free) is free
+    with jax.default_device(jax.devices()[4]):
+        assert (free + 1).devices() == {jax.devices()[4]}
+    again = jax_compat.fresh(free)
+    assert again is not free
+    assert again.unsafe_buffer_pointer() == free.unsafe_buffer_pointer()
+
+
+def test_copies_are_found_where_they_are() -> None:
+    sharding = jax.sharding.NamedSharding(_mesh(), SAME)
+    array = jax.device_put(jnp.ones(2), sharding)
+    assert [piece.device for piece in jax_compat.device_pieces(array)] == jax.devices()[:2]
+    assert jax_compat.one_copy(array).devices() == {jax.devices()[0]}
+    assert jax_compat.on_device(array, jax.devices()[1]).devices() == {jax.devices()[1]}
+    assert jax_compat.on_device(array, jax.devices()[5]).devices() == {jax.devices()[5]}
+    scalar = jax.device_put(jnp.ones(()), jax.devices()[2])
+    assert jax_compat.with_dim(scalar).devices() == {jax.devices()[2]}
+    assert jax_compat.with_dim(3.0).shape == (1,)
+
+
+def test_code_runs_outside_of_a_trace() -> None:
+    seen: list[Any] = []
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        seen.append(jax_compat.is_tracing())
+        seen.append(jax_compat.outside_trace(lambda: float(jnp.ones(()) + 1)))
+        seen.append(jax_compat.trace_of(x) is jax_compat.innermost_trace())
+        with pytest.raises(KeyError, match="mine"):
+            jax_compat.outside_trace(lambda: {}["mine"])
+        return x
+
+    traced(1.0)
+    assert seen == [True, 2.0, True]
+    assert not jax_compat.is_tracing()
+    assert jax_compat.outside_trace(threading.get_ident) == threading.get_ident()
+
+
+def test_states_of_traces_are_told_apart() -> None:
+    outside = jax_compat.trace_state()
+    seen: list[bool] = []
+    jax.jit(lambda x: (seen.append(jax_compat.trace_state() == outside), x)[1])(1.0)
+    assert seen == [False]
+    assert jax_compat.trace_state() == outside
+
+
+def test_the_backend_has_started() -> None:
+    assert jax_compat.backends_started()
+    assert jax_compat.process_id() == 0
+    assert jax_compat.current_default_device() is None
