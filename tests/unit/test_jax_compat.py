@@ -39,12 +39,14 @@ def test_gradients_of_collectives_count_every_replica() -> None:
 
     def body(x: Any) -> list[Any]:
         total = jax.grad(lambda w: jax.lax.psum(jnp.sum(w * x), REPLICA_AXIS))(1.0)
-        joined = jax.grad(
-            lambda w: jnp.sum(jax_compat.all_gather_joined(w * x, REPLICA_AXIS, 0))
-        )(1.0)
+        joined = jax.grad(lambda w: jnp.sum(jax_compat.all_gather_joined(w * x, REPLICA_AXIS, 0)))(
+            1.0
+        )
         return [total[None], joined[None]]
 
-    total, joined = jax.jit(jax_compat.shard_map(body, _mesh(), (SPLIT,), out_specs))(jnp.arange(4.0))
+    total, joined = jax.jit(jax_compat.shard_map(body, _mesh(), (SPLIT,), out_specs))(
+        jnp.arange(4.0)
+    )
     assert total.tolist() == joined.tolist() == [2.0, 10.0]
 
 

@@ -11,14 +11,18 @@ import distribax as dx
 from distribax.types import is_python_number
 
 
-@pytest.mark.parametrize("value", ["sum", "SUM", "Sum", dx.ReduceOp.SUM, dx.VariableAggregation.SUM])
+@pytest.mark.parametrize(
+    "value", ["sum", "SUM", "Sum", dx.ReduceOp.SUM, dx.VariableAggregation.SUM]
+)
 def test_members_are_given_by_name(value: Any) -> None:
     assert dx.ReduceOp.parse(value, "op") is dx.ReduceOp.SUM
 
 
 @pytest.mark.parametrize("value", ["max", 3, None, dx.VariableAggregation.NONE])
 def test_an_unknown_member_lists_the_known_ones(value: Any) -> None:
-    expected = rf"op={re.escape(repr(value))} is not a ReduceOp.*ReduceOp.SUM, ReduceOp.MEAN.*op='SUM'"
+    expected = (
+        rf"op={re.escape(repr(value))} is not a ReduceOp.*ReduceOp.SUM, ReduceOp.MEAN.*op='SUM'"
+    )
     with pytest.raises(ValueError, match=expected):
         dx.ReduceOp.parse(value, "op")
 
@@ -36,7 +40,9 @@ def test_the_older_name_of_the_first_replica() -> None:
     assert dx.VariableAggregation.ONLY_FIRST_TOWER is dx.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (True, True), ("1", False)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1, True), (1.0, True), (True, True), ("1", False)]
+)
 def test_python_numbers(value: object, expected: bool) -> None:
     assert is_python_number(value) is expected
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ BATCH = np.arange(12, dtype=np.float32)
 """One global batch; it splits evenly over 1, 2, 3 and 4 replicas."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def make_strategy(kind: str, num_replicas: int) -> Any:
     """Returns the one strategy of a kind and size that all tests share."""
     devices = [f"CPU:{index}" for index in range(num_replicas)]

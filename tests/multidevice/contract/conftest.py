@@ -39,7 +39,9 @@ def scoped(request: pytest.FixtureRequest, compiled: bool) -> Case:
     return Case(*request.param, compiled)
 
 
-@pytest.fixture(params=[("one_device", 1), ("mirrored", 1), ("mirrored", 2), ("central", 2)], ids=_named)
+@pytest.fixture(
+    params=[("one_device", 1), ("mirrored", 1), ("mirrored", 2), ("central", 2)], ids=_named
+)
 def small(request: pytest.FixtureRequest, compiled: bool) -> Case:
     """One strategy of each kind, for rules that do not depend on the number of replicas."""
     return Case(*request.param, compiled)

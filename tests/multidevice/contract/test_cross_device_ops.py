@@ -19,8 +19,10 @@ class Tree(dx.CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: Any
     ) -> Any:
-        values = [jax.device_put(value, jax.devices()[0]) if _concrete(value) else value
-                  for value in per_replica_value.values]
+        values = [
+            jax.device_put(value, jax.devices()[0]) if _concrete(value) else value
+            for value in per_replica_value.values
+        ]
         total = sum(values[1:], start=values[0])
         if reduce_op == dx.ReduceOp.MEAN:
             total = total / len(values)
@@ -107,7 +109,10 @@ def test_an_algorithm_is_called_by_itself(name: str, op: Any) -> None:
     assert isinstance(single, dx.Mirrored)
     assert [float(part) for part in single.values] == [expected] * 2
     batch = ops.batch_reduce(op, [(value, "CPU:2"), (value, value)])
-    assert [[float(part) for part in result.values] for result in batch] == [[expected], [expected] * 2]
+    assert [[float(part) for part in result.values] for result in batch] == [
+        [expected],
+        [expected] * 2,
+    ]
     assert ops.batch_reduce(op, []) == []
     copies = ops.broadcast(jnp.asarray(3.0), ["CPU:1", "CPU:3"])
     assert [float(part) for part in copies.values] == [3.0, 3.0]

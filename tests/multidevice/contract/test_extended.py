@@ -73,7 +73,9 @@ def test_batch_reduce_to_keeps_the_order(case: Case) -> None:
 
     results = case.across(across, a, b)
     total = n * (n + 1) / 2
-    for result, expected in zip(results, [[total] * 2, 10.0 * (total - n), [total] * 2], strict=True):
+    for result, expected in zip(
+        results, [[total] * 2, 10.0 * (total - n), [total] * 2], strict=True
+    ):
         for piece in _pieces(case, result):
             close(piece, expected)
     assert case.across(lambda: case.strategy.extended.batch_reduce_to("SUM", [])) == []
@@ -172,7 +174,9 @@ def test_other_variables_are_the_copy_of_the_same_device(case: Case) -> None:
     expected = [11.0 * (index + 1) + 5.0 for index in range(case.num_replicas)]
     assert [float(result) for result in case.across(across)] == expected
     merged = case.run(lambda: dx.get_replica_context().merge_call(lambda strategy: across()))
-    assert [case.numbers(result) for result in merged] == [[x] * case.num_replicas for x in expected]
+    assert [case.numbers(result) for result in merged] == [
+        [x] * case.num_replicas for x in expected
+    ]
 
 
 def test_updates_write_several_variables(case: Case) -> None:
@@ -208,7 +212,8 @@ def test_an_update_wants_one_value_for_all(several: Case) -> None:
     message = r"(?s)update: an argument differs per replica.*reduce_to"
     with pytest.raises(ValueError, match=message):
         several.across(
-            lambda v: several.strategy.extended.update(variable, lambda v, x: None, args=(v,)), value
+            lambda v: several.strategy.extended.update(variable, lambda v, x: None, args=(v,)),
+            value,
         )
     with pytest.raises(ValueError, match=message):
         several.strategy.extended.update_non_slot(["CPU:0"], lambda x: None, args=(value,))

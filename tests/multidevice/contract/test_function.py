@@ -92,14 +92,23 @@ def test_python_numbers_keep_their_kind(strategy: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"static_argnums": 1}, {"static_argnums": (1,)}, {"static_argnums": -1}, {"static_argnames": "n"}],
+    [
+        {"static_argnums": 1},
+        {"static_argnums": (1,)},
+        {"static_argnums": -1},
+        {"static_argnames": "n"},
+    ],
 )
 def test_static_arguments_are_python_values(strategy: Any, options: Any) -> None:
     @dx.function(**options)
     def step(x: Any, n: int) -> Any:
         return strategy.run(lambda: jnp.sum(jnp.stack([x] * n)))
 
-    assert [float(np.asarray(step(jnp.ones(()), n)).ravel()[0]) for n in (2, 3, 2)] == [2.0, 3.0, 2.0]
+    assert [float(np.asarray(step(jnp.ones(()), n)).ravel()[0]) for n in (2, 3, 2)] == [
+        2.0,
+        3.0,
+        2.0,
+    ]
     assert step.trace_count == 2
 
 
@@ -130,7 +139,9 @@ def test_decorators_with_and_without_arguments(strategy: Any) -> None:
         return x * 2
 
     with strategy.scope():
-        assert float(plain(2.0)) == float(called(2.0)) == float(dx.function(lambda x: x * 2)(2.0)) == 4
+        assert (
+            float(plain(2.0)) == float(called(2.0)) == float(dx.function(lambda x: x * 2)(2.0)) == 4
+        )
     assert (plain.__name__, plain.__doc__) == ("plain", "Doubles.")
     assert plain.python_function(3) == 6
     assert repr(plain).endswith("plain, 1 compiled>")
@@ -158,7 +169,11 @@ def test_methods_belong_to_their_object(strategy: Any) -> None:
 
     with strategy.scope():
         one, two = Model(1.0), Model(10.0)
-        assert [float(one.step(1.0)), float(one.step(1.0)), float(two.step(1.0))] == [2.0, 3.0, 11.0]
+        assert [float(one.step(1.0)), float(one.step(1.0)), float(two.step(1.0))] == [
+            2.0,
+            3.0,
+            11.0,
+        ]
         assert one.repeat(3).shape == (3,)
     assert (one.step.trace_count, two.step.trace_count) == (1, 1)
     assert isinstance(Model.step, type(one.step))
@@ -263,7 +278,9 @@ def test_a_function_works_in_and_out_of_scope(strategy: Any) -> None:
 
 
 def test_a_function_serves_several_strategies() -> None:
-    strategies = [make_strategy(*setup) for setup in (("mirrored", 2), ("mirrored", 3), ("central", 2))]
+    strategies = [
+        make_strategy(*setup) for setup in (("mirrored", 2), ("mirrored", 3), ("central", 2))
+    ]
     variables = []
     for strategy in strategies:
         with strategy.scope():

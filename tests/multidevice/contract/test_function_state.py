@@ -45,7 +45,11 @@ def test_results_do_not_alias_variables(case: Case) -> None:
     first = step()
     for _ in range(3):
         step()
-    assert [np.asarray(value).tolist() for value in first[:3]] == [[1.0, 2.0], [2.0, 3.0], [2.0, 3.0]]
+    assert [np.asarray(value).tolist() for value in first[:3]] == [
+        [1.0, 2.0],
+        [2.0, 3.0],
+        [2.0, 3.0],
+    ]
     assert case.numbers(first[3]) == [[2.0, 3.0]] * case.num_replicas
 
 
@@ -54,7 +58,7 @@ def test_variables_share_no_buffer(case: Case) -> None:
     x = jnp.asarray([5.0, 6.0])
     copy = case.step(lambda: first.assign(second))
     fill = case.step(lambda x: (first.assign(x), second.assign(x)))
-    both = case.step(lambda x: [v.assign(x + 1) for v in (first, second)][0].read_value())
+    both = case.step(lambda x: (first.assign(x + 1), second.assign(x + 1))[0].read_value())
     swap = case.step(lambda: (lambda t: (first.assign(second), second.assign(t)))(first.value()))
     grow = case.step(lambda: first.assign_add([1.0, 1.0]))
     copy()
@@ -95,7 +99,9 @@ def test_writes_between_steps_are_seen(case: Case) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), ValueError("mine"), ZeroDivisionError("mine")])
-def test_exceptions_reach_the_user_and_nothing_is_half_written(case: Case, error: Exception) -> None:
+def test_exceptions_reach_the_user_and_nothing_is_half_written(
+    case: Case, error: Exception
+) -> None:
     variable = case.variable(1.0)
     own = case.variable(1.0, synchronization="ON_READ", aggregation="ONLY_FIRST_REPLICA")
     fail = [True]
@@ -210,7 +216,8 @@ def test_many_variables_at_once(case: Case) -> None:
     numbers = [float(index) for index in range(20)]
     for _ in range(2):
         numbers = [
-            value + numbers[index - 1] if index % 2 else value for index, value in enumerate(numbers)
+            value + numbers[index - 1] if index % 2 else value
+            for index, value in enumerate(numbers)
         ]
     assert total == sum(numbers)
 

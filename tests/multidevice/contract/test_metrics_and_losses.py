@@ -106,7 +106,9 @@ def test_weights_must_fit(metric: Any) -> None:
 
 
 def test_predictions_must_fit() -> None:
-    with pytest.raises(ValueError, match=r"Accuracy: y_pred of shape \(3,\).*y_true of shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"Accuracy: y_pred of shape \(3,\).*y_true of shape \(2,\)"
+    ):
         dx.metrics.Accuracy().update_state([1, 0], [1, 0, 1])
 
 
@@ -130,9 +132,7 @@ def test_the_average_loss_adds_up_to_the_mean(case: Case) -> None:
 
 
 def test_the_average_loss_of_an_uneven_batch(case: Case) -> None:
-    losses = case.run(
-        lambda x: dx.compute_average_loss(x, global_batch_size=7), case.split(UNEVEN)
-    )
+    losses = case.run(lambda x: dx.compute_average_loss(x, global_batch_size=7), case.split(UNEVEN))
     close(case.strategy.reduce("SUM", losses, axis=None), UNEVEN.mean())
 
 
@@ -152,7 +152,9 @@ def test_a_regularization_loss_is_counted_once(case: Case) -> None:
 def test_losses_are_of_single_examples() -> None:
     with pytest.raises(ValueError, match=r"per_example_loss is a scalar.*one loss for each"):
         dx.compute_average_loss(1.0)
-    with pytest.raises(ValueError, match=r"sample_weight of shape \(3,\).*per_example_loss .*\(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"sample_weight of shape \(3,\).*per_example_loss .*\(2,\)"
+    ):
         dx.compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))
     with pytest.raises(ValueError, match=r"global_batch_size=-1 is negative"):
         dx.compute_average_loss(jnp.ones(2), global_batch_size=-1)

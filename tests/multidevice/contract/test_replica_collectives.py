@@ -91,7 +91,9 @@ def test_all_gather_joins_uneven_pieces(case: Case) -> None:
 
 @pytest.mark.parametrize("axis", [1, -2, True, None])
 def test_all_gather_wants_an_axis_that_fits(small: Case, axis: Any) -> None:
-    with pytest.raises(ValueError, match=r"all_gather: axis=.* does not fit a value of shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"all_gather: axis=.* does not fit a value of shape \(2,\)"
+    ):
         small.run(lambda: _context().all_gather(jnp.ones(2), axis=axis))
 
 

@@ -141,7 +141,9 @@ def test_older_names(case: Case) -> None:
     strategy = case.strategy
     value = case.each(lambda index: jnp.asarray(float(index)))
     numbers = [float(index) for index in range(case.num_replicas)]
-    assert case.numbers(case.step(lambda v: strategy.experimental_run_v2(abs, (v,)))(value)) == numbers
+    assert (
+        case.numbers(case.step(lambda v: strategy.experimental_run_v2(abs, (v,)))(value)) == numbers
+    )
     assert case.numbers(strategy.experimental_run(abs, iter([value]))) == numbers
     assert strategy.experimental_run(lambda: 5) == 5
     assert [float(part) for part in strategy.unwrap(value)] == numbers

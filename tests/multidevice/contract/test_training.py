@@ -136,7 +136,7 @@ def test_the_mean_of_gradients(case: Case) -> None:
 
     case.run(replica_fn)
     close(w, 1.0 - (case.num_replicas + 1) / 2)
-    assert [v.name for v in optimizer.variables][0] == "Mine/iterations:0"
+    assert optimizer.variables[0].name == "Mine/iterations:0"
 
 
 def test_slots_live_beside_their_variables(case: Case) -> None:

@@ -26,7 +26,9 @@ LABELS = {
 
 @pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
 def test_in_scope(case: Case, synchronization: str) -> None:
-    variable = case.variable([1.0, 2.0], name="w", synchronization=synchronization, aggregation="SUM")
+    variable = case.variable(
+        [1.0, 2.0], name="w", synchronization=synchronization, aggregation="SUM"
+    )
     assert repr(variable).startswith(LABELS[case.kind, synchronization])
     assert str(variable) == repr(variable)
     assert variable.distribute_strategy is case.strategy
@@ -189,9 +191,9 @@ def test_a_later_call_creates_no_variables(strategy: Any) -> None:
     def across() -> Any:
         return dx.Variable(1.0, name="again").read_value()
 
-    with strategy.scope():
-        with pytest.raises(ValueError, match=r"'again'.*run before.*first call only.*is None"):
-            dx.function(across)()
+    expected = pytest.raises(ValueError, match=r"'again'.*run before.*first call only.*is None")
+    with strategy.scope(), expected:
+        dx.function(across)()
 
 
 def test_colocated_variables_share_the_place(case: Case) -> None:
@@ -260,7 +262,9 @@ def test_a_variable_needs_an_initial_value(strategy: Any) -> None:
 def test_a_variable_has_the_shape_it_says(strategy: Any) -> None:
     with strategy.scope():
         assert dx.Variable([1.0, 2.0], shape=(2,)).shape == (2,)
-        with pytest.raises(ValueError, match=r"'w' has shape=\(3,\).*initial value has shape \(2,\)"):
+        with pytest.raises(
+            ValueError, match=r"'w' has shape=\(3,\).*initial value has shape \(2,\)"
+        ):
             dx.Variable([1.0, 2.0], shape=(3,), name="w")
 
 

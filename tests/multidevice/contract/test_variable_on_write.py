@@ -11,7 +11,11 @@ import pytest
 import distribax as dx
 from tests.multidevice.contract.cases import Case, replica_number
 
-HOWS = {"assign": lambda old, x: x, "assign_add": lambda old, x: old + x, "assign_sub": lambda old, x: old - x}
+HOWS = {
+    "assign": lambda old, x: x,
+    "assign_add": lambda old, x: old + x,
+    "assign_sub": lambda old, x: old - x,
+}
 AGGREGATIONS = {
     "SUM": lambda numbers: sum(numbers),
     "MEAN": lambda numbers: sum(numbers) / len(numbers),
@@ -54,7 +58,8 @@ def test_writes_without_aggregation_are_refused(case: Case) -> None:
 
 def test_a_python_number_is_taken_as_it_is(case: Case) -> None:
     mean, first = (
-        case.variable(1.0, aggregation=aggregation) for aggregation in ("MEAN", "ONLY_FIRST_REPLICA")
+        case.variable(1.0, aggregation=aggregation)
+        for aggregation in ("MEAN", "ONLY_FIRST_REPLICA")
     )
 
     def replica_fn() -> None:
@@ -164,7 +169,9 @@ def test_a_per_replica_value_is_not_written_outside(several: Case) -> None:
 
 def test_a_value_must_have_the_shape(case: Case) -> None:
     variable = case.variable([1.0, 2.0], name="bias", aggregation="SUM")
-    message = r"assign: a value of shape \(3,\).*variable 'bias' \(shape \(2,\).*Expected shape \(2,\)"
+    message = (
+        r"assign: a value of shape \(3,\).*variable 'bias' \(shape \(2,\).*Expected shape \(2,\)"
+    )
     with pytest.raises(ValueError, match=message):
         case.across(lambda: variable.assign(jnp.zeros(3)))
     with pytest.raises(ValueError, match=message):
@@ -174,7 +181,9 @@ def test_a_value_must_have_the_shape(case: Case) -> None:
 
 def test_a_value_must_fit_the_data_type(case: Case) -> None:
     variable = case.variable(3, name="count", aggregation="SUM")
-    with pytest.raises(ValueError, match=r"float32 does not fit variable 'count'.*astype\('int32'\)"):
+    with pytest.raises(
+        ValueError, match=r"float32 does not fit variable 'count'.*astype\('int32'\)"
+    ):
         case.across(lambda: variable.assign(jnp.asarray(0.5)))
     with pytest.raises(ValueError, match=r"float32 does not fit"):
         case.across(lambda: variable.assign(0.5))

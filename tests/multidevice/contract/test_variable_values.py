@@ -27,7 +27,10 @@ BINARY: list[Callable[[Any, Any], Any]] = [
     operator.gt,
     operator.ge,
 ]
-A, B = np.asarray([[1.0, 2.0], [3.0, 4.0]], np.float32), np.asarray([[2.0, 2.0], [2.0, 2.0]], np.float32)
+A, B = (
+    np.asarray([[1.0, 2.0], [3.0, 4.0]], np.float32),
+    np.asarray([[2.0, 2.0], [2.0, 2.0]], np.float32),
+)
 
 
 def test_operators_in_replicas(case: Case) -> None:
@@ -175,7 +178,9 @@ def test_plain_jit_reads_a_variable_as_it_is(case: Case) -> None:
 def test_plain_jit_writes_no_variable(strategy: Any) -> None:
     with strategy.scope():
         variable = dx.Variable(1.0, name="w")
-        with pytest.raises(RuntimeError, match=r"assign: variable 'w'.*still tracing.*@dx.function"):
+        with pytest.raises(
+            RuntimeError, match=r"assign: variable 'w'.*still tracing.*@dx.function"
+        ):
             jax.jit(variable.assign)(2.0)
     assert float(variable) == 1.0
 
