@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 _CLOSE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+# A consumer that has just taken an item starts its step with it; the thread lets it go first.
+_STEP_ASIDE_SECONDS = 0.0005
 
 
 class _Buffer:
@@ -24,13 +27,17 @@ class _Buffer:
     def put(self, item: Any, error: BaseException | None = None) -> bool:
         """Adds an item once there is room; False when the consumer has gone."""
         with self.changed:
+            was_full = len(self.ready) >= self.size
             while len(self.ready) >= self.size and not self.closed:
                 self.changed.wait()
             if self.closed:
                 return False
             self.ready.append((item, error))
             self.changed.notify_all()
-            return True
+        if was_full:
+            # There is time: the consumer is the slower of the two.
+            time.sleep(_STEP_ASIDE_SECONDS)
+        return True
 
     def get(self, is_alive: Callable[[], bool]) -> tuple[Any, BaseException | None]:
         """Takes the next item, as long as there is a thread that can still bring one."""
