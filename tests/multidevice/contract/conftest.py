@@ -59,6 +59,18 @@ def strategy(request: pytest.FixtureRequest) -> Any:
     return make_strategy(*request.param)
 
 
+@pytest.fixture(params=[1, 2, 3, 4])
+def mirrored(request: pytest.FixtureRequest, compiled: bool) -> Case:
+    """Mirrored strategies of all sizes, for what is slow to try on all kinds."""
+    return Case("mirrored", request.param, compiled)
+
+
+@pytest.fixture(params=[("default", 1), ("mirrored", 2)], ids=_named)
+def any_strategy(request: pytest.FixtureRequest) -> Any:
+    """One strategy with one replica and one with several, for rules of `dx.function` alone."""
+    return make_strategy(*request.param)
+
+
 @pytest.fixture
 def pair() -> Any:
     """A mirrored strategy of two replicas, for what does not depend on kind and size."""

@@ -1,4 +1,4 @@
-"""`dx.function`: traced once for each signature, whatever the strategy."""
+"""`dx.function`: calls, replicas, data and results, on every strategy."""
 
 from __future__ import annotations
 
@@ -11,183 +11,6 @@ import pytest
 
 import distribax as dx
 from tests.multidevice.contract.cases import BATCH, Case, close, make_strategy, replica_number
-
-
-class Counted:
-    """A step that counts how often Python runs it."""
-
-    def __init__(self, strategy: Any) -> None:
-        self.strategy = strategy
-        self.traces = 0
-
-    def __call__(self, x: Any, *rest: Any, **kwargs: Any) -> Any:
-        self.traces += 1
-        return self.strategy.run(lambda x: x * 2, args=(x,))
-
-
-def test_one_signature_is_traced_once(strategy: Any) -> None:
-    counted = Counted(strategy)
-    step = dx.function(counted)
-    step(jnp.ones(2))
-    traces = counted.traces
-    for value in (1.0, 2.0, 3.0):
-        assert np.asarray(step(jnp.ones(2) * value)).ravel()[0] == 2 * value
-    assert (step.trace_count, counted.traces) == (1, traces)
-
-
-def test_new_shapes_types_and_forms_are_traced_again(strategy: Any) -> None:
-    step = dx.function(Counted(strategy))
-    calls = [
-        (jnp.ones(2),),
-        (jnp.ones(3),),
-        (jnp.ones(2, jnp.int32),),
-        (np.ones(2, np.float32), None),
-        (jnp.ones(2), [1.0]),
-        (jnp.ones(2), (1.0,)),
-        (jnp.ones(2), {"a": 1.0}),
-    ]
-    for count, args in enumerate(calls, start=1):
-        step(*args)
-        assert step.trace_count == count
-    for args in calls:
-        step(*args)
-    assert step.trace_count == step.experimental_get_tracing_count() == len(calls)
-
-
-def test_numbers_are_inputs_and_other_objects_are_not(strategy: Any) -> None:
-    step = dx.function(Counted(strategy))
-    for number in (1, 2, 3):
-        step(jnp.ones(2), number, number * 1.5)
-    assert step.trace_count == 1
-    for text in ("a", "b", "a"):
-        step(jnp.ones(2), text)
-    assert step.trace_count == 3
-    unhashable = [object(), {"x"}]
-    for thing in unhashable * 2:
-        step(jnp.ones(2), thing)
-    assert step.trace_count == 5
-
-
-def test_truth_values_choose_a_branch(strategy: Any) -> None:
-    @dx.function
-    def step(x: Any, double: bool) -> Any:
-        return strategy.run(lambda: x * 2 if double else x)
-
-    results = [float(np.asarray(step(3.0, double)).ravel()[0]) for double in (True, False, True)]
-    assert results == [6.0, 3.0, 6.0]
-    assert step.trace_count == 2
-
-
-def test_python_numbers_keep_their_kind(strategy: Any) -> None:
-    kinds = dx.function(lambda *numbers: [jnp.asarray(number).dtype.name for number in numbers])
-    with strategy.scope():
-        assert kinds(1, 1.0, 1j, np.float16(1), np.int8(1)) == [
-            "int32",
-            "float32",
-            "complex64",
-            "float16",
-            "int8",
-        ]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"static_argnums": 1},
-        {"static_argnums": (1,)},
-        {"static_argnums": -1},
-        {"static_argnames": "n"},
-    ],
-)
-def test_static_arguments_are_python_values(strategy: Any, options: Any) -> None:
-    @dx.function(**options)
-    def step(x: Any, n: int) -> Any:
-        return strategy.run(lambda: jnp.sum(jnp.stack([x] * n)))
-
-    assert [float(np.asarray(step(jnp.ones(()), n)).ravel()[0]) for n in (2, 3, 2)] == [
-        2.0,
-        3.0,
-        2.0,
-    ]
-    assert step.trace_count == 2
-
-
-def test_static_arguments_by_name() -> None:
-    @dx.function(static_argnames=("n", "unit"))
-    def step(x: Any, n: int = 1, *, unit: str = "m") -> Any:
-        return sum([x] * n), f"{n}{unit}"
-
-    assert step(jnp.ones(()), n=2, unit="s")[1] == "2s"
-    assert step(jnp.ones(()), 3)[1] == "3m"
-    assert step(x=jnp.ones(()))[1] == "1m"
-    assert step.trace_count == 3
-
-
-def test_negative_numbers_of_missing_arguments() -> None:
-    step = dx.function(lambda x=1.0: x, static_argnums=-1)
-    assert step() == 1.0
-
-
-def test_decorators_with_and_without_arguments(strategy: Any) -> None:
-    @dx.function
-    def plain(x: Any) -> Any:
-        """Doubles."""
-        return x * 2
-
-    @dx.function()
-    def called(x: Any) -> Any:
-        return x * 2
-
-    with strategy.scope():
-        assert (
-            float(plain(2.0)) == float(called(2.0)) == float(dx.function(lambda x: x * 2)(2.0)) == 4
-        )
-    assert (plain.__name__, plain.__doc__) == ("plain", "Doubles.")
-    assert plain.python_function(3) == 6
-    assert repr(plain).endswith("plain, 1 compiled>")
-    assert dx.function(plain) is plain
-
-
-def test_a_function_must_be_callable() -> None:
-    with pytest.raises(TypeError, match=r"dx.function: fn=3 is not callable.*@dx.function"):
-        dx.function(3)  # type: ignore[call-overload]
-
-
-def test_methods_belong_to_their_object(strategy: Any) -> None:
-    class Model:
-        def __init__(self, value: float) -> None:
-            self.weight = dx.Variable(value)
-
-        @dx.function
-        def step(self, x: Any) -> Any:
-            self.weight.assign_add(x)
-            return self.weight.read_value()
-
-        @dx.function(static_argnums=0)
-        def repeat(self, n: int) -> Any:
-            return jnp.stack([self.weight.value()] * n)
-
-    with strategy.scope():
-        one, two = Model(1.0), Model(10.0)
-        assert [float(one.step(1.0)), float(one.step(1.0)), float(two.step(1.0))] == [
-            2.0,
-            3.0,
-            11.0,
-        ]
-        assert one.repeat(3).shape == (3,)
-    assert (one.step.trace_count, two.step.trace_count) == (1, 1)
-    assert isinstance(Model.step, type(one.step))
-
-
-def test_methods_of_objects_without_a_dict() -> None:
-    class Slotted:
-        __slots__ = ()
-
-        @dx.function
-        def double(self, x: Any) -> Any:
-            return x * 2
-
-    assert float(Slotted().double(2.0)) == 4.0
 
 
 def test_results_keep_their_form(case: Case) -> None:
@@ -351,16 +174,8 @@ def test_values_made_in_a_step(case: Case) -> None:
     assert float(case.across(across, jnp.ones(()))) == n * (n + 1.0)
 
 
-def test_donated_arguments_are_used_up(strategy: Any) -> None:
-    step = dx.function(lambda x, y: x + y, donate_argnums=0)
-    with strategy.scope():
-        first, second = jnp.ones(2), jnp.ones(2)
-        assert step(first, second).tolist() == [2.0, 2.0]
-        assert second.tolist() == [1.0, 1.0]
-        assert first.is_deleted()
-
-
-def test_a_function_inside_other_transformations(strategy: Any) -> None:
+def test_a_function_inside_other_transformations(any_strategy: Any) -> None:
+    strategy = any_strategy
     step = dx.function(lambda x: x * x)
     with strategy.scope():
         assert float(jax.grad(step)(3.0)) == 6.0
@@ -368,12 +183,54 @@ def test_a_function_inside_other_transformations(strategy: Any) -> None:
         assert float(jax.jit(step)(3.0)) == 9.0
 
 
-def test_a_function_that_never_settles_is_refused() -> None:
-    variables = iter([dx.Variable(float(index)) for index in range(100)])
+def test_results_that_the_code_wraps(several: Case) -> None:
+    """Pieces that the function itself wraps come back wrapped, even or not."""
+    n = several.num_replicas
 
-    @dx.function
-    def step() -> Any:
-        return next(variables).read_value()
+    def across(x: Any) -> Any:
+        even = dx.PerReplica([x * index for index in range(n)])
+        return even, dx.Mirrored([x + 1] * n)
 
-    with pytest.raises(RuntimeError, match=r"step uses other variables each time it is traced"):
+    with several.strategy.scope():
+        even, mirrored = dx.function(across)(jnp.ones(2))
+        uneven = dx.function(lambda x: dx.PerReplica([x[: i + 1] for i in range(n)]))(jnp.ones(n))
+    assert several.numbers(even) == [[float(index)] * 2 for index in range(n)]
+    assert several.numbers(mirrored) == [[2.0, 2.0]] * n
+    assert [part.shape for part in several.local(uneven)] == [(index + 1,) for index in range(n)]
+
+
+def test_the_next_element_is_an_input(case: Case) -> None:
+    dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
+    iterator = iter(case.strategy.experimental_distribute_dataset(dataset))
+
+    def across() -> Any:
+        total = case.strategy.run(jnp.sum, args=(next(iterator),))
+        return case.strategy.reduce("SUM", total, axis=None)
+
+    step = case.step(across)
+    assert [float(step()) for _ in range(3)] == [6.0, 22.0, 38.0]
+    with pytest.raises(StopIteration):
         step()
+
+
+def test_a_loop_over_a_data_set_runs_on_the_host(case: Case) -> None:
+    dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
+    distributed = case.strategy.experimental_distribute_dataset(dataset)
+
+    def epoch(data: Any) -> Any:
+        total = 0.0
+        for x in data:
+            losses = case.strategy.run(jnp.sum, args=(x,))
+            total += case.strategy.reduce("SUM", losses, axis=None)
+        return total
+
+    step = case.step(epoch)
+    for _ in range(2):
+        assert float(step(distributed)) == BATCH.sum()
+
+
+def test_a_replica_fetches_nothing_in_a_compiled_step(pair: Any) -> None:
+    dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
+    iterator = iter(pair.experimental_distribute_dataset(dataset))
+    with pytest.raises(RuntimeError, match=r"next\(iterator\): called inside strategy.run\(\)"):
+        dx.function(lambda: pair.run(lambda: next(iterator)))()

@@ -98,10 +98,8 @@ def test_writes_between_steps_are_seen(case: Case) -> None:
     assert float(variable) == 21.0
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), ValueError("mine"), ZeroDivisionError("mine")])
-def test_exceptions_reach_the_user_and_nothing_is_half_written(
-    case: Case, error: Exception
-) -> None:
+def test_exceptions_reach_the_user_and_nothing_is_half_written(case: Case) -> None:
+    error = ZeroDivisionError("mine")
     variable = case.variable(1.0)
     own = case.variable(1.0, synchronization="ON_READ", aggregation="ONLY_FIRST_REPLICA")
     fail = [True]
@@ -115,7 +113,7 @@ def test_exceptions_reach_the_user_and_nothing_is_half_written(
 
     step = dx.function(across)
     with case.strategy.scope():
-        with pytest.raises(type(error), match="mine") as caught:
+        with pytest.raises(ZeroDivisionError, match="mine") as caught:
             step()
         assert caught.value is error
         assert (float(variable), float(own)) == (1.0, 1.0)
@@ -142,26 +140,9 @@ def test_an_exception_in_a_replica_keeps_its_type(case: Case) -> None:
     assert case.run(lambda: 1) == 1
 
 
-def test_an_error_of_the_program_leaves_variables_usable(case: Case) -> None:
-    """What fails while it runs, and not while it is traced, is an error of JAX."""
-    variable = case.variable([1.0, 2.0])
-
-    @dx.function
-    def step(x: Any) -> Any:
-        variable.assign_add([1.0, 1.0])
-        return jax.pure_callback(_refuse, jax.ShapeDtypeStruct((), jnp.float32), x)
-
-    def _refuse(x: Any) -> Any:
-        if x < 0:
-            raise ValueError("negative")
-        return np.float32(x)
-
-    assert float(step(1.0)) == 1.0
-    assert variable.numpy().tolist() == [2.0, 3.0]
-
-
 @pytest.mark.parametrize("transform", ["scan", "cond", "vmap", "jit"])
-def test_transformations_keep_their_values(case: Case, transform: str) -> None:
+def test_transformations_keep_their_values(small: Case, transform: str) -> None:
+    case = small
     variable = case.variable(0.0, name="w", aggregation="MEAN")
 
     def write(x: Any) -> Any:
@@ -261,3 +242,20 @@ def test_variables_of_other_strategies_take_part(scoped: Case) -> None:
     # And each is of use to a step of its own.
     assert int(dx.function(lambda: counter.assign_add(1).read_value())()) == 3
     assert float(dx.function(lambda: elsewhere.assign_add(1.0).read_value())()) == 5.0
+
+
+def test_reading_inside_jit_is_refused(case: Case) -> None:
+    """`jax.jit` remembers its traces, and would remember a value of this one."""
+    variable = case.variable(1.0, name="w")
+    inner = jax.jit(lambda x: x * variable)
+    for step in (
+        dx.function(lambda: inner(2.0)),
+        dx.function(lambda: case.strategy.run(lambda: inner(2.0))),
+    ):
+        with (
+            case.strategy.scope(),
+            pytest.raises(RuntimeError, match=r"variable 'w'.*inside jax.jit.*v.value\(\)"),
+        ):
+            step()
+    passed = jax.jit(lambda x, v: x * v)
+    assert float(dx.function(lambda: passed(2.0, variable.value()))()) == 2.0

@@ -19,17 +19,16 @@ def _context() -> dx.ReplicaContext:
     return dx.get_replica_context()
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_all_reduce_gives_every_replica_the_result(case: Case, op: str) -> None:
+def test_all_reduce_gives_every_replica_the_result(case: Case) -> None:
     def replica_fn() -> Any:
-        reduced = _context().all_reduce(op, replica_number())
-        return reduced, reduced + replica_number()
+        reduced = {op: _context().all_reduce(op, replica_number()) for op in OPS}
+        return {op: (value, value + replica_number()) for op, value in reduced.items()}
 
     n = case.num_replicas
-    expected = n * (n + 1) / 2 * OPS[op](n)
-    reduced, added = case.run(replica_fn)
-    close(case.local(reduced), [expected] * n)
-    close(case.local(added), [expected + index + 1 for index in range(n)])
+    for op, (reduced, added) in case.run(replica_fn).items():
+        expected = n * (n + 1) / 2 * OPS[op](n)
+        close(case.local(reduced), [expected] * n)
+        close(case.local(added), [expected + index + 1 for index in range(n)])
 
 
 def test_all_reduce_takes_nests_and_numbers(case: Case) -> None:
@@ -63,12 +62,16 @@ def test_all_reduce_of_uneven_pieces_is_refused(several: Case) -> None:
         several.run(lambda x: _context().all_reduce("SUM", x), uneven)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_all_gather_joins_along_an_axis(case: Case, axis: int) -> None:
-    n = case.num_replicas
-    result = case.run(lambda: _context().all_gather(jnp.full((2, 2), replica_number()), axis=axis))
-    expected = np.concatenate([np.full((2, 2), index + 1.0) for index in range(n)], axis=axis)
-    close(case.local(result), [expected] * n)
+def test_all_gather_joins_along_an_axis(case: Case) -> None:
+    n, axes = case.num_replicas, (0, 1, -1)
+
+    def replica_fn() -> Any:
+        matrix = jnp.full((2, 2), replica_number())
+        return [_context().all_gather(matrix, axis=axis) for axis in axes]
+
+    for axis, result in zip(axes, case.run(replica_fn), strict=True):
+        expected = np.concatenate([np.full((2, 2), index + 1.0) for index in range(n)], axis=axis)
+        close(case.local(result), [expected] * n)
 
 
 def test_all_gather_takes_nests(case: Case) -> None:
@@ -110,20 +113,20 @@ def test_the_reduction_must_be_known(small: Case) -> None:
 # Gradients: that of an all-reduce is the all-reduce of the gradients.
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_the_gradient_of_an_all_reduce(case: Case, op: str) -> None:
+def test_the_gradient_of_an_all_reduce(case: Case) -> None:
     n = case.num_replicas
 
     def replica_fn() -> Any:
         number = replica_number()
-        shared = jax.grad(lambda w: _context().all_reduce(op, w * number))(jnp.asarray(2.0))
-        own = jax.grad(lambda w: _context().all_reduce(op, w * number) * number)(jnp.asarray(2.0))
-        return shared, own
+        w = jnp.asarray(2.0)
+        shared = lambda w, op: _context().all_reduce(op, w * number)  # noqa: E731
+        own = lambda w, op: _context().all_reduce(op, w * number) * number  # noqa: E731
+        return {op: (jax.grad(shared)(w, op), jax.grad(own)(w, op)) for op in OPS}
 
-    shared, own = case.run(replica_fn)
     numbers = np.arange(1, n + 1)
-    close(case.local(shared), list(numbers * n * OPS[op](n)))
-    close(case.local(own), list(numbers * numbers.sum() * OPS[op](n)))
+    for op, (shared, own) in case.run(replica_fn).items():
+        close(case.local(shared), list(numbers * n * OPS[op](n)))
+        close(case.local(own), list(numbers * numbers.sum() * OPS[op](n)))
 
 
 def test_the_gradient_of_an_all_gather(case: Case) -> None:

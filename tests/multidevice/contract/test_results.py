@@ -188,6 +188,12 @@ def test_a_value_of_another_strategy_is_refused(compiled: bool) -> None:
         Case("mirrored", 3, compiled).run(lambda x: x, value)
 
 
+def test_a_value_for_more_replicas_is_refused(compiled: bool) -> None:
+    value = Case("mirrored", 3, compiled).each(lambda index: jnp.asarray(1.0))
+    with pytest.raises(ValueError, match=r"(?s)made for 3 replicas.*strategy with 2.*gather"):
+        Case("mirrored", 2, compiled).run(lambda x: x, value)
+
+
 def test_a_distributed_value_has_values() -> None:
     with pytest.raises(ValueError, match=r"PerReplica: values is empty.*one value for each"):
         dx.PerReplica([])
@@ -287,8 +293,14 @@ def test_a_strategy_needs_its_extended() -> None:
 def test_a_strategy_of_ones_own_says_what_it_must_override() -> None:
     extended = dx.StrategyExtended((), (), dx.ReductionToOneDevice())
     strategy = dx.Strategy(extended)
+    uses = (
+        lambda: strategy.run(abs, (1,)),
+        lambda: dx.Variable(1.0),
+        lambda: extended.update_non_slot(["CPU:0"], lambda: None),
+        lambda: strategy.experimental_distribute_values_from_function(lambda context: 1.0),
+    )
     with strategy.scope():
-        for use in (lambda: strategy.run(abs, (1,)), lambda: dx.Variable(1.0)):
+        for use in uses:
             with pytest.raises(NotImplementedError):
                 use()
     assert make_strategy("default", 1) is dx.get_strategy()

@@ -314,3 +314,13 @@ def test_variables_made_from_one_array_are_apart(case: Case) -> None:
     case.across(lambda: first.assign_add([1.0, 1.0]))
     assert second.numpy().tolist() == array.tolist() == [0.0, 0.0]
     assert first.numpy().tolist() == [1.0, 1.0]
+
+
+def test_random_keys_are_kept_as_numbers(strategy: Any) -> None:
+    key = jax.random.key(3)
+    with strategy.scope():
+        with pytest.raises(ValueError, match=r"'k' is an array of random keys.*key_data\(key\)"):
+            dx.Variable(key, name="k")
+        variable = dx.Variable(jax.random.key_data(key))
+    again = jax.random.wrap_key_data(jnp.asarray(variable.numpy()))
+    assert jax.random.uniform(again) == jax.random.uniform(key)

@@ -22,67 +22,70 @@ def _variable(case: Case, value: Any, aggregation: str) -> dx.Variable:
     return case.variable(value, synchronization="ON_READ", aggregation=aggregation)
 
 
-@pytest.mark.parametrize("aggregation", [*COMBINED, "NONE"])
-def test_each_replica_has_its_own_value(case: Case, aggregation: str) -> None:
-    variable = _variable(case, 1.0, aggregation)
+def test_each_replica_has_its_own_value(case: Case) -> None:
+    variables = [_variable(case, 1.0, aggregation) for aggregation in (*COMBINED, "NONE")]
 
-    def replica_fn() -> Any:
+    def change(variable: dx.Variable) -> Any:
         before = variable.read_value()
         variable.assign(replica_number())
         variable.assign_add(10.0)
         variable.assign_sub(replica_number() * 2)
         return before, variable.read_value()
 
-    before, after = case.run(replica_fn)
+    results = case.run(lambda: [change(variable) for variable in variables])
     own = [10.0 - (index + 1.0) for index in range(case.num_replicas)]
-    assert case.numbers(before) == [1.0] * case.num_replicas
-    assert case.numbers(after) == own
-    assert case.numbers(variable) == own
-    again = case.run(lambda: variable.read_value())
+    for variable, (before, after) in zip(variables, results, strict=True):
+        assert case.numbers(before) == [1.0] * case.num_replicas
+        assert case.numbers(after) == own
+        assert case.numbers(variable) == own
+    again = case.run(lambda: variables[-1].read_value())
     assert case.numbers(again) == own
 
 
-@pytest.mark.parametrize("aggregation", COMBINED)
-def test_reading_outside_combines(case: Case, aggregation: str) -> None:
-    variable = _variable(case, [1.0, 2.0], aggregation)
+def test_reading_outside_combines(case: Case) -> None:
+    variables = {name: _variable(case, [1.0, 2.0], name) for name in COMBINED}
     n = case.num_replicas
-    initial = [COMBINED[aggregation]([1.0] * n), COMBINED[aggregation]([2.0] * n)]
-    assert np.asarray(case.across(lambda: variable.read_value())).tolist() == initial
+    for name, variable in variables.items():
+        combine = COMBINED[name]
+        assert variable.numpy().tolist() == [combine([1.0] * n), combine([2.0] * n)]
 
     def across() -> Any:
-        case.strategy.run(lambda: variable.assign(jnp.stack([replica_number()] * 2)))
-        return variable.read_value()
+        before = [variable.read_value() for variable in variables.values()]
+        for variable in variables.values():
+            case.strategy.run(lambda v=variable: v.assign(jnp.stack([replica_number()] * 2)))
+        return before, [variable.read_value() for variable in variables.values()]
 
-    combined = COMBINED[aggregation]([index + 1.0 for index in range(n)])
-    assert np.asarray(case.across(across)).tolist() == [combined] * 2
-    assert variable.numpy().tolist() == [combined] * 2
+    results = zip(variables.items(), *case.across(across), strict=True)
+    for (name, variable), before, after in results:
+        combine = COMBINED[name]
+        assert np.asarray(before).tolist() == [combine([1.0] * n), combine([2.0] * n)]
+        combined = combine([index + 1.0 for index in range(n)])
+        assert np.asarray(after).tolist() == [combined] * 2
+        assert variable.numpy().tolist() == [combined] * 2
 
 
-@pytest.mark.parametrize("aggregation", COMBINED)
-def test_reading_in_a_merge_combines(case: Case, aggregation: str) -> None:
-    variable = _variable(case, 0.0, aggregation)
+def test_reading_in_a_merge_combines(case: Case) -> None:
+    variables = {name: _variable(case, 0.0, name) for name in COMBINED}
 
-    def replica_fn() -> Any:
+    def read(variable: dx.Variable) -> Any:
         variable.assign(replica_number())
         context = dx.get_replica_context()
         return context.merge_call(lambda strategy: variable.read_value()), variable.read_value()
 
-    combined, own = case.run(replica_fn)
     numbers = [index + 1.0 for index in range(case.num_replicas)]
-    assert case.numbers(combined) == [COMBINED[aggregation](numbers)] * case.num_replicas
-    assert case.numbers(own) == numbers
+    results = case.run(lambda: {name: read(variable) for name, variable in variables.items()})
+    for name, (combined, own) in results.items():
+        assert case.numbers(combined) == [COMBINED[name](numbers)] * case.num_replicas
+        assert case.numbers(own) == numbers
 
 
-def test_without_aggregation_there_is_no_one_value(case: Case) -> None:
-    variable = _variable(case, 1.0, "NONE")
-    if case.single:
-        assert float(variable) == 1.0
-        return
+def test_without_aggregation_there_is_no_one_value(several: Case) -> None:
+    variable = _variable(several, 1.0, "NONE")
     for read in (lambda: variable.read_value(), lambda: variable + 1.0):
         with pytest.raises(ValueError, match=r"ON_READ with aggregation=NONE.*local_results"):
-            case.across(read)
+            several.across(read)
     with pytest.raises(ValueError, match=r"ON_READ with aggregation=NONE"):
-        case.run(lambda: dx.get_replica_context().merge_call(lambda s: variable.read_value()))
+        several.run(lambda: dx.get_replica_context().merge_call(lambda s: variable.read_value()))
 
 
 def test_assigning_outside_spreads_a_sum(case: Case) -> None:
@@ -93,28 +96,33 @@ def test_assigning_outside_spreads_a_sum(case: Case) -> None:
     assert variable.numpy().tolist() == [12.0, 24.0]
 
 
-@pytest.mark.parametrize("aggregation", ["MEAN", "ONLY_FIRST_REPLICA", "NONE"])
-def test_assigning_outside_sets_every_replica(case: Case, aggregation: str) -> None:
-    variable = _variable(case, 1.0, aggregation)
+def test_assigning_outside_sets_every_replica(case: Case) -> None:
+    names = ("MEAN", "ONLY_FIRST_REPLICA", "NONE")
+    variables = [_variable(case, 1.0, name) for name in names]
 
     def across() -> None:
-        variable.assign(5.0)
-        variable.assign_add(2.0)
-        variable.assign_sub(1.0)
+        for variable in variables:
+            variable.assign(5.0).assign_add(2.0).assign_sub(1.0)
 
     case.across(across)
-    assert case.numbers(variable) == [6.0] * case.num_replicas
+    for variable in variables:
+        assert case.numbers(variable) == [6.0] * case.num_replicas
 
 
 @pytest.mark.parametrize("how", ["assign_add", "assign_sub"])
-def test_adding_outside_to_a_sum_is_refused(case: Case, how: str) -> None:
-    variable = _variable(case, 1.0, "SUM")
-    if case.single:
-        getattr(variable, how)(1.0)
-        assert float(variable) == {"assign_add": 2.0, "assign_sub": 0.0}[how]
-        return
+def test_adding_outside_to_a_sum_is_refused(several: Case, how: str) -> None:
+    variable = _variable(several, 1.0, "SUM")
     with pytest.raises(ValueError, match=rf"{how}: .*ON_READ with aggregation=SUM.*use assign\(\)"):
-        case.across(lambda: getattr(variable, how)(1.0))
+        several.across(lambda: getattr(variable, how)(1.0))
+
+
+@pytest.mark.parametrize("kind", ["default", "one_device"])
+def test_one_device_has_ordinary_variables(kind: str, compiled: bool) -> None:
+    case = Case(kind, 1, compiled)
+    for aggregation in (*COMBINED, "NONE"):
+        variable = _variable(case, 1.0, aggregation)
+        case.across(lambda v=variable: v.assign_add(2.0).assign_sub(0.5))
+        assert float(variable) == 2.5
 
 
 def test_assigning_in_a_merge(case: Case) -> None:

@@ -27,19 +27,18 @@ def _numbers(case: Case) -> list[float]:
     return [index + 1.0 for index in range(case.num_replicas)]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_replicas_write_together(case: Case, aggregation: str) -> None:
-    variables = {how: case.variable(10.0, aggregation=aggregation) for how in HOWS}
+def test_replicas_write_together(case: Case) -> None:
+    kinds = [(aggregation, how) for aggregation in AGGREGATIONS for how in HOWS]
+    variables = {kind: case.variable(10.0, aggregation=kind[0]) for kind in kinds}
 
     def replica_fn() -> Any:
-        for how, variable in variables.items():
+        for (_, how), variable in variables.items():
             getattr(variable, how)(replica_number())
         return [variable.read_value() for variable in variables.values()]
 
     seen = case.run(replica_fn)
-    together = AGGREGATIONS[aggregation](_numbers(case))
-    for read, (how, variable) in zip(seen, variables.items(), strict=True):
-        expected = HOWS[how](10.0, together)
+    for read, ((aggregation, how), variable) in zip(seen, variables.items(), strict=True):
+        expected = HOWS[how](10.0, AGGREGATIONS[aggregation](_numbers(case)))
         assert case.numbers(variable) == [expected] * case.num_replicas
         assert case.numbers(read) == [expected] * case.num_replicas
         assert float(variable) == expected
@@ -131,27 +130,26 @@ def test_all_copies_change_together(case: Case) -> None:
     assert len(copies) == len(variable.devices)
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_writes_outside_the_replicas(case: Case, how: str) -> None:
-    variable = case.variable([10.0, 20.0])
+def test_writes_outside_the_replicas(case: Case) -> None:
+    variables = {how: case.variable([10.0, 20.0]) for how in HOWS}
 
     def across() -> Any:
-        getattr(variable, how)([1.0, 2.0])
-        return variable.read_value()
+        return {how: getattr(v, how)([1.0, 2.0]).read_value() for how, v in variables.items()}
 
-    expected = [HOWS[how](10.0, 1.0), HOWS[how](20.0, 2.0)]
-    assert np.asarray(case.across(across)).tolist() == expected
-    assert variable.numpy().tolist() == expected
-    assert case.numbers(variable) == [expected] * case.num_replicas
+    for how, value in case.across(across).items():
+        expected = [HOWS[how](10.0, 1.0), HOWS[how](20.0, 2.0)]
+        assert np.asarray(value).tolist() == expected
+        assert variables[how].numpy().tolist() == expected
+        assert case.numbers(variables[how]) == [expected] * case.num_replicas
 
 
 def test_a_write_takes_anything_that_is_an_array(case: Case) -> None:
     variable, other = case.variable([0.0, 0.0]), case.variable([7.0, 8.0])
     mirrored = case.run(lambda: dx.get_replica_context().all_reduce("MEAN", jnp.ones(2)))
-    values = ([1, 2], (3.0, 4.0), np.asarray([5.0, 6.0]), jnp.ones(2), other, mirrored)
-    for value in values:
-        case.across(lambda v=value: variable.assign(v))
-        assert variable.numpy().tolist() == np.asarray(value).tolist()
+    values = [[1, 2], (3.0, 4.0), np.asarray([5.0, 6.0]), jnp.ones(2), other, mirrored]
+    results = case.across(lambda: [variable.assign(value).read_value() for value in values])
+    for result, value in zip(results, values, strict=True):
+        assert np.asarray(result).tolist() == np.asarray(value).tolist()
 
 
 def test_a_scalar_is_added_to_every_element(case: Case) -> None:
@@ -167,7 +165,8 @@ def test_a_per_replica_value_is_not_written_outside(several: Case) -> None:
         several.across(variable.assign, value)
 
 
-def test_a_value_must_have_the_shape(case: Case) -> None:
+def test_a_value_must_have_the_shape(small: Case) -> None:
+    case = small
     variable = case.variable([1.0, 2.0], name="bias", aggregation="SUM")
     message = (
         r"assign: a value of shape \(3,\).*variable 'bias' \(shape \(2,\).*Expected shape \(2,\)"
@@ -179,7 +178,8 @@ def test_a_value_must_have_the_shape(case: Case) -> None:
     assert variable.numpy().tolist() == [1.0, 2.0]
 
 
-def test_a_value_must_fit_the_data_type(case: Case) -> None:
+def test_a_value_must_fit_the_data_type(small: Case) -> None:
+    case = small
     variable = case.variable(3, name="count", aggregation="SUM")
     with pytest.raises(
         ValueError, match=r"float32 does not fit variable 'count'.*astype\('int32'\)"

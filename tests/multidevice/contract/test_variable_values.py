@@ -33,7 +33,8 @@ A, B = (
 )
 
 
-def test_operators_in_replicas(case: Case) -> None:
+def test_operators_in_replicas(small: Case) -> None:
+    case = small
     variable, other = case.variable(A), case.variable(B)
 
     def replica_fn(x: Any) -> Any:
@@ -64,7 +65,8 @@ def test_operators_in_replicas(case: Case) -> None:
         close(case.local(result), [want] * case.num_replicas)
 
 
-def test_methods_and_indexing_in_replicas(case: Case) -> None:
+def test_methods_and_indexing_in_replicas(small: Case) -> None:
+    case = small
     variable = case.variable(A)
 
     def replica_fn() -> Any:
@@ -91,7 +93,8 @@ def test_methods_and_indexing_in_replicas(case: Case) -> None:
         close(case.local(result), [want] * case.num_replicas)
 
 
-def test_integer_and_truth_operators(case: Case) -> None:
+def test_integer_and_truth_operators(small: Case) -> None:
+    case = small
     bits, flag = case.variable([6, 3]), case.variable([True, False])
 
     def across() -> Any:
