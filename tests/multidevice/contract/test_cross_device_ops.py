@@ -35,6 +35,7 @@ def _concrete(value: Any) -> bool:
 
 OPS = {
     "all_reduce": dx.AllReduce,
+    "one_by_one": lambda: dx.AllReduce(num_packs=0),
     "packs": lambda: dx.NcclAllReduce(num_packs=2),
     "hierarchical": dx.HierarchicalCopyAllReduce,
     "one_device": dx.ReductionToOneDevice,

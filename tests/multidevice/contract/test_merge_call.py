@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import distribax as dx
-from tests.multidevice.contract.cases import Case, close, replica_number
+from tests.multidevice.contract.cases import BATCH, Case, close, replica_number
 
 
 def _merge(fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,6 +148,50 @@ def test_variables_are_written_and_updated_in_a_merge(case: Case) -> None:
     assert case.numbers(result) == [total] * n
     assert case.numbers(assigned) == [total] * n
     assert case.numbers(updated) == [total + 1] * n
+
+
+def test_reducing_along_an_axis_in_a_merge(case: Case) -> None:
+    def merge_fn(strategy: Any, x: Any) -> Any:
+        sums = strategy.reduce("SUM", x, axis=0), strategy.reduce("MEAN", x, axis=0)
+        return *sums, strategy.gather(x, axis=0)
+
+    total, mean, joined = case.run(lambda x: _merge(merge_fn, x), case.split(BATCH))
+    for value, expected in ((total, BATCH.sum()), (mean, BATCH.mean()), (joined, BATCH)):
+        close(case.local(value), [expected] * case.num_replicas)
+
+
+def test_variables_are_reduced_and_gathered_in_a_merge(case: Case) -> None:
+    n = case.num_replicas
+    mirrored = case.variable([1.0, 2.0])
+    own = case.variable([0.0, 0.0], synchronization="ON_READ", aggregation="SUM")
+    scalar = case.variable(0.0, synchronization="ON_READ", aggregation="SUM")
+
+    def merge_fn(strategy: Any) -> Any:
+        return (
+            strategy.reduce("MEAN", mirrored, axis=None),
+            strategy.reduce("SUM", own, axis=None),
+            strategy.reduce("SUM", scalar, axis=None),
+            strategy.gather(own, axis=0),
+        )
+
+    def replica_fn() -> Any:
+        own.assign(jnp.stack([replica_number()] * 2))
+        scalar.assign(replica_number())
+        return _merge(merge_fn)
+
+    total = n * (n + 1) / 2
+    expected = [[1.0, 2.0], [total] * 2, total, [i + 1.0 for i in range(n) for _ in range(2)]]
+    for value, want in zip(case.run(replica_fn), expected, strict=True):
+        close(case.local(value), [want] * n)
+    outside = case.across(lambda: case.strategy.reduce("SUM", scalar, axis=None))
+    close(outside, total)
+
+
+def test_a_merge_returns_a_value_from_outside(case: Case) -> None:
+    """A distributed value that the merge function closes over is taken apart too."""
+    value = case.each(lambda index: jnp.asarray(index * 10.0))
+    result = case.run(lambda: _merge(lambda strategy: value) + replica_number())
+    close(case.local(result), [index * 11.0 + 1.0 for index in range(case.num_replicas)])
 
 
 def test_call_for_each_replica_is_the_low_level_run(case: Case) -> None:
