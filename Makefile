@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak clean
+.PHONY: help demo test lint format bench soak chaos contract clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,7 +17,7 @@ demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU
 	@$(BIN)/python -m distribax demo
 
 test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.test ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .
@@ -31,8 +31,15 @@ format: $(VENV)/.test ## mend what ruff can mend
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
 
-soak: $(VENV)/.test ## the long tests, and those that kill processes
-	$(BIN)/python -m pytest -m "soak or chaos" --timeout 1800 $(PYTEST_ARGS)
+soak: $(VENV)/.test ## the long tests
+	$(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
+
+chaos: $(VENV)/.test ## kill and stop hundreds of workers and servers; nothing may be lost
+	$(BIN)/python -m pytest -m chaos -s --timeout 3600 $(PYTEST_ARGS)
+
+contract: $(VENV)/.test ## all of the contract suite: every size, and in worker processes, 2 x 1 and 2 x 2
+	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -50,7 +57,7 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	@echo "Installing into $(VENV) (this happens once) ..."
-	@$(PIP) install --editable '.[demo]'
+	@$(PIP) install --editable '.[demo,ray]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml

@@ -24,6 +24,7 @@ from benchmarks.cases import (
     input_loop,
     input_pipeline,
     mlp_step,
+    multi_worker,
     packing,
 )
 from benchmarks.figures import Report
@@ -39,6 +40,8 @@ CASES: dict[str, Callable[[Settings], Report]] = {
     "input_tfrecord": input_pipeline.records,
     "input_loop": input_loop.loop,
     "input_leak": input_loop.memory,
+    "multi_worker": multi_worker.step,
+    "multi_worker_packing": multi_worker.packing,
 }
 
 

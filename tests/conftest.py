@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import jax
 import pytest
 
 from distribax import context, topology
 
-topology.set_virtual_cpu_devices(8)
-# Starts the backend now, with these devices: no test can be the one that happens to start it.
-topology.resolve_devices()
+# A process that tests/multiprocess has made a worker of a cluster has its devices already.
+if not jax.distributed.is_initialized():
+    topology.set_virtual_cpu_devices(8)
+    # Starts the backend now, with these devices: no test can be the one that happens to start it.
+    topology.resolve_devices()
 
 _GRACE_SECONDS = 5.0
 """How long a thread or process that has been told to end may take to do so."""

@@ -4,6 +4,8 @@
 # (the peer is installed in its own environment, not in the one that is checked)
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -75,18 +77,8 @@ def make_model(problem: mlp_problem.Problem, kind: str) -> tuple[Any, list[Any]]
     return logits_of, [variable for layer in layers for variable in layer]
 
 
-def main() -> None:
-    parser = mlp_problem.parser()
-    parser.add_argument("--model", choices=("keras", "variables"), default="keras")
-    parser.add_argument("--optimizer", choices=("keras", "raw"), default="keras")
-    parser.add_argument("--jit-compile", action="store_true", help="compile the gradients by XLA")
-    options = parser.parse_args()
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * options.replicas,
-    )
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(options.replicas)])
-    problem = mlp_problem.make(options.batch_size)
+def make_step(strategy: Any, problem: mlp_problem.Problem, options: argparse.Namespace) -> Any:
+    """The compiled step from a batch to its loss."""
     with strategy.scope():
         model, variables = make_model(problem, options.model)
         if options.optimizer == "keras":
@@ -94,14 +86,6 @@ def main() -> None:
             optimizer.build(variables)
         else:
             optimizer = RawAdam(variables)
-    share = options.batch_size // options.replicas
-
-    def piece(values: Any) -> Any:
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(values[context.replica_id_in_sync_group * share :][:share])
-        )
-
-    images, labels = piece(problem.images), piece(problem.labels)
 
     def gradients_of(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -122,12 +106,46 @@ def main() -> None:
         losses = strategy.run(replica_step, args=(images, labels))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
+    return train_step
+
+
+def place(strategy: Any, values: Any) -> Any:
+    """Give each replica its equal share of `values`."""
+    share = len(values) // strategy.num_replicas_in_sync
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(values[context.replica_id_in_sync_group * share :][:share])
+    )
+
+
+def make_run(train_step: Any, images: Any, labels: Any) -> Callable[[int], dict[str, float]]:
     def run(steps: int) -> dict[str, float]:
         loss = None
         for _ in range(steps):
             loss = train_step(images, labels)
         return {} if loss is None else {"loss": float(loss.numpy())}
 
+    return run
+
+
+def parser() -> argparse.ArgumentParser:
+    result = mlp_problem.parser()
+    result.add_argument("--model", choices=("keras", "variables"), default="keras")
+    result.add_argument("--optimizer", choices=("keras", "raw"), default="keras")
+    result.add_argument("--jit-compile", action="store_true", help="compile the gradients by XLA")
+    return result
+
+
+def main() -> None:
+    options = parser().parse_args()
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * options.replicas,
+    )
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(options.replicas)])
+    problem = mlp_problem.make(options.batch_size)
+    train_step = make_step(strategy, problem, options)
+    images, labels = place(strategy, problem.images), place(strategy, problem.labels)
+    run = make_run(train_step, images, labels)
     serve(run, {"library": f"tensorflow {tf.__version__}"})
 
 

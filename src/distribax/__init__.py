@@ -20,6 +20,7 @@ from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
 from distribax.errors import OutOfRangeError as OutOfRangeError
+from distribax.errors import PeerLostError as PeerLostError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy
@@ -44,15 +45,21 @@ from distribax.types import ValueContext as ValueContext
 from distribax.types import VariableAggregation as VariableAggregation
 from distribax.types import VariableSynchronization as VariableSynchronization
 from distribax.values import DistributedValues as DistributedValues
+from distribax.values import IndexedSlices as IndexedSlices
 from distribax.values import Mirrored as Mirrored
 from distribax.values import PerReplica as PerReplica
+from distribax.variables import ShardedVariable as ShardedVariable
 from distribax.variables import Variable as Variable
+from distribax.variables import embedding_lookup as embedding_lookup
 
 if TYPE_CHECKING:
     from distribax import cluster_resolver as cluster_resolver
     from distribax import contrib as contrib
+    from distribax import coordinator as coordinator
     from distribax import data as data
+    from distribax import partitioners as partitioners
     from distribax.cluster import ClusterSpec as ClusterSpec
+    from distribax.cluster import Server as Server
     from distribax.data.distributed import DistributedDataset as DistributedDataset
     from distribax.data.distributed import DistributedIterator as DistributedIterator
     from distribax.data.distributed import InputContext as InputContext
@@ -61,6 +68,9 @@ if TYPE_CHECKING:
     from distribax.strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
+    from distribax.strategies.parameter_server import (
+        ParameterServerStrategy as ParameterServerStrategy,
+    )
 
 __version__ = "0.1.0"
 
@@ -68,14 +78,18 @@ __version__ = "0.1.0"
 _ON_USE = {
     "contrib": "distribax.contrib",
     "ClusterSpec": "distribax.cluster",
+    "Server": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",
+    "coordinator": "distribax.coordinator",
     "data": "distribax.data",
+    "partitioners": "distribax.partitioners",
     "DistributedDataset": "distribax.data.distributed",
     "DistributedIterator": "distribax.data.distributed",
     "InputContext": "distribax.data.distributed",
     "InputOptions": "distribax.data.distributed",
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
+    "ParameterServerStrategy": "distribax.strategies.parameter_server",
 }
 
 

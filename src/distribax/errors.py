@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
 
 class ControlFlow(BaseException):
     """Base of the signals that the engine sends to itself through user code.
@@ -31,3 +38,143 @@ class HostOnly(ControlFlow):
 
 class OutOfRangeError(StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
+
+
+class PeerLostError(RuntimeError):
+    """Another worker is lost, and this one cannot go on without it.
+
+    Attributes:
+        peer: Which one, and its address: "worker 1 (10.0.0.2:2222)".
+        reason: What is known of it: it died, it stopped answering, it left with an error.
+    """
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"{peer} {reason}.")
+        self.peer = peer
+        self.reason = reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.peer, self.reason)
+
+
+class ClosureCancelledError(RuntimeError):
+    """A scheduled function was not run, because another one had failed before its turn."""
+
+
+class WorkersLostError(RuntimeError):
+    """Scheduled functions cannot be run: the workers are gone and do not come back."""
+
+
+class RemoteError(RuntimeError):
+    """An exception of a worker whose own type cannot be brought here; the text says what it was."""
+
+
+class ParameterServerError(RuntimeError):
+    """A parameter server could not do what it was asked; nothing of that push was applied.
+
+    Attributes:
+        server: The server's index.
+        kind: The name of the exception's type on the server.
+        text: Its message.
+    """
+
+    def __init__(self, server: int, kind: str, text: str) -> None:
+        super().__init__(f"parameter server {server}: {kind}: {text}")
+        self.server = server
+        self.kind = kind
+        self.text = text
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.server, self.kind, self.text)
+
+
+class ParameterServerUnreachableError(ConnectionError):
+    """A parameter server did not answer in time.
+
+    Attributes:
+        server: The server's index.
+        endpoint: Where it was expected, if that is known.
+        seconds: How long was waited.
+        reason: What went wrong last.
+    """
+
+    def __init__(self, server: int, endpoint: str, seconds: float, reason: str) -> None:
+        super().__init__(
+            f"parameter server {server} ({endpoint or 'at an unknown address'}) did not answer "
+            f"within {seconds:g} s; the last trouble: {reason}. Is its process running, and can "
+            "its address be reached from here? The time is the parameter client's `timeout`."
+        )
+        self.server = server
+        self.endpoint = endpoint
+        self.seconds = seconds
+        self.reason = reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.server, self.endpoint, self.seconds, self.reason)
+
+
+class ParametersLostError(RuntimeError):
+    """A parameter server was restarted and does not have the parameters any more.
+
+    Attributes:
+        server: The server's index.
+        reason: What is missing, and why.
+    """
+
+    def __init__(self, server: int, reason: str) -> None:
+        super().__init__(
+            f"parameter server {server} lacks parameters: {reason}. If it was restarted, create "
+            "the variables again and restore them, for example with "
+            "dx.Checkpoint(...).restore(...). To be spared this, turn snapshots on "
+            "(snapshot_dir and snapshot_interval)."
+        )
+        self.server = server
+        self.reason = reason
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.server, self.reason)
+
+
+_losses: list[PeerLostError] = []
+
+
+def note_loss(loss: PeerLostError) -> None:
+    """Notes that a worker is lost, on which everything depends that all workers do together."""
+    _losses.append(loss)
+
+
+def is_lost() -> bool:
+    """Tells whether a worker is lost."""
+    return bool(_losses)
+
+
+def raise_if_lost() -> None:
+    """Raises if a worker is lost: a program of all workers would fail, and may not say so."""
+    if _losses:
+        raise PeerLostError(_losses[0].peer, _losses[0].reason)
+
+
+_explanations: list[Callable[[Exception], Exception]] = []
+
+
+def explain_with(explain: Callable[[Exception], Exception]) -> None:
+    """Sets who knows more about the failures of programs that run on several workers."""
+    _explanations[:] = [explain]
+
+
+def explained(error: Exception) -> Exception:
+    """Returns the error that says why a program has failed; `error` itself if nobody knows more."""
+    return _explanations[0](error) if _explanations else error
+
+
+def explaining(fn: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Lets a function's errors be explained."""
+
+    @functools.wraps(fn)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            raise explained(error)  # noqa: B904
+
+    return call

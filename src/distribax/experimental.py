@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from distribax.collectives import CommunicationImplementation as CollectiveCommunication
@@ -15,8 +16,12 @@ from distribax.training.preemption import TerminationConfig as TerminationConfig
 from distribax.types import ValueContext as ValueContext
 
 if TYPE_CHECKING:
+    from distribax import coordinator as coordinator
     from distribax.strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    )
+    from distribax.strategies.parameter_server import (
+        ParameterServerStrategy as ParameterServerStrategy,
     )
 
 __all__ = [
@@ -25,15 +30,24 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "MultiWorkerMirroredStrategy":
-        raise AttributeError(f"module 'distribax.experimental' has no attribute {name!r}")
-    from distribax.strategies.multi_worker import MultiWorkerMirroredStrategy
+# Loaded on use, as in `distribax` itself.
+_ON_USE = {
+    "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
+    "ParameterServerStrategy": "distribax.strategies.parameter_server",
+    "coordinator": "distribax.coordinator",
+}
 
-    return MultiWorkerMirroredStrategy
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        raise AttributeError(f"module 'distribax.experimental' has no attribute {name!r}")
+    module = importlib.import_module(_ON_USE[name])
+    return module if name == "coordinator" else getattr(module, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import pxla
 from jax.sharding import Mesh, PartitionSpec
+
+from distribax.errors import explained, explaining
 
 Tracer = jax.core.Tracer
 
@@ -273,11 +276,13 @@ def _multihost() -> Any:
     return multihost_utils
 
 
+@explaining
 def broadcast_from_first(value: Any) -> Any:
     """Returns the first process's value, in every process; all must call it."""
     return _multihost().broadcast_one_to_all(value)
 
 
+@explaining
 def gather_from_all(value: Any, axis: int) -> list[Any]:
     """Returns every process's array, in their order; sizes along `axis` may differ."""
     sizes = _multihost().process_allgather(np.int64(value.shape[axis]))
@@ -288,6 +293,25 @@ def gather_from_all(value: Any, axis: int) -> list[Any]:
     return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
 
 
+@explaining
+def texts_of_all(text: str) -> list[str]:
+    """Returns every process's text, in their order; all must call it."""
+    lengths = _multihost().process_allgather(np.int64(len(text.encode())))
+    own = np.frombuffer(text.encode().ljust(int(lengths.max()), b" "), np.uint8)
+    return [
+        bytes(row[: int(length)]).decode()
+        for row, length in zip(_multihost().process_allgather(own), lengths, strict=True)
+    ]
+
+
+@explaining
+def agree_on(text: str) -> bool:
+    """Tells whether every process has said the same text; all must call it."""
+    digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint32)
+    return bool((_multihost().process_allgather(digest) == digest).all())
+
+
+@explaining
 def sum_over_processes(value: int) -> int:
     """Adds up a number of every process; all must call it."""
     return int(_multihost().process_allgather(np.int64(value)).sum())
@@ -300,6 +324,9 @@ def for_user(array: Any) -> Any:
     """
     if is_tracer(array) or array.is_fully_addressable:
         return uncommitted(array)
+    if not array.sharding.is_fully_replicated:
+        # A program whose results nobody has told where to be; all processes come here together.
+        return jax.numpy.asarray(_multihost().process_allgather(array, tiled=True))
     return uncommitted(one_copy(array))
 
 
@@ -312,19 +339,22 @@ def exchange_text(key: str, text: str, seconds: float) -> list[str]:
     client = _distributed.global_state.client
     if client is None:
         return [text]
-    client.key_value_set(f"{key}/{jax.process_index()}", text)
     texts = []
-    for process in range(jax.process_count()):
-        try:
+    try:
+        client.key_value_set(f"{key}/{jax.process_index()}", text)
+        for process in range(jax.process_count()):
             texts.append(client.blocking_key_value_get(f"{key}/{process}", int(seconds * 1000)))
-        except jax.errors.JaxRuntimeError as error:
-            raise RuntimeError(
-                f"worker {process} gave no sign within {seconds:g} s (waiting for {key}). Is it "
-                "still running, and does it run the same program?"
-            ) from error
+    except jax.errors.JaxRuntimeError as error:
+        if (named := explained(error)) is not error:
+            raise named from error
+        raise RuntimeError(
+            f"worker {len(texts)} gave no sign within {seconds:g} s (waiting for {key}). Is it "
+            "still running, and does it run the same program?"
+        ) from error
     return texts
 
 
+@explaining
 def reached_preemption_point(number: int) -> bool:
     """Tells whether to save now, as a process was told to stop; all ask with growing numbers.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -101,6 +101,13 @@ class HasDevices(Protocol):
 
     @property
     def devices(self) -> tuple[Any, ...]: ...
+
+
+RESTARTABLE_EXIT_CODE: Final = 42
+"""With this code a process ends that was told to stop and has saved: start it again."""
+
+STUCK_EXIT_CODE: Final = 43
+"""Of a worker that has lost another one, and is stuck in a call that cannot be interrupted."""
 
 
 def is_python_number(value: object) -> bool:

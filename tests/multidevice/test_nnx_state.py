@@ -52,7 +52,7 @@ def test_statistics_are_the_mean_over_replicas(several: Case) -> None:
     for x in INPUTS:
         outputs = step(several.split(x))
         expected = [one(piece) for one, piece in zip(alone, _pieces(several, x), strict=True)]
-        close(several.local(outputs), expected, 1e-5)
+        close(several.parts(outputs), expected, 1e-5)
     close(norm.mean[...], sum(one.mean[...] for one in alone) / len(alone), 1e-5)
     close(norm.var[...], sum(one.var[...] for one in alone) / len(alone), 1e-5)
 
@@ -86,7 +86,7 @@ def test_dropout_differs_between_replicas_and_steps(several: Case) -> None:
     key = jax.random.key_data(dropout.rngs.key[...])
     step = several.step(lambda x: several.strategy.run(dropout, args=(x,)))
     ones = several.each(lambda _: jnp.ones((8, 8)))
-    masks = {part.tobytes() for _ in range(2) for part in several.local(step(ones))}
+    masks = {part.tobytes() for _ in range(2) for part in several.parts(step(ones))}
     assert len(masks) == 2 * several.num_replicas
     assert int(dropout.rngs.count[...]) == 2
     assert (jax.random.key_data(dropout.rngs.key[...]) == key).all()
@@ -102,7 +102,7 @@ def test_random_state_that_is_split_for_a_while(pair: Case) -> None:
         return dropout(x)
 
     output = pair.run(lambda x: thrice(dropout, x), pair.split(np.ones((2, 64), np.float32)))
-    masks = {row.tobytes() for part in pair.local(output) for row in part}
+    masks = {row.tobytes() for part in pair.parts(output) for row in part}
     assert len(masks) == 3 * 2
     assert (jax.random.key_data(dropout.rngs.key[...]) == before).all()
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,58 +15,15 @@ import pytest
 
 from distribax.cli import main
 from distribax.testing.local_cluster import free_ports
+from tests.multiprocess.launchers import Start, finish, is_gone, launchers, lines_of
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
-
-Start = Callable[..., "subprocess.Popen[str]"]
-_WAIT_SECONDS = 60
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Gives a function that starts the launcher with a script; what is left is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str):
-        path = tmp_path / "train.py"
-        path.write_text(textwrap.dedent(script))
-        launcher = subprocess.Popen(
-            [sys.executable, "-m", "distribax", "run", *options, str(path), *arguments],
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(launcher)
-        return launcher
-
-    yield start
-    for launcher in started:
-        if launcher.poll() is None:
-            launcher.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                launcher.wait(10)
-            launcher.kill()
-        launcher.communicate()
-
-
-def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = launcher.communicate(timeout=_WAIT_SECONDS)
-    return launcher.returncode, out, err
-
-
-def is_gone(pid: int) -> bool:
-    """Returns whether the process has ended, waiting for it a while; a zombie has ended."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+    with launchers(tmp_path) as start:
+        yield start
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -81,11 +35,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def lines_of(out: str, worker: int) -> list[str]:
-    prefix = f"[worker {worker}] "
-    return [line.removeprefix(prefix) for line in out.splitlines() if line.startswith(prefix)]
 
 
 TELL = """
@@ -253,28 +202,6 @@ def test_success_of_all_is_success(start: Start, end: str) -> None:
     code, _, err = finish(start(f"import sys\n{end}\n", "--workers", "2"))
     assert code == 0
     assert "distribax run" not in err
-
-
-RESTARTS = """
-import os, sys
-attempt = int(os.environ["DISTRIBAX_RESTART_COUNT"])
-print("attempt", attempt, os.environ["TF_CONFIG"])
-sys.exit(5 + attempt if attempt < int(sys.argv[1]) else 0)
-"""
-
-
-def test_restarts_until_it_works_or_the_limit(start: Start) -> None:
-    options = ("--max-restarts", "2")
-    works = start(RESTARTS, *options, arguments=("2",))
-    code, out, err = finish(works)
-    assert code == 0, err
-    lines = lines_of(out, 0)
-    assert [line.split()[1] for line in lines] == ["0", "1", "2"]
-    assert len({line.partition("{")[2] for line in lines}) == 3, "each start has ports of its own"
-    assert "starting all workers again (restart 2 of 2)" in err
-    code, out, err = finish(start(RESTARTS, *options, arguments=("9",)))
-    assert code == 7
-    assert len(lines_of(out, 0)) == 3
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ class _Renamed:
         self._replaced = replaced
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            # Asked for before there is anything, as when a function that uses it is sent away.
+            raise AttributeError(name)
         return self._replaced[name] if name in self._replaced else getattr(self._module, name)
 
 

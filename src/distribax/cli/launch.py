@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from distribax.cluster.address import Address, parse_address
+from distribax.cluster.ports import quiet_ports
 
 RESTART_VARIABLE: Final = "DISTRIBAX_RESTART_COUNT"
 """Tells a worker how often the cluster was started again before it: '0' at first."""
@@ -35,6 +36,7 @@ class Launch:
     script: str
     arguments: tuple[str, ...] = ()
     workers: int = 1
+    ps: int = 0
     devices_per_worker: int | None = None
     max_restarts: int = 0
     nnodes: int = 1
@@ -50,6 +52,13 @@ class Launch:
                 "launcher's own options stand before it, the script's after it."
             )
         _at_least("--workers", self.workers, 1)
+        _at_least("--ps", self.ps, 0)
+        if self.ps and self.nnodes > 1:
+            raise ValueError(
+                f"--ps={self.ps} starts a cluster on this machine alone, but --nnodes="
+                f"{self.nnodes}. On several machines, give each process its TF_CONFIG, and run "
+                "dx.Server(resolver).join() in the workers and parameter servers."
+            )
         if self.devices_per_worker is not None:
             _at_least("--devices-per-worker", self.devices_per_worker, 1)
         _at_least("--max-restarts", self.max_restarts, 0)
@@ -86,13 +95,7 @@ class Launch:
 
     def environments(self, inherited: Mapping[str, str], restart: int) -> dict[int, dict[str, str]]:
         """Returns each worker's environment by its number; every call takes new free ports."""
-        common = {k: v for k, v in inherited.items() if k not in _CLUSTER_VARIABLES}
-        common[RESTART_VARIABLE] = str(restart)
-        if self.devices_per_worker is not None:
-            common["JAX_NUM_CPU_DEVICES"] = str(self.devices_per_worker)
-            # JAX refuses to be told the number in both ways.
-            if "XLA_FLAGS" in common:
-                common["XLA_FLAGS"] = _DEVICE_COUNT_FLAG.sub("", common["XLA_FLAGS"]).strip()
+        common = self._common(inherited, restart)
         if self.rdzv_endpoint is None:
             addresses = [Address(_LOCAL_HOST, port) for port in _free_ports(self.workers)]
             leader = addresses[0]
@@ -101,9 +104,37 @@ class Launch:
         return {
             worker_id: common
             | self._place(worker_id, leader)
-            | (_tf_config(addresses, worker_id) if addresses else {})
+            | (_tf_config({"worker": addresses}, "worker", worker_id) if addresses else {})
             for worker_id in self.worker_ids
         }
+
+    def task_environments(
+        self, inherited: Mapping[str, str], restart: int
+    ) -> dict[tuple[str, int], dict[str, str]]:
+        """Returns the environment of the chief, the workers and the parameter servers, by task."""
+        common = self._common(inherited, restart)
+        sizes = {"chief": 1, "worker": self.workers, "ps": self.ps}
+        ports = iter(quiet_ports(sum(sizes.values()), _LOCAL_HOST))
+        cluster = {
+            job: [Address(_LOCAL_HOST, next(ports)) for _ in range(size)]
+            for job, size in sizes.items()
+        }
+        return {
+            (job, index): common | _tf_config(cluster, job, index)
+            for job, size in sizes.items()
+            for index in range(size)
+        }
+
+    def _common(self, inherited: Mapping[str, str], restart: int) -> dict[str, str]:
+        """Returns what all processes get."""
+        common = {k: v for k, v in inherited.items() if k not in _CLUSTER_VARIABLES}
+        common[RESTART_VARIABLE] = str(restart)
+        if self.devices_per_worker is not None:
+            common["JAX_NUM_CPU_DEVICES"] = str(self.devices_per_worker)
+            # JAX refuses to be told the number in both ways.
+            if "XLA_FLAGS" in common:
+                common["XLA_FLAGS"] = _DEVICE_COUNT_FLAG.sub("", common["XLA_FLAGS"]).strip()
+        return common
 
     def _place(self, worker_id: int, leader: Address) -> dict[str, str]:
         """Returns torchrun's and JAX's variables, for `dx` and for scripts that read them."""
@@ -125,10 +156,10 @@ def _at_least(option: str, value: int, minimum: int) -> None:
         raise ValueError(f"{option}={value}: expected a whole number of at least {minimum}.")
 
 
-def _tf_config(addresses: list[Address], worker_id: int) -> dict[str, str]:
+def _tf_config(cluster: Mapping[str, list[Address]], job: str, index: int) -> dict[str, str]:
     config = {
-        "cluster": {"worker": [str(address) for address in addresses]},
-        "task": {"type": "worker", "index": worker_id},
+        "cluster": {job: [str(address) for address in tasks] for job, tasks in cluster.items()},
+        "task": {"type": job, "index": index},
     }
     return {"TF_CONFIG": json.dumps(config)}
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Final
 
+from distribax.types import RESTARTABLE_EXIT_CODE, STUCK_EXIT_CODE
+
 _WORKER_MAIN: Final = Path(__file__).with_name("worker_main.py")
 _POLL_SECONDS: Final = 0.05
 _TAIL_LINES: Final = 200
@@ -26,6 +28,8 @@ _LONGEST_LINE: Final = 65536
 # A carriage return ends a line too, as progress bars use it; at the end, a "\n" may follow.
 _LINE_END: Final = re.compile(rb"\r?\n|\r(?=[^\n])")
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_PEER_LOST: Final = "distribax.errors.PeerLostError: "
+_CAUSE_SECONDS: Final = 2.0
 
 
 class _Kind(enum.IntEnum):
@@ -38,13 +42,14 @@ class _Kind(enum.IntEnum):
     DIED = 0
     SAID_SO = 1  # An exception or sys.exit, of which the worker has told the launcher.
     ABORTED = 2
+    LOST_ANOTHER = 3  # It cannot go on without another worker, whose end is the cause.
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a worker failed: its exit code, and the end of what it wrote to stderr."""
+    """How a process failed: its exit code, and the end of what it wrote to stderr."""
 
-    worker_id: int
+    name: str
     exit_code: int
     how: str
     tail: tuple[str, ...]
@@ -52,7 +57,7 @@ class Failure:
     at_the_same_time: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} failed ({self.how})"
+        return f"{self.name} failed ({self.how})"
 
 
 @dataclass
@@ -89,11 +94,17 @@ class _Stream:
             self.sink.flush()
 
 
-class _Worker:
-    """One process, in a group of processes of its own."""
+class TaskProcess:
+    """One process, in a group of processes of its own; its name, such as "worker 0", is for users.
 
-    def __init__(self, worker_id: int, command: Sequence[str], environment: Mapping[str, str]):
-        self.worker_id = worker_id
+    Args:
+        name: What its lines of output begin with.
+        command: The script and its arguments.
+        environment: All its environment variables.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
         own, theirs = socket.socketpair()
         with theirs:
             try:
@@ -113,7 +124,7 @@ class _Worker:
         own.setblocking(False)
         self.connection = own
         assert self.process.stdout is not None and self.process.stderr is not None
-        prefix = f"[worker {worker_id}] "
+        prefix = f"[{name}] "
         self.out = _Stream(self.process.stdout, sys.stdout, prefix)
         self.err = _Stream(self.process.stderr, sys.stderr, prefix)
         for stream in (self.out, self.err):
@@ -151,7 +162,10 @@ class _Worker:
 
     def _failure(self, code: int, how: str, order: tuple[int, int]) -> Failure:
         self.err.pump()
-        return Failure(self.worker_id, code, how, _last_words(self.err.tail), order)
+        words = _last_words(self.err.tail)
+        if code == STUCK_EXIT_CODE or any(line.startswith(_PEER_LOST) for line in words):
+            order = (_Kind.LOST_ANOTHER, order[1])
+        return Failure(self.name, code, how, words, order)
 
     def close(self) -> None:
         """Waits for the worker, which has ended or was killed, and hands on its last words."""
@@ -179,7 +193,8 @@ def run_workers(
     """Runs the command in all workers until all have ended, one has failed, or it is stopped.
 
     Workers that still run then are told to end (SIGTERM), and killed if they have not after
-    `grace_seconds`: JAX takes SIGTERM for the notice of a preemption and runs on.
+    `grace_seconds`: JAX takes SIGTERM for the notice of a preemption and runs on. If a worker has
+    left to be started again, the others get that time before they are told.
 
     Args:
         command: The script and its arguments.
@@ -187,40 +202,62 @@ def run_workers(
         grace_seconds: How long a worker may take to end.
         stops: Signal handlers add to this. Its first entry ends the workers, its second kills them.
     """
-    workers: list[_Worker] = []
+    workers: list[TaskProcess] = []
     failure: Failure | None = None
     try:
         with selectors.DefaultSelector() as selector:
             for worker_id, environment in environments.items():
-                workers.append(_Worker(worker_id, command, environment))
-                _register(selector, workers[-1])
-            while failure is None and not stops and not _all_ended(workers):
-                _pump(selector)
+                workers.append(TaskProcess(f"worker {worker_id}", command, environment))
+                register(selector, workers[-1])
+            while failure is None and not stops and not all_ended(workers):
+                pump(selector)
                 failure = _first_failure(workers)
             if failure is None and not stops:
                 # All may have ended between two looks.
                 failure = _first_failure(workers)
-            _end(workers, selector, grace_seconds, stops)
+            deadline = time.monotonic() + _CAUSE_SECONDS
+            while _is_consequence(failure) and not stops and time.monotonic() < deadline:
+                # The connections of a process close before the system tells of its end.
+                pump(selector)
+                failure = _first_failure(workers)
+            if failure is not None and failure.exit_code == RESTARTABLE_EXIT_CODE:
+                # The others are about to leave in the same way.
+                _wait(workers, selector, grace_seconds, stops, 1)
+            end(workers, selector, grace_seconds, stops)
     finally:
-        # All before the first is waited for: else the others report its end as a new failure.
-        for worker in workers:
-            if not worker.has_ended():
-                worker.signal(signal.SIGKILL)
-        for worker in workers:
-            worker.close()
+        reap(workers)
     return failure
 
 
-def _all_ended(workers: Sequence[_Worker]) -> bool:
+def reap(workers: Sequence[TaskProcess]) -> None:
+    """Kills the processes that still run, and waits for all."""
+    # All before the first is waited for: else the others report its end as a new failure.
+    for worker in workers:
+        if not worker.has_ended():
+            worker.signal(signal.SIGKILL)
+    for worker in workers:
+        worker.close()
+
+
+def all_ended(workers: Sequence[TaskProcess]) -> bool:
+    """Returns whether all processes are gone."""
     return all(worker.has_ended() for worker in workers)
 
 
-def _register(selector: selectors.BaseSelector, worker: _Worker) -> None:
+def register(selector: selectors.BaseSelector, worker: TaskProcess) -> None:
+    """Has `pump` hand on what the process writes."""
     for stream in (worker.out, worker.err):
         selector.register(stream.source, selectors.EVENT_READ, stream)
 
 
-def _pump(selector: selectors.BaseSelector) -> None:
+def unregister(selector: selectors.BaseSelector, worker: TaskProcess) -> None:
+    """Has `pump` forget the process, before it is closed and another one is registered."""
+    for stream in (worker.out, worker.err):
+        with contextlib.suppress(KeyError):  # It has been read to its end.
+            selector.unregister(stream.source)
+
+
+def pump(selector: selectors.BaseSelector) -> None:
     """Hands on what the workers have written; waits for it a moment."""
     if not selector.get_map():
         time.sleep(_POLL_SECONDS)
@@ -230,7 +267,11 @@ def _pump(selector: selectors.BaseSelector) -> None:
             selector.unregister(key.fileobj)
 
 
-def _first_failure(workers: Sequence[_Worker]) -> Failure | None:
+def _is_consequence(failure: Failure | None) -> bool:
+    return failure is not None and failure.order[0] == _Kind.LOST_ANOTHER
+
+
+def _first_failure(workers: Sequence[TaskProcess]) -> Failure | None:
     """Returns the failure, or the likeliest cause if several came since the last look."""
     failures = [failure for worker in workers if (failure := worker.failure()) is not None]
     if not failures:
@@ -239,15 +280,27 @@ def _first_failure(workers: Sequence[_Worker]) -> Failure | None:
     return replace(first, at_the_same_time=tuple(map(str, others)))
 
 
-def _end(
-    workers: Sequence[_Worker],
+def end(
+    workers: Sequence[TaskProcess],
     selector: selectors.BaseSelector,
     grace_seconds: float,
     stops: Sequence[int],
 ) -> None:
+    """Tells the processes to end, and waits for it as long as it is given."""
     for worker in workers:
         if not worker.has_ended():
             worker.signal(signal.SIGTERM)
-    deadline = time.monotonic() + grace_seconds
-    while not _all_ended(workers) and time.monotonic() < deadline and len(stops) < 2:
-        _pump(selector)
+    _wait(workers, selector, grace_seconds, stops, 2)
+
+
+def _wait(
+    workers: Sequence[TaskProcess],
+    selector: selectors.BaseSelector,
+    seconds: float,
+    stops: Sequence[int],
+    enough: int,
+) -> None:
+    """Waits until all have ended, but not for long, and not after that many stops."""
+    deadline = time.monotonic() + seconds
+    while not all_ended(workers) and time.monotonic() < deadline and len(stops) < enough:
+        pump(selector)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distribax.cli.launch import Launch
+from distribax.cli.parameter_servers import run_cluster
 from distribax.cli.processes import Failure, run_workers
+from distribax.cli.restarts import (
+    MAX_SHORT_LIVES,
+    SHORT_LIFE_SECONDS,
+    Decision,
+    RestartPolicy,
+)
+from distribax.types import RESTARTABLE_EXIT_CODE
 
 _USAGE_ERROR = 2
 _INDENT = "    "
@@ -27,13 +37,22 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("--workers", type=int, default=1, metavar="N", help="worker processes on this machine")
+    add(
+        "--ps",
+        type=int,
+        default=0,
+        metavar="M",
+        help="parameter servers: the script then runs once, as the coordinator of N workers and "
+        "M servers",
+    )
     add("--devices-per-worker", type=int, metavar="M", help="virtual CPU devices of each worker")
     add(
         "--max-restarts",
         type=int,
         default=0,
         metavar="K",
-        help="how often all workers are started again when one has failed",
+        help="how often all workers are started again when one has failed (default: 0); exit code "
+        "42, with which a program ends that was told to stop and has saved, is no failure",
     )
     add("--nnodes", type=int, default=1, help="machines in the cluster, each with N workers")
     add("--node-rank", type=int, default=0, help="number of this machine, from 0")
@@ -45,7 +64,7 @@ def add_parser(commands: Any) -> None:
         metavar="S",
         help="how long workers may take to end when they are told to (default: 5)",
     )
-    add("script", help="the Python file that every worker runs")
+    add("script", help="the Python file that every worker runs, or the coordinator")
     add("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parser.set_defaults(run=run)
 
@@ -65,23 +84,43 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _attempts(launch: Launch, stops: Sequence[int]) -> int:
-    for restart in range(launch.max_restarts + 1):
-        failure = run_workers(
-            [launch.script, *launch.arguments],
-            launch.environments(os.environ, restart),
-            launch.grace_seconds,
-            stops,
-        )
+    policy = RestartPolicy(launch.max_restarts)
+    for restart in itertools.count():
+        started = time.monotonic()
+        failure = _run_once(launch, restart, stops)
         if stops:
             _say(f"stopped by {signal.Signals(stops[0]).name}; the workers have ended")
             return 128 + stops[0]
         if failure is None:
             return 0
+        decision = policy.decide(failure.exit_code, time.monotonic() - started)
+        if decision is Decision.RESUME:
+            _say(
+                f"{failure.name} was told to stop (exit code {failure.exit_code}); starting all "
+                "workers again"
+            )
+            continue
         _report(failure)
-        if restart == launch.max_restarts:
+        if failure.exit_code == RESTARTABLE_EXIT_CODE:
+            _say(
+                f"the workers have asked for a restart more than {MAX_SHORT_LIVES} times in a row, "
+                f"each time within {SHORT_LIFE_SECONDS:g} s of their start: this is a failure"
+            )
+        if decision is Decision.END:
             return failure.exit_code
-        _say(f"starting all workers again (restart {restart + 1} of {launch.max_restarts})")
-    raise AssertionError("the last attempt returns")
+        _say(f"starting all workers again (restart {policy.retries} of {policy.max_restarts})")
+    raise AssertionError("the loop has no end of its own")
+
+
+def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> Failure | None:
+    if launch.ps:
+        return run_cluster(launch, restart, stops, _say)
+    return run_workers(
+        [launch.script, *launch.arguments],
+        launch.environments(os.environ, restart),
+        launch.grace_seconds,
+        stops,
+    )
 
 
 def _report(failure: Failure) -> None:

@@ -15,6 +15,8 @@ from distribax.cluster.roles import is_chief as is_chief
 from distribax.cluster.roles import training_tasks as training_tasks
 from distribax.cluster.roles import worker_count as worker_count
 from distribax.cluster.roles import worker_index as worker_index
+from distribax.cluster.server import Server as Server
+from distribax.cluster.server import ServerConfig as ServerConfig
 from distribax.cluster.simple import SimpleClusterResolver as SimpleClusterResolver
 from distribax.cluster.slurm import SlurmClusterResolver as SlurmClusterResolver
 from distribax.cluster.tf_config import TFConfigClusterResolver as TFConfigClusterResolver

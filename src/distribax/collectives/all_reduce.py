@@ -19,11 +19,12 @@ from distribax.collectives.cross_device_ops import (
     mirror,
     sum_on_one_device,
 )
+from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.options import CommunicationOptions
-from distribax.collectives.packing import reduce_packed
-from distribax.topology import REPLICA_AXIS, launch_lock
+from distribax.collectives.packing import reduce_packed, small_bytes
+from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
 from distribax.types import ReduceOp
-from distribax.values import Global, Local, Mirrored, PerReplica
+from distribax.values import Global, Local, Mirrored, PerReplica, settle
 
 
 class AllReduce(CrossDeviceOps):
@@ -44,6 +45,8 @@ class AllReduce(CrossDeviceOps):
 
     def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
         """Adds the replicas' values of each tensor inside an SPMD program."""
+        if can_exchange(mesh):
+            return sum_by_exchange(values)
         return list(lax.psum(tuple(values), REPLICA_AXIS))
 
     def all_reduce_in_program(
@@ -56,7 +59,7 @@ class AllReduce(CrossDeviceOps):
         if self.num_packs == 0:
             sums = total(values)
         else:
-            sums = reduce_packed(values, total, options.bytes_per_pack)
+            sums = reduce_packed(values, total, options.bytes_per_pack, small_bytes(mesh))
         return [divided(value, reduce_op, mesh.size) for value in sums]
 
     def reduce_implementation(
@@ -81,6 +84,7 @@ class AllReduce(CrossDeviceOps):
             local = [value.layout.value for value in values]  # type: ignore[attr-defined]
             reduced = self.all_reduce_in_program(reduce_op, local, layout.mesh, options)
             return [Mirrored.of(Local(value, layout.mesh)) for value in reduced]
+        settle(values)
         for value in values:
             check_same_shape(value)
         layouts = _on_one_mesh(values)
@@ -133,7 +137,7 @@ def _reduce_program(
 
     same, split = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
     specs = [same if mirrored else split for mirrored, _ in layouts]
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec()))
+    return jax.jit(jax_compat.shard_map(body, mesh, (specs,), [same] * len(layouts)))
 
 
 def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
@@ -148,7 +152,7 @@ def _placed(result: Global, destinations: Any) -> Mirrored:
     if destinations is None or jax_compat.is_tracer(result.array):
         return Mirrored.of(result)
     devices = destination_devices(destinations)
-    if devices == tuple(result.mesh.devices.flat):
+    if devices == local_devices(result.mesh):
         return Mirrored.of(result)
     # Taken from the copy that is already there, if one is.
     near = {piece.device: piece for piece in result.pieces}

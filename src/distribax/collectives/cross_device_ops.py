@@ -154,7 +154,7 @@ def check_same_shape(value: DistributedValues) -> None:
     """Raises if the replicas' shapes differ, as after a last partial batch."""
     if isinstance(value.layout, Local):
         return
-    shapes = [tuple(jnp.shape(piece)) for piece in value.values]
+    shapes = value.shapes()
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(
             f"reduce: the replicas' values have different shapes, {shapes}, as after a last "
@@ -166,8 +166,7 @@ def check_same_shape(value: DistributedValues) -> None:
 def check_gather_shapes(value: DistributedValues, axis: Any) -> None:
     """Raises unless the values can be joined along `axis`."""
     layout = value.layout
-    pieces = (layout.value,) if isinstance(layout, Local) else value.values
-    shapes = [tuple(jnp.shape(piece)) for piece in pieces]
+    shapes = [jnp.shape(layout.value)] if isinstance(layout, Local) else value.shapes()
     rank = len(shapes[0])
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise ValueError(

@@ -6,20 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from distribax.topology import has_cpus_of_several_processes
 
 # Measured (docs/benchmarks.md): a tensor of up to 4 KiB costs less to copy into a pack than to
 # reduce alone, on 2 to 8 devices; a larger one may not.
-SMALL_BYTES = 4 * 1024
+_SMALL_BYTES = 4 * 1024
+
+# Between processes each reduction costs the wait for messages as well.
+_SMALL_BYTES_BETWEEN_PROCESSES = 64 * 1024
+
+
+def small_bytes(mesh: Mesh) -> int:
+    """Returns up to which size a tensor is worth a copy into a pack on these devices."""
+    if has_cpus_of_several_processes(mesh):
+        return _SMALL_BYTES_BETWEEN_PROCESSES
+    return _SMALL_BYTES
 
 
 def reduce_packed(
-    values: list[Any], reduce_all: Callable[[list[Any]], list[Any]], bytes_per_pack: int
+    values: list[Any],
+    reduce_all: Callable[[list[Any]], list[Any]],
+    bytes_per_pack: int,
+    small_bytes: int,
 ) -> list[Any]:
-    """Reduces `values` with the small ones of each data type joined into packs.
+    """Reduces `values` with those of up to `small_bytes` joined into packs, by data type.
 
     `bytes_per_pack` limits the size of a pack; 0 sets no limit.
     """
-    packs = _packs(values, bytes_per_pack)
+    packs = _packs(values, bytes_per_pack, small_bytes)
     joined = [
         values[members[0]]
         if len(members) == 1
@@ -39,14 +55,14 @@ def reduce_packed(
     return results
 
 
-def _packs(values: list[Any], bytes_per_pack: int) -> list[list[int]]:
+def _packs(values: list[Any], bytes_per_pack: int, small_bytes: int) -> list[list[int]]:
     """Returns which values are reduced together, as lists of their indices."""
     packs: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}
     for index, value in enumerate(values):
         dtype = jnp.result_type(value)
         size = jnp.size(value) * dtype.itemsize
-        if size > SMALL_BYTES:
+        if size > small_bytes:
             packs.append([index])
             continue
         members, filled = filling.get(dtype, ([], 0))

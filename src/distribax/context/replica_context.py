@@ -81,8 +81,10 @@ class ReplicaContext:
         """The names of the devices that this replica runs on."""
         stack.require_replica(self, "devices")
         devices = self._strategy.extended.worker_devices
-        index = self._runner.replica_id
-        return (devices[index],) if isinstance(index, int) else tuple(devices)
+        if not isinstance(self._runner.replica_id, int):
+            return tuple(devices)
+        # Over several workers, the names are of this one's devices.
+        return (devices[self._runner.copy_id],)
 
     def merge_call(self, merge_fn: StepFn, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         """Meets the other replicas and runs `merge_fn(strategy, *args)` once for all of them.

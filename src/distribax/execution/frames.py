@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from distribax import jax_compat
+from distribax.execution.effects import Deferred
 
 
 class Lifted(Protocol):
@@ -74,7 +75,13 @@ class Frame:
 class FunctionFrame(Frame):
     """The frame of one `dx.function` trace: global arrays, one for each variable."""
 
-    def __init__(self, lifted: dict[Any, Any], allow_creation: bool, device: Any) -> None:
+    def __init__(
+        self,
+        lifted: dict[Any, Any],
+        allow_creation: bool,
+        device: Any,
+        has_stages: bool = False,
+    ) -> None:
         super().__init__(None)
         self.values.update(lifted)
         self.lifted = lifted
@@ -86,12 +93,30 @@ class FunctionFrame(Frame):
         # The device of a one-device strategy, or the mesh, that the function's code runs on.
         self.device = device
         self.mesh: Mesh | None = None
+        # Whether rows of tables in other processes can be looked up: see `stages`.
+        self.has_stages = has_stages
+        # What is to be done where variables of other processes live, once the step has run.
+        self.deferred = Deferred()
 
     @property
     def function(self) -> FunctionFrame:
         return self
 
+    def defer(self, variable: Any, how: str, value: Any) -> None:
+        """Notes a write to a variable that lives in another process."""
+        self._check_owned(variable, value)
+        self.deferred.write(variable, how, value)
+
+    def defer_rows(self, table: Any, how: str, indices: Any, rows: Any) -> None:
+        """Notes a write to some rows of a table that lives in another process."""
+        self._check_owned(table, indices)
+        self._check_owned(table, rows)
+        self.deferred.write_rows(table, how, indices, rows)
+
     def read(self, variable: Any) -> Any:
+        return self.deferred.seen(variable, lambda: self._before(variable))
+
+    def _before(self, variable: Any) -> Any:
         self.touched[variable] = None
         if variable not in self.values:
             # Not an input yet: its value stands in as a constant, and the trace is made again.

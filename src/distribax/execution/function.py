@@ -12,7 +12,7 @@ import jax
 
 from distribax import context
 from distribax.errors import HostOnly
-from distribax.execution import foreign, frames, lifting, signature
+from distribax.execution import foreign, frames, lifting, shipping, signature, stages
 from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
 from distribax.values import is_opaque
@@ -47,6 +47,8 @@ class Function:
         self._called = False
         self._trace_count = 0
         self._runs: dict[Any, Function] = {}
+        # Its name in other processes, once it has been sent to one.
+        self._uid: str | None = None
 
     @property
     def python_function(self) -> StepFn:
@@ -83,6 +85,13 @@ class Function:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Function:
         return self
+
+    def __reduce__(self) -> Any:
+        if self._uid is None:
+            self._uid = shipping.new_uid()
+            shipping.know(self._uid, self)
+        settings = (self._static_argnums, self._static_argnames, self._donate_argnums)
+        return _received, (self._uid, self._python, settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         foreign.load_adapters()
@@ -161,6 +170,8 @@ class Function:
             except Relift as signal:
                 lift = lift.extended(signal.frame)
                 may_create = False
+            except stages.NeedStages:
+                lift = replace(lift, has_stages=True)
             except lifting.NeedElement as signal:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
                 self._pulls[call.key] = [_source(it, call.leaves) for it, _ in call.pulled]
@@ -286,6 +297,15 @@ def _pull(source: tuple[int, Any], leaves: list[Any]) -> tuple[Any, Any]:
     index, held = source
     iterator = leaves[index] if index >= 0 else held
     return iterator, iterator.fetch()
+
+
+def _received(uid: str, fn: StepFn, settings: tuple[Any, ...]) -> Function:
+    def make() -> Function:
+        function = Function(fn, *settings)
+        function._uid = uid
+        return function
+
+    return shipping.received(uid, make)
 
 
 @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +12,13 @@ from distribax import context
 _overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = ContextVar(
     "distribax_overlays", default=()
 )
+
+
+class Unread:
+    """Stands in for a variable until it is read; then `make` says what does."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
 
 
 @contextlib.contextmanager
@@ -28,14 +35,27 @@ def stand_in(variable: Any) -> Any | None:
     """Returns the value that stands in for `variable` where the code runs now, or None."""
     values = holding(variable)
     if values is not None:
-        return values[variable]
+        return _made(values, variable)
     if context.get_replica_context() is None:
         return None
     # A replica that the differentiated function runs: its copy is one of the stand-in.
     for _, enclosing in reversed(_overlays.get()):
         if variable in enclosing:
-            return enclosing[variable]
+            return _made(enclosing, variable)
     return None
+
+
+def _made(values: dict[Any, Any], variable: Any) -> Any:
+    value = values[variable]
+    if isinstance(value, Unread):
+        value = values[variable] = value.make()
+    return value
+
+
+def is_unread(variable: Any) -> bool:
+    """Tells whether nothing stands in for `variable` that has been read or written already."""
+    values = (values.get(variable) for _, values in _overlays.get())
+    return all(value is None or isinstance(value, Unread) for value in values)
 
 
 def holding(variable: Any) -> dict[Any, Any] | None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import jax
 
-from distribax.errors import ControlFlow
+from distribax import jax_compat
+from distribax.errors import ControlFlow, explained, is_lost, raise_if_lost
 from distribax.execution import frames, outputs, signature
+from distribax.execution.effects import Effects
+from distribax.execution.stages import StagedCall
 from distribax.topology import launch_lock
 from distribax.types import StepFn
 
@@ -35,6 +38,8 @@ class Lift:
     written: tuple[Any, ...] = ()
     device: Any = None
     is_guess: bool = False
+    # Whether it looks up rows of tables in other processes.
+    has_stages: bool = False
 
     def extended(self, frame: frames.FunctionFrame) -> Lift:
         """Returns the inputs that a trace turned out to need as well."""
@@ -42,7 +47,7 @@ class Lift:
         written = dict.fromkeys((*known.written, *frame.written))
         touched = dict.fromkeys((*known.written, *known.read, *frame.touched))
         read = tuple(variable for variable in touched if variable not in written)
-        return Lift(read, tuple(written), frame.device)
+        return Lift(read, tuple(written), frame.device, has_stages=frame.has_stages)
 
     def covers(self, frame: frames.FunctionFrame) -> bool:
         """Tells whether a trace has used nothing that is not an input."""
@@ -86,25 +91,55 @@ class Program:
     call: Callable[..., Any]
     lift: Lift
     results: outputs.Results
+    effects: Effects
+    # The variables that live in other processes, by where they are fetched from.
+    sources: dict[Any, list[int]]
     donated: frozenset[int] = frozenset()
 
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
+        if is_lost():
+            self._check_peers(dynamic)
         given = [variable.take_program_value() for variable in lift.written]
-        read = [variable.program_value() for variable in lift.read]
+        read = self._fetched() if self.sources else [v.program_value() for v in lift.read]
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
             dynamic = [value for index, value in enumerate(dynamic) if index not in self.donated]
-        with launch_lock:
-            if lift.device is None:
-                arrays, new = self.call(given, own, read, dynamic)
-            else:
-                with jax.default_device(lift.device):
-                    arrays, new = self.call(given, own, read, dynamic)
+        try:
+            with launch_lock:
+                if lift.device is None:
+                    arrays, new, done = self.call(given, own, read, dynamic)
+                else:
+                    with jax.default_device(lift.device):
+                        arrays, new, done = self.call(given, own, read, dynamic)
+        except Exception as error:
+            raise explained(error)  # noqa: B904
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
+        self.effects.commit(done)
         return self.results.rebuild(arrays)
+
+    def _check_peers(self, dynamic: list[Any]) -> None:
+        """Raises if the program is one of several workers, of which one is lost."""
+        shardings = [variable.sharding for variable in (*self.lift.written, *self.lift.read)]
+        local = all(each is None or each.is_fully_addressable for each in shardings)
+        if not local or not all(map(jax_compat.is_local, dynamic)):
+            raise_if_lost()
+
+    def _fetched(self) -> list[Any]:
+        """Returns the values that the program reads; those of one source come in one go."""
+        read = self.lift.read
+        values: list[Any] = [None] * len(read)
+        for source, places in self.sources.items():
+            fetched = source.pull([read[place] for place in places])
+            for place, value in zip(places, fetched, strict=True):
+                values[place] = value
+        apart = {place for places in self.sources.values() for place in places}
+        for place, variable in enumerate(read):
+            if place not in apart:
+                values[place] = variable.program_value()
+        return values
 
 
 def build(
@@ -117,7 +152,7 @@ def build(
     donated: frozenset[int] = frozenset(),
 ) -> Program:
     """Makes a program that is traced, and compiled, when it is first called."""
-    results = outputs.Results()
+    results, effects = outputs.Results(), Effects()
 
     def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         with _launch_lock_released():
@@ -126,7 +161,7 @@ def build(
                 count = len(dynamic) + len(own)
                 dynamic = [next(gone if index in donated else kept) for index in range(count)]
             lifted = dict(zip((*lift.written, *lift.read), (*given, *read), strict=True))
-            frame = frames.FunctionFrame(lifted, may_create, lift.device)
+            frame = frames.FunctionFrame(lifted, may_create, lift.device, lift.has_stages)
             (args, kwargs), elements = form.rebuild(dynamic)
             frame.pulled = list(zip(iterators, elements, strict=True))
             with frames.enter(frame):
@@ -138,9 +173,19 @@ def build(
             outputs.constrained(frame.values[variable], variable.sharding)
             for variable in lift.written
         ]
-        return arrays, new
+        return arrays, new, effects.take(frame.deferred.effects)
 
-    return Program(jax.jit(pure, donate_argnums=(0, 1)), lift, results, donated)
+    sources: dict[Any, list[int]] = {}
+    for place, variable in enumerate(lift.read):
+        source = getattr(variable, "source", None)
+        if source is not None:
+            sources.setdefault(source, []).append(place)
+    call: Callable[..., Any]
+    if lift.has_stages:
+        call = StagedCall(pure, _launch_lock_released)
+    else:
+        call = jax.jit(pure, donate_argnums=(0, 1))
+    return Program(call, lift, results, effects, sources, donated)
 
 
 @contextlib.contextmanager

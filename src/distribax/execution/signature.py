@@ -10,7 +10,7 @@ import numpy as np
 
 from distribax import jax_compat
 from distribax.execution.lifting import LiftedIterator
-from distribax.values import DistributedValues, Global, Mirrored, PerReplica, is_opaque
+from distribax.values import DistributedValues, Global, Mirrored, PerReplica, Pieces, is_opaque
 
 
 class Uneven(Exception):
@@ -39,6 +39,7 @@ class Slot:
 
 _NUMBERS = (int, float, complex)
 _ARRAY = Slot("array")
+_HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
 
 
 def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slot], list[Any]]:
@@ -85,8 +86,12 @@ def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slo
 
 
 def _holds_arrays(value: DistributedValues) -> bool:
-    if isinstance(value.layout, Global):
+    layout = value.layout
+    if isinstance(layout, Global):
         return True
+    if isinstance(layout, Pieces) and layout.mesh is not None and layout.mesh.is_multi_process:
+        # Numbers of this process alone: as constants they would make it another program.
+        return all(isinstance(piece, _HOST_OR_ARRAY) for piece in layout.pieces)
     return all(isinstance(piece, jax.Array) for piece in value.values)
 
 

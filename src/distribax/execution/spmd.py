@@ -97,6 +97,8 @@ class SpmdRunner:
             return self.frame.own(leaf.get())
         if isinstance(layout, Local):
             return layout.value
+        if self.mesh.is_multi_process:
+            raise HostOnly("a value of this process's replicas is a constant", "eager")
         pieces = leaf.values
         return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
 
@@ -209,6 +211,9 @@ def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
             return leaf.get(), _SAME, None
         if layout is None:
             raise HostOnly("the replicas' pieces of an argument differ in shape", "eager")
+        if not jax_compat.is_local(layout.array):
+            # JAX makes no constant of an array over several processes.
+            raise HostOnly("a distributed value is no argument of the function", "eager")
         return layout.array, layout.spec, layout
     if isinstance(leaf, (jax.Array, np.ndarray)):
         return leaf, _SAME, None

@@ -133,7 +133,8 @@ class _ThreadRunner:
             joined = [
                 strategy.extended.gather_to(value, devices, axis, options) for value in values
             ]
-            return [*joined, *(_starts(value, axis) for value in values)]
+            first = strategy.extended.first_replica
+            return [*joined, *(_starts(value, axis, first) for value in values)]
 
         def gather(xs: list[Any]) -> list[Any]:
             met = self._exchange("all_gather", combine, xs)
@@ -169,11 +170,12 @@ def _refuse_tracers(what: str, leaves: list[Any]) -> None:
         )
 
 
-def _starts(value: Any, axis: int) -> PerReplica:
-    """Returns where each replica's piece begins in the gathered value."""
-    pieces = value.values if isinstance(value, DistributedValues) else (value,)
-    sizes = [jnp.shape(piece)[axis] for piece in pieces]
-    return PerReplica([sum(sizes[:index]) for index in range(len(sizes))])
+def _starts(value: Any, axis: int, first: int) -> PerReplica:
+    """Returns where the pieces of this process's replicas begin in the gathered value."""
+    wrapped = isinstance(value, DistributedValues)
+    sizes = [shape[axis] for shape in (value.shapes() if wrapped else [jnp.shape(value)])]
+    count = len(value.values) if wrapped else 1
+    return PerReplica([sum(sizes[:index]) for index in range(first, first + count)])
 
 
 def _differentiable(exchange: Any, leaves: list[Any], backward: Any = None) -> list[Any]:

@@ -35,6 +35,14 @@ class DefaultStrategy(Strategy):
         """Enters the cross-replica context of the default strategy."""
         return context.enter_scope(self)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Every process has its own, and it is always the same one.
+        return _this_default, ()
+
+
+def _this_default() -> DefaultStrategy:
+    return _default
+
 
 _default = DefaultStrategy()
 context.register_default(_default, context.ReplicaContext(_default, InlineRunner(_default)))

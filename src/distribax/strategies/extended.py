@@ -26,10 +26,15 @@ from distribax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from distribax.values import DistributedValues, Mirrored, PerReplica, select
-from distribax.variables import Placement, Single, Variable
+from distribax.values import DistributedValues, Mirrored, PerReplica
+from distribax.variables import Placement, ShardedVariable, Single, Variable
 
 _colocated: ContextVar[Any] = ContextVar("distribax_colocated", default=None)
+
+
+def colocated() -> Any:
+    """Returns what variables are created beside now, or None."""
+    return _colocated.get()
 
 
 class StrategyExtended:
@@ -134,11 +139,15 @@ class StrategyExtended:
             if isinstance(beside, Variable):
                 # Beside a variable of which each replica has its own, a mirrored one is mirrored.
                 own = self._placement(synchronization, name)
-                return own if beside.per_replica else beside.placement
+                return own if beside.per_replica else beside.placement.beside()
             devices = destination_devices(beside)
             if len(devices) == 1 and devices != self._parameters:
                 return Single(devices[0])
         return self._placement(synchronization, name)
+
+    def create_variable(self, create: Callable[..., Variable], args: Args, kwargs: Kwargs) -> Any:
+        """Creates what `dx.Variable(*args, **kwargs)` is to be under this strategy."""
+        return create(*args, **kwargs)
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
@@ -159,6 +168,8 @@ class StrategyExtended:
                 "colocate_vars_with: works inside `with strategy.scope():` of the same strategy "
                 f"only; the current strategy is {type(context.get_strategy()).__name__}."
             )
+        if isinstance(colocate_with_variable, ShardedVariable):
+            colocate_with_variable = colocate_with_variable.variables[0]
         if isinstance(colocate_with_variable, Variable):
             self._check_owned(colocate_with_variable, "colocate_vars_with")
         token = _colocated.set(colocate_with_variable)
@@ -300,7 +311,10 @@ class StrategyExtended:
 
     def _merged_updates(self, results: list[Any], group: bool, mirrored: bool = True) -> Any:
         merged = reduction.merged(self, results, mirrored=mirrored)
-        return merged if group else tuple(select(merged, i) for i in range(len(results)))
+        if group:
+            return merged
+        own = reduction.local_results(merged)
+        return own if len(own) == len(results) else own * len(results)
 
     # Taking apart.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +12,13 @@ from distribax import jax_compat
 from distribax.cluster import ClusterResolver, resolve
 from distribax.cluster.bootstrap import Membership, join_cluster
 from distribax.collectives import AllReduce, CommunicationOptions
+from distribax.errors import HostOnly, explaining, raise_if_lost
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, device_name, local_devices, resolve_devices
-from distribax.values import DistributedValues
+from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
+from distribax.values import DistributedValues, Mirrored, Pieces
 
 _JOIN_SECONDS = 30.0
 
@@ -35,6 +37,8 @@ class MultiWorkerExtended(MirroredExtended):
         self._options = options
         assert self.mesh is not None
         self._local = local_devices(self.mesh)
+        # What each worker is told of are its own devices.
+        self._parameters = self._local
 
     @property
     def local_devices(self) -> tuple[jax.Device, ...]:
@@ -66,10 +70,16 @@ class MultiWorkerExtended(MirroredExtended):
             self._membership.worker_id,
         )
 
+    def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        if frames.current() is not None:
+            # A compiled function is one program for all workers, and these are one worker's values.
+            raise HostOnly("values of this worker's replicas are made in the function", "eager")
+        return super().distribute_values(value_fn)
+
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
-        if frames.current() is None and destinations is None:
-            destinations = self._local
-        return super().broadcast_to(tensor, destinations)
+        if frames.current() is not None or destinations is not None:
+            return super().broadcast_to(tensor, destinations)
+        return Mirrored.of(Pieces(super().broadcast_to(tensor, self._local).values, self.mesh))
 
     def first_value(self, value: DistributedValues, destinations: Any) -> Any:
         if frames.current() is not None:
@@ -99,6 +109,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             the variables of torchrun, JAX or Slurm are read, else this process is alone.
         communication_options: Hints for the collectives between workers.
         join_timeout_seconds: How long to wait for the other workers at the start.
+        peer_timeout_seconds: After how much silence of another worker `dx.PeerLostError` is raised;
+            by default what DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
     """
 
     def __init__(
@@ -107,6 +119,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         join_timeout_seconds: float = _JOIN_SECONDS,
+        peer_timeout_seconds: float | None = None,
     ) -> None:
         if join_timeout_seconds <= 0:
             raise ValueError(
@@ -114,9 +127,11 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "positive. Expected how long to wait for the other workers, in seconds."
             )
         self._resolver = resolve(cluster_resolver).resolver
-        membership = join_cluster(self._resolver, join_timeout_seconds)
+        membership = join_cluster(self._resolver, join_timeout_seconds, peer_timeout_seconds)
         # Also sizes the pool of XLA's CPU client before it starts.
-        own = resolve_devices(None)
+        own = explaining(resolve_devices)(None)
+        if membership.session is not None:
+            membership.session.backend_started()
         devices = own if membership.num_workers == 1 else _all_like(own)
         super().__init__(MultiWorkerExtended(devices, membership, communication_options))
 
@@ -124,6 +139,29 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """The resolver that told the cluster, or None when this process is alone."""
         return self._resolver
+
+    # A worker that is lost makes these fail; the error says which one.
+
+    @explaining
+    def run(
+        self,
+        fn: StepFn,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        raise_if_lost()
+        return super().run(fn, args, kwargs, options)
+
+    @explaining
+    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: int | None = None) -> Nest:
+        raise_if_lost()
+        return super().reduce(reduce_op, value, axis)
+
+    @explaining
+    def gather(self, value: Nest, axis: int) -> Nest:
+        raise_if_lost()
+        return super().gather(value, axis)
 
 
 def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:

@@ -22,8 +22,8 @@ from distribax.values import (
     Mirrored,
     PerReplica,
     Pieces,
+    local_pieces,
     regroup,
-    select,
 )
 from distribax.variables import Variable
 from distribax.variables.access import first_replica
@@ -36,7 +36,15 @@ def is_wrapped(leaf: Any) -> bool:
 
 def distributed(extended: Any, value: Any) -> Any:
     """Returns a variable's copies as a distributed value, and anything else as it is."""
-    return value.distributed() if isinstance(value, Variable) and not extended.single else value
+    if isinstance(value, Variable) and not extended.single:
+        value = value.distributed()
+    mesh = extended.mesh
+    if mesh is None or not mesh.is_multi_process or frames.current() is not None:
+        return value
+    if is_wrapped(value) and getattr(value.layout, "mesh", None) != mesh:
+        # Made by hand, or by a strategy of this process: the other processes have theirs.
+        return type(value).of(Pieces(value.values, mesh))
+    return value
 
 
 def batch(
@@ -176,15 +184,18 @@ def mirrored_in_program(extended: Any, value: Any) -> Mirrored:
 
 def merged(extended: Any, results: list[Any], *, mirrored: bool) -> Any:
     """Merges what the copies' updates have returned, mirrored like the variable if that is."""
-    nest = regroup(results)
-    if len(results) == 1:
+    mesh = extended.mesh if extended.mesh is not None and extended.mesh.is_multi_process else None
+    nest = regroup(results, mesh=None if mirrored or frames.current() is not None else mesh)
+    if len(results) == 1 and mesh is None:
         return nest
 
     def wrap(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return Mirrored.of(leaf.layout) if mirrored else leaf
+            return Mirrored.of(Pieces(leaf.values, mesh)) if mirrored else leaf
         if not jax_compat.is_tracer(leaf):
-            return leaf
+            # The only copy here is one of several all the same, if there are other processes.
+            only = isinstance(leaf, jax.Array) and len(results) == 1
+            return Mirrored.of(Pieces((leaf,), mesh)) if only else leaf
         if mirrored:
             return mirrored_in_program(extended, leaf)
         return PerReplica.of(Local(leaf, extended.mesh))
@@ -197,9 +208,19 @@ def local_results(value: Nest) -> tuple[Any, ...]:
     if isinstance(value, Variable):
         return value.values
     if is_wrapped(value):
-        return tuple(value.values)
-    leaves = jax.tree.leaves(value, is_leaf=is_wrapped)
-    counts = [len(leaf.values) for leaf in leaves if is_wrapped(leaf)]
+        return local_pieces(value.layout)
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_wrapped)
+    pieces = [local_pieces(leaf.layout) if is_wrapped(leaf) else None for leaf in leaves]
+    counts = [len(each) for each in pieces if each is not None]
     if not counts:
         return (value,)
-    return tuple(select(value, index) for index in range(max(counts)))
+    return tuple(
+        jax.tree.unflatten(
+            tree,
+            [
+                leaf if own is None else own[min(index, len(own) - 1)]
+                for leaf, own in zip(leaves, pieces, strict=True)
+            ],
+        )
+        for index in range(max(counts))
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from distribax import context
-from distribax.execution import Function, frames, host_compiled_run
+from distribax.execution import Function, frames, host_compiled_run, shipping
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
@@ -212,6 +212,14 @@ class Strategy:
         """Waits until `value` has been computed, as running a group of TensorFlow ops does."""
         leaves = jax.tree.leaves(self.unwrap(value), is_leaf=reduction.is_wrapped)
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if shipping.destination() is not None:
+            raise TypeError(
+                f"{type(self).__name__}: a function that refers to it cannot run on a worker of a "
+                "parameter server strategy, whose processes have strategies of their own."
+            )
+        return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         devices = ", ".join(self._extended.worker_devices)

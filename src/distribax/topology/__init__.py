@@ -11,6 +11,9 @@ from distribax.topology.device import resolve_device as resolve_device
 from distribax.topology.device import resolve_devices as resolve_devices
 from distribax.topology.input_target import InputTarget as InputTarget
 from distribax.topology.mesh import REPLICA_AXIS as REPLICA_AXIS
+from distribax.topology.mesh import (
+    has_cpus_of_several_processes as has_cpus_of_several_processes,
+)
 from distribax.topology.mesh import local_devices as local_devices
 from distribax.topology.mesh import replica_mesh as replica_mesh
 from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices

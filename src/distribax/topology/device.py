@@ -67,11 +67,13 @@ def _local_devices(platform: str | None) -> list[jax.Device]:
     if not jax_compat.backends_started():
         cpu_pool.size_pool(configured_cpu_devices())
     try:
-        devices = jax.local_devices(backend=platform)
+        return jax.local_devices(backend=platform)
     except RuntimeError:  # JAX's answer when it has no such platform.
-        devices = []
-    cpu_pool.restore_environment()
-    return devices
+        if platform is None:
+            raise  # It could not start at all.
+        return []
+    finally:
+        cpu_pool.restore_environment()
 
 
 def _listing() -> str:

@@ -19,6 +19,11 @@ def local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
     return tuple(device for device in mesh.devices.flat if device.process_index == here)
 
 
+def has_cpus_of_several_processes(mesh: Mesh) -> bool:
+    """Tells whether Gloo carries the collectives: the devices are CPUs, not all of this process."""
+    return bool(mesh.is_multi_process) and mesh.devices.flat[0].platform == "cpu"
+
+
 def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Returns a mesh with one axis, `replica`, with one device for each replica.
 

@@ -16,7 +16,7 @@ from distribax.topology import InputTarget
 from distribax.training import checkpoint_files as files
 from distribax.training.team import Team
 from distribax.types import VariableAggregation
-from distribax.variables import Variable
+from distribax.variables import ShardedVariable, Variable
 
 _VERSION = 1
 
@@ -172,13 +172,13 @@ class Checkpoint:
         targets += [each.input_target for each in iterators.values() if isinstance(each, Feeding)]
         return Team.of(targets, timeout_seconds)
 
-    def _found(self) -> tuple[dict[str, Variable], dict[str, Positioned]]:
+    def _found(self) -> tuple[dict[str, Any], dict[str, Positioned]]:
         """Returns all variables and iterators by their path."""
-        variables: dict[str, Variable] = {}
+        variables: dict[str, Any] = {}
         iterators: dict[str, Positioned] = {}
 
         def visit(name: str, value: Any) -> None:
-            if isinstance(value, Variable):
+            if isinstance(value, (Variable, ShardedVariable)):
                 variables[name] = value
             elif isinstance(value, Positioned):
                 iterators[name] = value
@@ -202,13 +202,13 @@ class Checkpoint:
         return variables, iterators
 
 
-def _saved_value(variable: Variable) -> np.ndarray:
+def _saved_value(variable: Any) -> np.ndarray:
     if variable.per_replica and variable.aggregation is VariableAggregation.NONE:
         return variable.values[0].numpy()
     return variable.numpy()
 
 
-def _assign(variable: Variable, value: np.ndarray, team: Team) -> None:
+def _assign(variable: Any, value: np.ndarray, team: Team) -> None:
     if not variable.per_replica or variable.aggregation is not VariableAggregation.SUM:
         variable.assign(value)
         return
@@ -276,7 +276,7 @@ def _check_version(version: Any, path: Any) -> None:
         )
 
 
-def _check_shapes(variables: Mapping[str, Variable], values: Mapping[str, Any]) -> None:
+def _check_shapes(variables: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     for name, variable in variables.items():
         shape = tuple(values[name].shape)
         if shape != variable.shape:

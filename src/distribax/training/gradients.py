@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from distribax.execution import overlay
+from distribax.execution.taps import Inflow, Taps, opened
 from distribax.types import Nest, StepFn
-from distribax.variables import Variable
+from distribax.values import IndexedSlices
+from distribax.variables import ShardedVariable, Variable
 
 
 def value_and_grad(
@@ -18,7 +23,8 @@ def value_and_grad(
     """Returns a function that computes `fn` and its gradient with respect to `variables`.
 
     The gradients have the form of `variables`. In a replica they are the replica's own:
-    combining them is the optimizer's work, or `all_reduce`'s.
+    combining them is the optimizer's work, or `all_reduce`'s. That of a table on parameter servers
+    of which `fn` only looks up rows (`dx.embedding_lookup`) is a `dx.IndexedSlices`.
 
     Args:
         fn: A function that reads the variables and returns a scalar loss (or, with `has_aux`, a
@@ -39,21 +45,109 @@ def value_and_grad(
             "dx.value_and_grad(loss_fn, variables)(x, y)."
         )
     leaves, tree = jax.tree.flatten(variables)
-    if not leaves or not all(isinstance(leaf, Variable) for leaf in leaves):
-        strange = [leaf for leaf in leaves if not isinstance(leaf, Variable)]
+    strange = [leaf for leaf in leaves if not isinstance(leaf, (Variable, ShardedVariable))]
+    if not leaves or strange:
         raise ValueError(
             f"value_and_grad: variables={strange[:1] or variables!r} is not a nest of dx.Variable. "
             "Name the variables to differentiate with respect to; for arrays use "
             "jax.value_and_grad(fn)(params, x)."
         )
+    here = [leaf for leaf in leaves if leaf.source is None]
+    away = [leaf for leaf in leaves if leaf.source is not None]
+    for leaf in away:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"value_and_grad: {leaf.described} has the data type {jnp.dtype(leaf.dtype).name}. "
+                "There are gradients with respect to floating-point numbers only."
+            )
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
         def of_values(values: list[Any]) -> Any:
-            with overlay.overlaid(dict(zip(leaves, values, strict=True))):
+            pieces = map(_pieces, here, values)
+            with overlay.overlaid(dict(chain.from_iterable(pieces))):
                 return fn(*args, **kwargs)
 
-        values = [variable.read_value() for variable in leaves]
-        result, gradients = jax.value_and_grad(of_values, has_aux=has_aux)(values)
-        return result, jax.tree.unflatten(tree, gradients)
+        values = [leaf.read_value() for leaf in here]
+        if not away:
+            result, gradients = jax.value_and_grad(of_values, has_aux=has_aux)(values)
+            return result, jax.tree.unflatten(tree, gradients)
+        result, own, flows = _tapped(of_values, values, away, has_aux)
+        by_leaf = dict(zip(here, own, strict=True))
+        by_leaf.update((leaf, _collected(leaf, flows)) for leaf in away)
+        return result, jax.tree.unflatten(tree, [by_leaf[leaf] for leaf in leaves])
 
     return call
+
+
+def _tapped(
+    of_values: Callable[[list[Any]], Any], values: list[Any], away: list[Any], has_aux: bool
+) -> tuple[Any, list[Any], list[Inflow]]:
+    """Differentiates a function that reads variables of other processes while it runs."""
+    outside = contextvars.copy_context()
+    flows: list[Inflow] = []
+    shards = [variable for leaf in away for _, variable in leaf.row_shards]
+
+    def of_all(values: list[Any], token: Any) -> Any:
+        taps = Taps(token, away, shards, flows)
+        unread = {v: overlay.Unread(_reader(taps, v, outside)) for v in shards}
+        with overlay.overlaid(unread), opened(taps):
+            return of_values(values)
+
+    differentiated = jax.value_and_grad(of_all, argnums=(0, 1), has_aux=has_aux)
+    result, (own, _) = differentiated(values, jnp.zeros(()))
+    return result, own, flows
+
+
+def _pieces(leaf: Any, value: Any) -> list[tuple[Variable, Any]]:
+    """Returns the variables that a leaf consists of, with their part of its value."""
+    if isinstance(leaf, Variable):
+        return [(leaf, value)]
+    parts = zip(leaf.variables, leaf.division.slices, strict=True)
+    return [(variable, value[rows]) for variable, rows in parts]
+
+
+def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Callable[[], Any]:
+    """Returns how the differentiated function reads a variable for the first time."""
+
+    def read() -> Any:
+        # As it is outside: another function that is being differentiated may be there.
+        return taps.tapped(variable, outside.copy().run(variable.read_value))
+
+    return lambda: taps.inside(read)
+
+
+def _collected(leaf: Any, flows: list[Inflow]) -> Any:
+    """Returns the gradient with respect to one variable: sparse if only rows of it were read."""
+    rows = [flow for flow in flows if flow.what is leaf and flow.ids is not None]
+    whole = [_whole(variable, flows) for _, variable in leaf.row_shards]
+    if not rows or any(part is not None for part in whole):
+        shards = [
+            jnp.zeros(variable.shape, variable.dtype) if part is None else part
+            for (_, variable), part in zip(leaf.row_shards, whole, strict=True)
+        ]
+        dense = shards[0] if len(shards) == 1 else jnp.concatenate(shards)
+        for flow in rows:
+            if flow.gradient is not None:
+                dense = _slices(leaf, [flow]).added_to(dense)
+        return dense
+    return _slices(leaf, [flow for flow in rows if flow.gradient is not None])
+
+
+def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
+    """Returns the gradient with respect to a variable that was read as a whole, or None."""
+    for flow in flows:
+        if flow.what is variable and flow.ids is None:
+            zeros = flow.gradient is None
+            return jnp.zeros(variable.shape, variable.dtype) if zeros else flow.gradient
+    return None
+
+
+def _slices(leaf: Any, flows: list[Inflow]) -> IndexedSlices:
+    row = leaf.shape[1:]
+    values = [flow.gradient.reshape(-1, *row) for flow in flows]
+    indices = [jnp.reshape(flow.ids, -1) for flow in flows]
+    if not flows:
+        values, indices = [jnp.zeros((0, *row), leaf.dtype)], [jnp.zeros(0, jnp.int32)]
+    if len(values) == 1:
+        return IndexedSlices(values[0], indices[0], leaf.shape)
+    return IndexedSlices(jnp.concatenate(values), jnp.concatenate(indices), leaf.shape)

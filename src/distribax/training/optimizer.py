@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from distribax import context, jax_compat
-from distribax.execution import frames
+from distribax.execution import frames, shipping
+from distribax.training import gradient_pairs
 from distribax.training.gradients import value_and_grad
 from distribax.types import ReduceOp
-from distribax.values import Mirrored, PerReplica
+from distribax.values import PerReplica
 from distribax.variables import Variable
 
 if TYPE_CHECKING:
     import optax
+
+    from distribax.training.served_update import ServedUpdate
 
 
 class Optimizer:
@@ -77,10 +80,16 @@ class Optimizer:
         self._keys: set[int] = set()
         self._iterations: Variable | None = None
         self._compiled = jax.jit(self._stepped)
+        self._served: ServedUpdate | None = None
+        self._needs_whole = False
+        # The strategy in whose scope it was made, and its name in other processes.
+        self._home = context.get_strategy()
+        self._uid: str | None = None
 
     @property
     def iterations(self) -> Variable:
         """How often gradients have been applied."""
+        self._find_targets()
         if self._iterations is None:
             self._iterations = Variable(
                 0,
@@ -94,17 +103,21 @@ class Optimizer:
     def variables(self) -> list[Variable]:
         """The optimizer's own state, once it is built: the iterations and the slots."""
         # Made here, the iterations could come to lie apart from the variables.
+        self._find_targets()
         return [*([] if self._iterations is None else [self._iterations]), *self._slots]
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Creates the state for `variables`; `apply_gradients` does it on its first call."""
-        targets = list(variables)
+        targets = [target for v in variables for target in gradient_pairs.targets_of(v)]
         if self._targets is not None:
             if [id(v) for v in targets] != [id(v) for v in self._targets]:
                 raise ValueError(
                     f"dx.Optimizer: it was built for {_names(self._targets)} but is given "
                     f"{_names(targets)}. Use one optimizer for each list of variables."
                 )
+            return
+        if targets[0].source is not None:
+            self._build_served(targets)
             return
         state = jax_compat.outside_trace(lambda: self._initial_state(targets))
         leaves, self._tree = jax.tree.flatten(state)
@@ -124,6 +137,62 @@ class Optimizer:
                     slots.append(Variable(leaf, trainable=False, name=name))
             _ = self.iterations
         self._slots, self._targets = slots, targets
+
+    def _build_served(self, targets: list[Variable]) -> None:
+        strategy = targets[0].distribute_strategy
+        shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
+        state = jax_compat.outside_trace(lambda: jax.eval_shape(self._transformation.init, shapes))
+        leaves = jax.tree.leaves(state)
+        # Rows that are not in the gradient which completes an update would never be updated.
+        several = self._optax.MultiStepsState
+        nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, several))
+        self._needs_whole = any(isinstance(node, several) for node in nodes)
+        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
+            raise ValueError(
+                "dx.Optimizer: the transformation keeps random keys, which parameter servers "
+                "cannot hold. Add noise to the gradients in the worker's function instead."
+            )
+        owners = [
+            None if owner is None else targets.index(owner)
+            for owner in self._owners(state, targets)
+        ]
+        self._served = strategy.extended.served_update(
+            uid=self._name_elsewhere(),
+            transformation=self._transformation,
+            targets=targets,
+            owners=owners,
+            state=leaves,
+            name=self._name,
+            counter=self._iterations,
+        )
+        assert self._served is not None
+        self._iterations = self._served.counter
+        self._slots, self._targets = self._served.slots, targets
+
+    def _name_elsewhere(self) -> str:
+        if self._uid is None:
+            self._uid = shipping.new_uid()
+            shipping.know(self._uid, self)
+        return self._uid
+
+    def _find_targets(self) -> None:
+        """Builds an optimizer that a worker has built, for the same variables."""
+        find = getattr(self._home.extended, "targets_of", None)
+        targets = find(self._uid) if self._targets is None and self._uid and find else None
+        if targets is not None:
+            self.build(targets)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        strategy = shipping.destination()
+        if strategy is None:
+            return super().__reduce_ex__(protocol)
+        if self._targets is None:
+            # Workers will build it; the count of updates is then known here as well.
+            self._home = strategy
+            with strategy.scope():
+                _ = self.iterations
+        settings = (self._transformation, self._name, self._reduce_op, self._iterations)
+        return _received, (self._name_elsewhere(), self._home, settings, self._targets)
 
     def _initial_state(self, targets: Sequence[Variable]) -> Any:
         with frames.enter(None):
@@ -148,18 +217,16 @@ class Optimizer:
         """Combines the replicas' gradients, and updates the variables with them.
 
         Call it in a replica with the replica's own gradients, or outside with combined (or
-        per-replica) ones. Pairs whose gradient is None are left out.
+        per-replica) ones. Pairs whose gradient is None are left out. A sparse gradient
+        (`dx.IndexedSlices`) of a variable on a server changes only those rows of it and of the
+        optimizer's state.
         """
-        pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
-        if not pairs:
+        grads, variables = gradient_pairs.of_variables(grads_and_vars)
+        if not grads:
             raise ValueError(
                 "apply_gradients: no gradients. Pass pairs of gradient and variable: "
                 "optimizer.apply_gradients(zip(grads, variables))."
             )
-        grads = [grad for grad, _ in pairs]
-        variables = [variable for _, variable in pairs]
-        for index, (grad, variable) in enumerate(pairs):
-            _check_pair(index, grad, variable)
         self.build(variables)
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy
@@ -186,6 +253,11 @@ class Optimizer:
         return strategy.extended.batch_reduce_to(self._reduce_op, pairs)
 
     def _apply(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+        if self._served is not None:
+            if self._needs_whole:
+                grads = [jnp.asarray(grad) for grad in grads]
+            self._served.apply(grads, extra_args)
+            return
         assert self._targets is not None
         targets = self._targets
         # All copies on one device change together, as a transformation may look at all gradients.
@@ -225,24 +297,19 @@ class Optimizer:
         return value
 
 
-def _check_pair(index: int, grad: Any, variable: Any) -> None:
-    if not isinstance(variable, Variable):
-        raise TypeError(
-            f"apply_gradients: the variable of pair {index} is {variable!r}, not a dx.Variable. "
-            "Pass (gradient, variable) pairs, in this order."
-        )
-    strategy = context.get_strategy()
-    if context.has_strategy() and variable.distribute_strategy is not strategy:
-        raise ValueError(
-            f"apply_gradients: {variable.described} was not created under the strategy "
-            f"{type(strategy).__name__} that runs now. Create it inside `with strategy.scope():`."
-        )
-    shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
-    if shape is not None and tuple(shape) != variable.shape:
-        raise ValueError(
-            f"apply_gradients: the gradient of pair {index} has shape {tuple(shape)}, but "
-            f"{variable.described} has shape {variable.shape}. Are the pairs in the same order?"
-        )
+def _received(
+    uid: str, home: Any, settings: tuple[Any, ...], targets: list[Variable] | None
+) -> Optimizer:
+    def make() -> Optimizer:
+        transformation, name, reduce_op, iterations = settings
+        optimizer = Optimizer(transformation, name=name, reduce_op=reduce_op)
+        optimizer._uid, optimizer._home, optimizer._iterations = uid, home, iterations
+        return optimizer
+
+    optimizer: Optimizer = shipping.received(uid, make)
+    if targets is not None:
+        optimizer.build(targets)
+    return optimizer
 
 
 def _without_key(value: Any) -> Any:

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from distribax import jax_compat
 from distribax.training.checkpoint import Checkpoint
 from distribax.training.checkpoint_manager import CheckpointManager
+from distribax.types import RESTARTABLE_EXIT_CODE
 
 if TYPE_CHECKING:
     from distribax.cluster import ClusterResolver
 
 _Result = TypeVar("_Result")
-
-RESTARTABLE_EXIT_CODE = 42
-"""With this code a process ends that was told to stop and has saved: start it again."""
 
 _NOTE = "preemption_run_calls"
 _log = logging.getLogger(__name__)

@@ -4,11 +4,14 @@ from distribax.values.arithmetic import ArrayLike as ArrayLike
 from distribax.values.distributed import DistributedValues as DistributedValues
 from distribax.values.distributed import Mirrored as Mirrored
 from distribax.values.distributed import PerReplica as PerReplica
+from distribax.values.distributed import settle as settle
+from distribax.values.indexed_slices import IndexedSlices as IndexedSlices
 from distribax.values.layout import Global as Global
 from distribax.values.layout import Layout as Layout
 from distribax.values.layout import Local as Local
 from distribax.values.layout import Pieces as Pieces
 from distribax.values.layout import copies as copies
+from distribax.values.layout import local_pieces as local_pieces
 from distribax.values.opaque import is_opaque as is_opaque
 from distribax.values.opaque import make_opaque as make_opaque
 from distribax.values.regroup import Origins as Origins

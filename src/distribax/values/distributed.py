@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -12,7 +14,7 @@ from jax.sharding import Mesh
 from distribax import jax_compat
 from distribax.topology import replica_mesh
 from distribax.values.arithmetic import ArrayLike
-from distribax.values.layout import Global, Layout, Local, Pieces, join, spread
+from distribax.values.layout import Global, Layout, Local, Pieces, join, kind, spread
 
 _D = TypeVar("_D", bound="DistributedValues")
 
@@ -74,6 +76,7 @@ class DistributedValues:
         if isinstance(self._layout, Global):
             return self._layout if self._layout.mesh == mesh else None
         if isinstance(self._layout, Pieces):
+            self._agree(mesh)
             if self._layout.uneven:
                 return None
             joined = join(self._layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
@@ -82,6 +85,40 @@ class DistributedValues:
                 self._layout = joined
             return joined or spread(self._layout.pieces, mesh)
         return None
+
+    def _agree(self, mesh: Mesh) -> None:
+        """Finds out whether the pieces of other processes have the same shape as those here.
+
+        What differs, in the last batch of an epoch say, cannot be one array; and if one process
+        believed it were, the programs of the others would not fit its own.
+        """
+        text = self.open_question(mesh)
+        if text is not None and not jax_compat.outside_trace(lambda: jax_compat.agree_on(text)):
+            self._layout = Pieces(self._layout.pieces, mesh, uneven=True)
+
+    def open_question(self, mesh: Mesh | None) -> str | None:
+        """Returns what all processes must say alike if the value is one array; None if known."""
+        layout = self._layout
+        if mesh is None or not mesh.is_multi_process or not isinstance(layout, Pieces):
+            return None
+        if layout.uneven or layout.even or isinstance(self, Mirrored):
+            return None
+        if any(map(jax_compat.is_tracer, layout.pieces)):
+            return None
+        kinds = {kind(piece) for piece in layout.pieces}
+        # One kind here is only part of the answer; several are, and the others must hear of it.
+        return kinds.pop() if len(kinds) == 1 else f"uneven in {jax.process_index()}"
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shape of each replica's value, of all processes; all must call it."""
+        own = [tuple(np.shape(piece)) for piece in self.values]
+        mesh: Mesh | None = getattr(self._layout, "mesh", None)
+        if mesh is None or not mesh.is_multi_process:
+            return own
+        if self.on_mesh(mesh) is not None:
+            return own[:1] * mesh.size
+        texts = jax_compat.outside_trace(lambda: jax_compat.texts_of_all(json.dumps(own)))
+        return [tuple(shape) for text in texts for shape in json.loads(text)]
 
     def joined(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
@@ -108,6 +145,21 @@ class DistributedValues:
             inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
         return listing(type(self).__name__, self.values)
+
+
+def settle(values: Iterable[DistributedValues]) -> None:
+    """Asks the other processes once about the shapes of several values, not once for each.
+
+    The values that turn out to differ somewhere are asked about again when they are used.
+    """
+    asked = [
+        (value, text)
+        for value in values
+        if (text := value.open_question(getattr(value.layout, "mesh", None))) is not None
+    ]
+    if len(asked) > 1 and jax_compat.agree_on("; ".join(text for _, text in asked)):
+        for value, _ in asked:
+            value._layout = replace(value._layout, even=True)  # type: ignore[type-var]
 
 
 def listing(name: str, values: Iterable[Any]) -> str:

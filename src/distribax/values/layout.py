@@ -6,6 +6,7 @@ never the wrapper's type.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -33,12 +34,14 @@ class Pieces:
     """One Python object a replica: arrays of any shape, or anything else.
 
     `mesh` is that of the strategy whose replicas made the pieces, if it is known. `uneven` tells
-    that the pieces of other processes have other shapes, so that they cannot be one array.
+    that the pieces of other processes have other shapes, so that they cannot be one array; `even`
+    that they have the same. Neither is known before somebody has asked.
     """
 
     pieces: tuple[Any, ...]
     mesh: Mesh | None = None
     uneven: bool = False
+    even: bool = False
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
@@ -95,6 +98,52 @@ class Local:
         return self.pieces[index]
 
 
+def kind(piece: Any) -> str:
+    """Describes what pieces must have in common to be one array."""
+    if isinstance(piece, jax.Array) or _is_host_value(piece):
+        return f"{jnp.shape(piece)} {jax.dtypes.result_type(piece)}"
+    return type(piece).__name__
+
+
+def local_pieces(layout: Layout) -> tuple[Any, ...]:
+    """Returns the pieces of this process's replicas, also in a program that all processes run."""
+    if isinstance(layout, Local) and layout.mesh.is_multi_process:
+        return _own_of_all(layout.value, layout.mesh)
+    if not isinstance(layout, Global) or not layout.mesh.is_multi_process:
+        return layout.pieces
+    if not jax_compat.is_tracer(layout.array):
+        return layout.pieces
+    stacked, mesh = layout.stacked, layout.mesh
+    pick = jax_compat.shard_map(
+        lambda own: list(_own_of_all(own[0] if stacked else own, mesh)),
+        mesh,
+        (layout.spec,),
+        [PartitionSpec()] * _num_local(mesh),
+    )
+    return tuple(pick(layout.array))
+
+
+def _own_of_all(own: Any, mesh: Mesh) -> tuple[Any, ...]:
+    """Returns, inside an SPMD program, the values of the replicas in the same process."""
+    processes = [device.process_index for device in mesh.devices.flat]
+    firsts = jnp.asarray([processes.index(process) for process in processes])
+    everyone = jax_compat.all_gather_same(jnp.asarray(own), REPLICA_AXIS)
+    first = firsts[jax.lax.axis_index(REPLICA_AXIS)]
+    return tuple(everyone[first + index] for index in range(_num_local(mesh)))
+
+
+def _num_local(mesh: Mesh) -> int:
+    """Returns how many replicas each process has."""
+    counts = Counter(device.process_index for device in mesh.devices.flat)
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            "experimental_local_results: the workers have different numbers of devices "
+            f"({dict(counts)} by worker), and a compiled function is one program for all. Return "
+            "the value from the function, and take it apart outside."
+        )
+    return counts[jax.process_index()]
+
+
 def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Global | None:
     """Joins single-device arrays of one shape into a global array; None if they do not fit.
 
@@ -108,8 +157,16 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     if len(local) != len(pieces):
         return None
     for piece, device in zip(pieces, local, strict=True):
-        if piece.shape != first.shape or piece.dtype != first.dtype or piece.devices() != {device}:
+        if piece.shape != first.shape or piece.dtype != first.dtype:
             return None
+        if piece.devices() != {device} and not mesh.is_multi_process:
+            return None
+    if mesh.is_multi_process:
+        # A process cannot go another way than the others because of where its pieces are.
+        pieces = tuple(
+            piece if piece.devices() == {device} else jax_compat.on_device(piece, device)
+            for piece, device in zip(pieces, local, strict=True)
+        )
     if mirrored:
         same = NamedSharding(mesh, PartitionSpec())
         array = jax.make_array_from_single_device_arrays(first.shape, same, list(pieces))
@@ -125,6 +182,9 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
 def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Global | None:
     """Joins arrays that a step computes outside its replicas."""
     first = pieces[0]
+    if mesh.is_multi_process and len(pieces) == len(local_devices(mesh)):
+        # One for each replica of a process: the same in all, as the program is.
+        pieces = pieces * (mesh.size // len(pieces))
     if mesh.size != len(pieces):
         return None
     if any(piece.shape != first.shape or piece.dtype != first.dtype for piece in pieces):

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from distribax.types import Nest
+from distribax import jax_compat
+from distribax.types import Nest, is_python_number
 from distribax.values.distributed import DistributedValues, PerReplica
 from distribax.values.layout import Pieces
 from distribax.values.opaque import is_opaque
@@ -86,8 +87,14 @@ def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mes
     if not wrap:
         # Over several processes, what is one object here may be another one elsewhere.
         alone = mesh is None or not mesh.is_multi_process
-        if all(piece is first for piece in pieces) and (alone or not _is_number(first)):
+        same = all(piece is first for piece in pieces)
+        if same and (alone or not _is_number(first)):
             return first
+        if not alone and all(is_python_number(piece) for piece in pieces):
+            # A setting of the program, if all processes have the same.
+            said = repr(first) if same else f"several in process {jax.process_index()}"
+            if jax_compat.agree_on(said):
+                return first
         whole = origins.whole(pieces) if origins is not None else None
         if whole is not None:
             return whole

@@ -124,6 +124,9 @@ def first_replica(value: Any) -> Any:
 
 def write(variable: Any, value: Any, how: str) -> None:
     """Assigns, adds or subtracts `value`, by the rules of the current context."""
+    if variable.source is not None:
+        _send(variable, value, how)
+        return
     here = context.current()
     in_replica = here.replica_context is not None and here.copy_id is None
     if not in_replica or here.strategy.extended.single:
@@ -142,6 +145,21 @@ def write(variable: Any, value: Any, how: str) -> None:
         _put(variable, _new(variable, value, how), here)
         return
     _write_together(variable, value, how, here)
+
+
+def _send(variable: Any, value: Any, how: str) -> None:
+    """Writes a variable that lives in another process: there, and at once or after the step."""
+    value = _fitted(variable, _plain(value), how)
+    stand_in = overlay.holding(variable)
+    seen = None if stand_in is None else _changed(variable.read_value(), value, how)
+    frame = frames.current()
+    if frame is not None:
+        frame.function.defer(variable, how, value)
+    else:
+        _refuse_staged(variable, value)
+        variable.placement.write(variable, how, value)
+    if stand_in is not None:
+        stand_in[variable] = frames.storable(seen)
 
 
 def _write_together(variable: Any, value: Any, how: str, here: context.Entry) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distribax import jax_compat
-from distribax.topology import REPLICA_AXIS, local_devices
+from distribax.topology import REPLICA_AXIS, device_name, local_devices
 from distribax.values import copies
 
 
@@ -26,16 +26,37 @@ class Placement:
     per_replica = False
     # How `repr` calls a variable with this placement.
     label = "Variable"
+    # Where the value is fetched from, and writes are sent to, if it lives in another process.
+    source: Any = None
+    # What it is called there: one description for each copy, the first of which is read.
+    specs: tuple[Any, ...] = ()
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The devices that have a copy."""
+        """The devices of this process that have a copy."""
         raise NotImplementedError
 
     @property
     def sharding(self) -> Any:
         """The sharding of the buffer inside a compiled program, or None."""
         return None
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The names of the devices that have a copy."""
+        return tuple(device_name(device) for device in self.devices)
+
+    def beside(self) -> Placement:
+        """Returns the placement of another variable that is to live beside this one."""
+        return self
+
+    def current(self, buffer: jax.Array) -> jax.Array:
+        """Returns the buffer with the value of now."""
+        return buffer
+
+    def write(self, variable: Any, how: str, value: Any) -> None:
+        """Sends a write to where the value lives; only for placements with a `source`."""
+        raise NotImplementedError
 
     def store(self, value: Any) -> jax.Array:
         """Returns a buffer that holds `value` in every copy."""
@@ -115,7 +136,11 @@ class Replicated(Placement):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        return tuple(self.mesh.devices.flat)
+        return local_devices(self.mesh)
+
+    @property
+    def num_copies(self) -> int:
+        return self.mesh.size
 
     @property
     def sharding(self) -> Any:

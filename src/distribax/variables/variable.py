@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, jax_compat
-from distribax.execution import frames, overlay
-from distribax.topology import device_name
+from distribax.execution import frames, overlay, shipping
+from distribax.topology import device_name, local_devices
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica
+from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
 from distribax.values.distributed import listing
 from distribax.variables import access, creation
+from distribax.variables.lookup import RowAccess
 from distribax.variables.placement import Placement
 
 
@@ -26,11 +27,13 @@ class _Created(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         replica = context.get_replica_context()
         share = getattr(replica.runner, "create_variable", None) if replica is not None else None
-        create: Callable[[], Any] = lambda: super(_Created, cls).__call__(*args, **kwargs)  # noqa: E731
+        extended = context.get_strategy().extended
+        make: Callable[..., Any] = super().__call__
+        create: Callable[[], Any] = lambda: extended.create_variable(make, args, kwargs)  # noqa: E731
         return create() if share is None else share(create, creation.user_frame(sys._getframe(1)))
 
 
-class Variable(ArrayLike, metaclass=_Created):
+class Variable(RowAccess, metaclass=_Created):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
@@ -80,6 +83,8 @@ class Variable(ArrayLike, metaclass=_Created):
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
         creation.register(self)
+        if self.source is not None:
+            shipping.know(self._placement.specs[0].uid, self)
 
     # What it is.
 
@@ -143,7 +148,7 @@ class Variable(ArrayLike, metaclass=_Created):
         """The name of the device of the first copy (of the replica's own copy in a replica)."""
         replica = context.get_replica_context()
         index = replica.runner.replica_id if replica is not None else 0
-        names = [device_name(device) for device in self.devices]
+        names = self._placement.device_names
         return names[index] if isinstance(index, int) and index < len(names) else names[0]
 
     @property
@@ -227,14 +232,14 @@ class Variable(ArrayLike, metaclass=_Created):
         mesh = getattr(self._placement, "mesh", None)
         if frame is not None and isinstance(frame, frames.RunFrame):
             return access.local(self, value, frame)
-        if mesh is None or self.devices != tuple(mesh.devices.flat):
+        if mesh is None or self.devices != local_devices(mesh):
             return Mirrored([value])
         if not self.per_replica:
             return Mirrored.of(Global(value, mesh, mirrored=True))
         if not self._shape:
             return PerReplica.of(Global(value, mesh, stacked=True))
         if frame is None:
-            return PerReplica(self._placement.pieces(value))
+            return PerReplica.of(Pieces(tuple(self._placement.pieces(value)), mesh))
         joined = (mesh.size * self._shape[0], *self._shape[1:])
         return PerReplica.of(Global(value.reshape(joined), mesh))
 
@@ -271,10 +276,15 @@ class Variable(ArrayLike, metaclass=_Created):
         """Returns the first copy's stored value, whatever is being traced."""
         return np.array(self._placement.pieces(self._buffer)[0])
 
+    @property
+    def source(self) -> Any:
+        """Where the value is fetched from if it lives in another process, or None."""
+        return self._placement.source
+
     def share(self) -> jax.Array:
         """Returns the buffer itself, and remembers that somebody may hold it."""
         self._shared = True
-        return self._buffer
+        return self._placement.current(self._buffer)
 
     def store(self, buffer: jax.Array) -> None:
         """Replaces the buffer by one that somebody else may hold too."""
@@ -290,6 +300,41 @@ class Variable(ArrayLike, metaclass=_Created):
         return repr(self)
 
     __hash__ = object.__hash__
+
+    # Sending it to another process.
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.source is not None:
+            return _received, (self._strategy, self._placement.specs, self._description())
+        if shipping.destination() is not None:
+            raise TypeError(
+                f"{self.described} lives in this process only, so a function that refers to it "
+                "cannot run on a worker. Create it inside `with strategy.scope():` of the "
+                "ParameterServerStrategy, or pass the function its value: args=(v.numpy(),)."
+            )
+        return super().__reduce_ex__(protocol)
+
+    def _description(self) -> dict[str, Any]:
+        kept = ("_name", "_aggregation", "_synchronization", "_trainable", "_where", "_shape")
+        return {**{name: getattr(self, name) for name in kept}, "_dtype": np.dtype(self._dtype)}
+
+    @classmethod
+    def attached(cls, strategy: Any, placement: Placement, description: dict[str, Any]) -> Variable:
+        """Makes the object for a variable that exists already, in another process."""
+        variable = cls.__new__(cls)
+        vars(variable).update(
+            description, _strategy=strategy, _placement=placement, _buffer=None, _shared=False
+        )
+        return variable
+
+
+def _received(strategy: Any, specs: Any, description: dict[str, Any]) -> Variable:
+    return shipping.received(
+        specs[0].uid,
+        lambda: Variable.attached(
+            strategy, strategy.extended.served_placement(specs, description["_name"]), description
+        ),
+    )
 
 
 class VariableCopy(ArrayLike):
@@ -308,6 +353,8 @@ class VariableCopy(ArrayLike):
     @property
     def device(self) -> str:
         """The name of the device that this copy is on."""
+        if self._variable.source is not None:
+            return self._variable.device
         return device_name(next(iter(self._stored().devices())))
 
     @property

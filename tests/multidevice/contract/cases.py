@@ -1,7 +1,14 @@
-"""What the contract runs on: every strategy, with 1 to 4 replicas, eager and compiled."""
+"""What the contract runs on: every strategy, with 1 to 3 (or 4) replicas, eager and compiled.
+
+In a process that tests/multiprocess/contract has made one of several workers, it is their strategy
+instead, with the replicas that they have together.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,29 +19,62 @@ import jax.numpy as jnp
 import numpy as np
 
 import distribax as dx
+from distribax.testing.local_servers import local_servers
+from tests.multidevice.contract.other_workers import TOGETHER, from_all_workers
 
-SETUPS = [
-    ("default", 1),
-    ("one_device", 1),
-    *(("mirrored", count) for count in (1, 2, 3, 4)),
-    *(("central", count) for count in (1, 2, 3, 4)),
-]
+# `make contract` has all sizes; `make test` those that differ in kind: one, even, uneven.
+_ALL = os.environ.get("DISTRIBAX_CONTRACT") == "all"
+SETUPS = (
+    [("multi_worker", jax.device_count())]
+    if TOGETHER
+    else [
+        ("default", 1),
+        ("one_device", 1),
+        ("served", 1),
+        *(("mirrored", count) for count in ((1, 2, 3, 4) if _ALL else (1, 2, 3))),
+        *(("central", count) for count in ((1, 2, 3, 4) if _ALL else (1, 3))),
+    ]
+)
 SEVERAL = [setup for setup in SETUPS if setup[1] > 1]
 
 BATCH = np.arange(12, dtype=np.float32)
 """One global batch; it splits evenly over 1, 2, 3 and 4 replicas."""
 
 
+def device(index: int) -> jax.Device:
+    """Returns a device of this process: the one with that index, if there are so many."""
+    here = jax.local_devices()
+    return here[index % len(here)]
+
+
+_keep_open = contextlib.ExitStack()
+atexit.register(_keep_open.close)
+
+
 @cache
 def make_strategy(kind: str, num_replicas: int) -> Any:
     """Returns the one strategy of a kind and size that all tests share."""
     devices = [f"CPU:{index}" for index in range(num_replicas)]
+    if kind == "multi_worker":
+        return dx.MultiWorkerMirroredStrategy()
     if kind == "mirrored":
         return dx.MirroredStrategy(devices)
     if kind == "central":
         # A parameter device of its own, so that a copy that is forgotten shows.
         return dx.CentralStorageStrategy(devices, parameter_device="CPU:5")
+    if kind == "served":
+        return _keep_open.enter_context(local_servers(1))
     return dx.OneDeviceStrategy("CPU:1") if kind == "one_device" else dx.get_strategy()
+
+
+def replicas_of(strategy: Any) -> range:
+    """Returns the numbers of a strategy's replicas that run in this process.
+
+    They are all there are, unless there are several workers.
+    """
+    extended = strategy.extended
+    count = len(extended.local_devices) if TOGETHER else strategy.num_replicas_in_sync
+    return range(extended.first_replica, extended.first_replica + count)
 
 
 @dataclass(frozen=True)
@@ -52,7 +92,17 @@ class Case:
     @property
     def single(self) -> bool:
         """Whether the strategy has one replica by construction, and ordinary variables."""
-        return self.kind in ("default", "one_device")
+        return self.kind in ("default", "one_device", "served")
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether a variable has a copy on the device of each replica."""
+        return self.kind in ("mirrored", "multi_worker")
+
+    @property
+    def replicas(self) -> range:
+        """The numbers of the replicas that run in this process."""
+        return replicas_of(self.strategy)
 
     @property
     def wraps(self) -> bool:
@@ -91,14 +141,18 @@ class Case:
         """Returns a nest of arrays, each split over the replicas in pieces of the same size."""
         return self.each(lambda index: jax.tree.map(lambda a: _piece(a, self, index), batch))
 
-    def local(self, value: Any) -> list[np.ndarray]:
-        """Returns the replicas' parts of a result, one for each, as NumPy arrays."""
+    def parts(self, value: Any) -> list[np.ndarray]:
+        """Returns the replicas' parts of a result, one for each, as NumPy arrays.
+
+        Over several workers, each contributes those of its own replicas.
+        """
         parts = [np.asarray(part) for part in self.strategy.experimental_local_results(value)]
-        return parts * self.num_replicas if len(parts) == 1 else parts
+        own = parts * len(self.replicas) if len(parts) == 1 else parts
+        return [part for worker in from_all_workers(own) for part in worker]
 
     def numbers(self, value: Any) -> list[Any]:
         """Returns the replicas' parts of a result as Python numbers or lists."""
-        return [part.tolist() for part in self.local(value)]
+        return [part.tolist() for part in self.parts(value)]
 
 
 def _piece(array: np.ndarray, case: Case, index: int) -> jax.Array:

@@ -7,8 +7,37 @@ from typing import Any
 import pytest
 
 from tests.multidevice.contract.cases import SETUPS, SEVERAL, Case, make_strategy
+from tests.multidevice.contract.other_workers import TOGETHER
 
 _MODES = {"eager": False, "compiled": True}
+_STRATEGIES = {"case", "compiled_case", "scoped", "small", "several", "mirrored", "eager"}
+_STRATEGIES |= {"strategy", "any_strategy", "pair"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out, among several workers, what is about no strategy of theirs.
+
+    Tests without one of the fixtures name the devices of one process, or have no strategy at all;
+    that they run in a worker would make no difference.
+    """
+    if not TOGETHER:
+        return
+    fixtures = {item: getattr(item, "fixturenames", ()) for item in items}
+    left_out = [item for item in items if not _STRATEGIES.intersection(fixtures[item])]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_are_up() -> None:
+    """Starts the parameter servers before the first test: their threads are not a test's."""
+    if not TOGETHER:
+        Case("served", 1, compiled=False).variable(0.0)
+
+
+def _among(setups: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Returns the setups to try; several workers have one, whatever its kind and size."""
+    return SETUPS if TOGETHER else setups
 
 
 def _named(setup: tuple[str, int]) -> str:
@@ -40,7 +69,8 @@ def scoped(request: pytest.FixtureRequest, compiled: bool) -> Case:
 
 
 @pytest.fixture(
-    params=[("one_device", 1), ("mirrored", 1), ("mirrored", 2), ("central", 2)], ids=_named
+    params=_among([("one_device", 1), ("mirrored", 1), ("mirrored", 2), ("central", 2)]),
+    ids=_named,
 )
 def small(request: pytest.FixtureRequest, compiled: bool) -> Case:
     """One strategy of each kind, for rules that do not depend on the number of replicas."""
@@ -53,25 +83,33 @@ def several(request: pytest.FixtureRequest, compiled: bool) -> Case:
     return Case(*request.param, compiled)
 
 
+@pytest.fixture(
+    params=_among([("mirrored", 2), ("mirrored", 3), ("mirrored", 4), ("central", 2)]), ids=_named
+)
+def eager(request: pytest.FixtureRequest) -> Case:
+    """A strategy with more than one replica, for what compiled replicas cannot do."""
+    return Case(*request.param, compiled=False)
+
+
 @pytest.fixture(params=SETUPS, ids=_named)
 def strategy(request: pytest.FixtureRequest) -> Any:
     """A strategy of each kind and size."""
     return make_strategy(*request.param)
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
+@pytest.fixture(params=_among([("mirrored", count) for count in (1, 2, 3, 4)]), ids=_named)
 def mirrored(request: pytest.FixtureRequest, compiled: bool) -> Case:
     """Mirrored strategies of all sizes, for what is slow to try on all kinds."""
-    return Case("mirrored", request.param, compiled)
+    return Case(*request.param, compiled)
 
 
-@pytest.fixture(params=[("default", 1), ("mirrored", 2)], ids=_named)
+@pytest.fixture(params=_among([("default", 1), ("mirrored", 2)]), ids=_named)
 def any_strategy(request: pytest.FixtureRequest) -> Any:
     """One strategy with one replica and one with several, for rules of `dx.function` alone."""
     return make_strategy(*request.param)
 
 
-@pytest.fixture
-def pair() -> Any:
+@pytest.fixture(params=_among([("mirrored", 2)]), ids=_named)
+def pair(request: pytest.FixtureRequest) -> Any:
     """A mirrored strategy of two replicas, for what does not depend on kind and size."""
-    return make_strategy("mirrored", 2)
+    return make_strategy(*request.param)

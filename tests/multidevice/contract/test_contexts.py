@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import distribax as dx
-from tests.multidevice.contract.cases import Case, make_strategy
+from tests.multidevice.contract.cases import Case, device, make_strategy
 
 
 def _state() -> tuple[Any, bool, bool, bool]:
@@ -85,7 +86,7 @@ def test_scopes_of_one_strategy_nest(strategy: Any) -> None:
 
 
 def test_a_scope_inside_another_strategy_is_refused(strategy: Any) -> None:
-    other = dx.OneDeviceStrategy("CPU:2")
+    other = dx.OneDeviceStrategy(device(2))
     with strategy.scope():
         before = _state()
         with (
@@ -136,7 +137,7 @@ def test_set_strategy_makes_a_strategy_current(
 def test_set_strategy_is_replaced_by_the_next(
     pair: Any, set_strategy: Callable[[Any], None]
 ) -> None:
-    other = dx.OneDeviceStrategy("CPU:2")
+    other = dx.OneDeviceStrategy(device(2))
     set_strategy(other)
     set_strategy(pair)
     assert dx.get_strategy() is pair
@@ -185,10 +186,10 @@ def test_cross_replica_calls_are_refused_in_a_replica(small: Case, name: str) ->
 
 @pytest.mark.parametrize("name", CROSS_REPLICA_CALLS)
 def test_cross_replica_calls_are_refused_in_another_scope(pair: Any, name: str) -> None:
-    other = make_strategy("central", 2)
+    own = type(pair).__name__
     with (
-        other.scope(),
-        pytest.raises(RuntimeError, match=rf"{name}: called on MirroredStrategy inside the scope"),
+        dx.OneDeviceStrategy(device(1)).scope(),
+        pytest.raises(RuntimeError, match=rf"{name}: called on {own} inside the scope"),
     ):
         CROSS_REPLICA_CALLS[name](pair)
 
@@ -197,8 +198,8 @@ def test_update_is_refused_in_another_scope(pair: Any) -> None:
     with pair.scope():
         variable = dx.Variable(1.0)
     with (
-        dx.OneDeviceStrategy("CPU:1").scope(),
-        pytest.raises(RuntimeError, match=r"update: called on MirroredStrategy"),
+        dx.OneDeviceStrategy(device(1)).scope(),
+        pytest.raises(RuntimeError, match=rf"update: called on {type(pair).__name__}"),
     ):
         pair.extended.update(variable, lambda v: None)
 
@@ -256,12 +257,15 @@ def test_reprs_tell_what_it_is(case: Case) -> None:
 
 
 def test_devices_have_full_names(case: Case) -> None:
-    prefix = "/job:localhost/replica:0/task:0/device:CPU:"
+    job = "worker" if case.kind == "served" else "localhost"
+    prefix = f"/job:{job}/replica:0/task:{jax.process_index()}/device:CPU:"
     extended = case.strategy.extended
     first = 1 if case.kind == "one_device" else 0
-    workers = tuple(f"{prefix}{first + index}" for index in range(case.num_replicas))
+    workers = tuple(f"{prefix}{first + index}" for index in range(len(case.replicas)))
+    elsewhere = {"central": f"{prefix}5", "served": "/job:ps/replica:0/task:0/device:CPU:0"}
+    parameters = (elsewhere[case.kind],) if case.kind in elsewhere else workers
     assert extended.worker_devices == workers
-    assert extended.parameter_devices == ((f"{prefix}5",) if case.kind == "central" else workers)
+    assert extended.parameter_devices == parameters
     devices: list[Any] = []
     case.run(lambda: devices.append(dx.get_replica_context().devices))
     assert {name for names in devices for name in names} == set(workers)

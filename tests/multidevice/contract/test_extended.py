@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from tests.multidevice.contract.cases import Case, close, replica_number
+from tests.multidevice.contract.cases import Case, close, device, replica_number
 
 
 def _pieces(case: Case, value: Any) -> list[Any]:
@@ -37,22 +37,25 @@ def test_the_result_lies_where_the_variable_lies(several: Case) -> None:
     assert [next(iter(piece.devices())) for piece in pieces] == list(variable.devices)
 
 
-@pytest.mark.parametrize(
-    ("destinations", "ids"), [("CPU:3", [3]), (["CPU:0", "CPU:6"], [0, 6]), (jax.devices()[2], [2])]
-)
-def test_reduce_to_named_devices(several: Case, destinations: Any, ids: list[int]) -> None:
+@pytest.mark.parametrize("form", ["name", "names", "device"])
+def test_reduce_to_named_devices(several: Case, form: str) -> None:
+    names = {"name": [device(3)], "names": [device(0), device(6)], "device": [device(2)]}
+    devices = names[form]
+    destinations = [f"CPU:{jax.local_devices().index(each)}" for each in devices]
+    given = {"name": destinations[0], "names": destinations, "device": devices[0]}[form]
     value = several.each(lambda index: jnp.asarray(index + 1.0))
-    result = several.strategy.extended.reduce_to("SUM", value, destinations)
+    result = several.strategy.extended.reduce_to("SUM", value, given)
     pieces = several.strategy.experimental_local_results(result)
     n = several.num_replicas
-    assert [next(iter(piece.devices())).id for piece in pieces] == ids
-    assert [float(piece) for piece in pieces] == [n * (n + 1) / 2] * len(ids)
+    assert [next(iter(piece.devices())) for piece in pieces] == devices
+    assert [float(piece) for piece in pieces] == [n * (n + 1) / 2] * len(devices)
 
 
 def test_reduce_to_the_places_of_another_value(several: Case) -> None:
     value = several.each(lambda index: jnp.asarray(index + 1.0))
     result = several.strategy.extended.reduce_to("SUM", value, value)
-    assert len(several.strategy.experimental_local_results(result)) == several.num_replicas
+    pieces = several.strategy.experimental_local_results(result)
+    assert len(pieces) == len(several.replicas)
 
 
 def test_destinations_must_name_devices(several: Case) -> None:
@@ -101,8 +104,8 @@ def test_broadcast_copies_to_all_workers(case: Case) -> None:
         return copies, case.strategy.run(lambda y: y + replica_number(), args=(copies,))
 
     copies, added = case.across(across, jnp.asarray(5.0))
-    assert len(_pieces(case, copies)) == (1 if case.single else case.num_replicas)
-    close(case.local(added), [6.0 + index for index in range(case.num_replicas)])
+    assert len(_pieces(case, copies)) == (1 if case.single else len(case.replicas))
+    close(case.parts(added), [6.0 + index for index in range(case.num_replicas)])
 
 
 def test_broadcast_copies_to_destinations(several: Case) -> None:
@@ -148,7 +151,7 @@ def test_an_updates_result_is_mirrored_like_the_variable(case: Case) -> None:
         return doubled
 
     result = case.across(across)
-    assert isinstance(result, dx.Mirrored) == (case.kind == "mirrored" and case.wraps)
+    assert isinstance(result, dx.Mirrored) == (case.mirrors and case.wraps)
     assert float(other) == 12.0
 
 
@@ -171,11 +174,12 @@ def test_other_variables_are_the_copy_of_the_same_device(case: Case) -> None:
     def across() -> Any:
         return case.strategy.extended.update(first, lambda v: v + second + shared, group=False)
 
-    expected = [11.0 * (index + 1) + 5.0 for index in range(case.num_replicas)]
+    expected = [11.0 * (index + 1) + 5.0 for index in case.replicas]
     assert [float(result) for result in case.across(across)] == expected
     merged = case.run(lambda: dx.get_replica_context().merge_call(lambda strategy: across()))
-    assert [case.numbers(result) for result in merged] == [
-        [x] * case.num_replicas for x in expected
+    local = case.strategy.experimental_local_results
+    assert [{float(part) for part in local(result)} for result in merged] == [
+        {value} for value in expected
     ]
 
 
@@ -203,7 +207,7 @@ def test_update_in_a_replica_meets_the_others(case: Case) -> None:
     n = case.num_replicas
     result = case.run(replica_fn)
     assert float(variable) == 1.0 + n * (n + 1) / 2
-    close(case.local(result), [1.0 + n * (n + 1) / 2] * n)
+    close(case.parts(result), [1.0 + n * (n + 1) / 2] * n)
 
 
 def test_an_update_wants_one_value_for_all(several: Case) -> None:

@@ -36,7 +36,7 @@ def test_distributed_arguments_in_nests(case: Case) -> None:
     batch = case.split({"x": BATCH, "y": (BATCH,)})
     for scale in (1.0, 3.0):
         result = step(batch, scale=scale)
-        assert np.concatenate(case.local(result)).tolist() == (BATCH * (scale + 1)).tolist()
+        assert np.concatenate(case.parts(result)).tolist() == (BATCH * (scale + 1)).tolist()
 
 
 def test_functions_call_functions(strategy: Any) -> None:
@@ -69,7 +69,7 @@ def test_a_function_runs_in_replicas(case: Case) -> None:
 
     n = case.num_replicas
     result = case.run(lambda: inner(jnp.asarray(2.0)))
-    close(case.local(result), [n * (n + 1)] * n)
+    close(case.parts(result), [n * (n + 1)] * n)
     assert float(variable) == n * (n + 1)
 
 
@@ -185,18 +185,23 @@ def test_a_function_inside_other_transformations(any_strategy: Any) -> None:
 
 def test_results_that_the_code_wraps(several: Case) -> None:
     """Pieces that the function itself wraps come back wrapped, even or not."""
-    n = several.num_replicas
+    own = len(several.replicas)
 
     def across(x: Any) -> Any:
-        even = dx.PerReplica([x * index for index in range(n)])
-        return even, dx.Mirrored([x + 1] * n)
+        even = dx.PerReplica([x * index for index in range(own)])
+        return even, dx.Mirrored([x + 1] * own)
+
+    def uneven(x: Any) -> Any:
+        return dx.PerReplica([x[: index + 1] for index in range(own)])
 
     with several.strategy.scope():
         even, mirrored = dx.function(across)(jnp.ones(2))
-        uneven = dx.function(lambda x: dx.PerReplica([x[: i + 1] for i in range(n)]))(jnp.ones(n))
-    assert several.numbers(even) == [[float(index)] * 2 for index in range(n)]
+        pieces = dx.function(uneven)(jnp.ones(own))
+    n, workers = several.num_replicas, several.num_replicas // own
+    assert several.numbers(even) == [[float(index)] * 2 for index in range(own)] * workers
     assert several.numbers(mirrored) == [[2.0, 2.0]] * n
-    assert [part.shape for part in several.local(uneven)] == [(index + 1,) for index in range(n)]
+    shapes = [part.shape for part in several.parts(pieces)]
+    assert shapes == [(index + 1,) for index in range(own)] * workers
 
 
 def test_the_next_element_is_an_input(case: Case) -> None:

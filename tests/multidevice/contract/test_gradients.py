@@ -21,9 +21,9 @@ def test_in_a_replica_the_gradient_is_its_own(case: Case) -> None:
 
     loss, (dw, db) = case.run(replica_fn, case.split(BATCH))
     pieces = list(BATCH.reshape(case.num_replicas, -1))
-    close(case.local(loss), [((2 * x + 1) ** 2).sum() for x in pieces])
-    close(case.local(dw), [(2 * (2 * x + 1) * x).sum() for x in pieces])
-    close(case.local(db), [(2 * (2 * x + 1)).sum() for x in pieces])
+    close(case.parts(loss), [((2 * x + 1) ** 2).sum() for x in pieces])
+    close(case.parts(dw), [(2 * (2 * x + 1) * x).sum() for x in pieces])
+    close(case.parts(db), [(2 * (2 * x + 1)).sum() for x in pieces])
 
 
 def test_gradients_have_the_form_of_the_variables(case: Case) -> None:
@@ -52,10 +52,10 @@ def test_something_beside_the_loss(case: Case) -> None:
 
     (loss, aux), gradient = case.run(replica_fn)
     numbers = [index + 1.0 for index in range(case.num_replicas)]
-    close(case.local(loss), [3.0 * number for number in numbers])
-    close(case.local(gradient), numbers)
+    close(case.parts(loss), [3.0 * number for number in numbers])
+    close(case.parts(gradient), numbers)
     assert aux["y"] == 5.0
-    close(case.local(aux["w"]), [3.0] * case.num_replicas)
+    close(case.parts(aux["w"]), [3.0] * case.num_replicas)
 
 
 def test_variables_that_are_not_asked_for_are_constants(case: Case) -> None:
@@ -89,9 +89,9 @@ def test_assigning_inside_the_loss(case: Case) -> None:
     n = case.num_replicas
     loss, (dw, dmean) = case.run(replica_fn)
     numbers = np.arange(1.0, n + 1) * 2
-    close(case.local(loss), list(numbers**2 + numbers.mean()))
-    close(case.local(dw), list(numbers**2))
-    close(case.local(dmean), [0.0] * n)
+    close(case.parts(loss), list(numbers**2 + numbers.mean()))
+    close(case.parts(dw), list(numbers**2))
+    close(case.parts(dmean), [0.0] * n)
     assert (float(mean), float(count), float(w)) == (numbers.mean(), n, 2.0)
 
 
@@ -106,8 +106,8 @@ def test_gradients_of_gradients(case: Case) -> None:
 
     slope, second = case.run(replica_fn)
     numbers = np.arange(1.0, case.num_replicas + 1)
-    close(case.local(slope), list(27.0 * numbers))
-    close(case.local(second), list(18.0 * numbers))
+    close(case.parts(slope), list(27.0 * numbers))
+    close(case.parts(second), list(18.0 * numbers))
 
 
 def test_a_loss_over_all_replicas(compiled_case: Case) -> None:
@@ -149,9 +149,9 @@ def test_the_jax_way(case: Case) -> None:
 
     value, gradients = case.run(replica_fn, params, case.split(BATCH))
     expected, wanted = jax.value_and_grad(loss)(params, jnp.asarray(BATCH))
-    close(case.local(value), [expected] * case.num_replicas)
+    close(case.parts(value), [expected] * case.num_replicas)
     for name, gradient in gradients.items():
-        close(case.local(gradient), [wanted[name]] * case.num_replicas)
+        close(case.parts(gradient), [wanted[name]] * case.num_replicas)
 
 
 def test_the_loss_must_be_a_function() -> None:

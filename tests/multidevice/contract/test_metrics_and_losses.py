@@ -47,7 +47,7 @@ def test_weighted_means_and_sums(case: Case) -> None:
     close(mean.result(), np.average(BATCH, weights=WEIGHTS), 1e-5)
     close(total.result(), 3 * (BATCH * WEIGHTS).sum(), 1e-5)
     for value, metric in zip(inside, (mean, total), strict=True):
-        close(case.local(value), [np.asarray(metric.result())] * case.num_replicas, 1e-5)
+        close(case.parts(value), [np.asarray(metric.result())] * case.num_replicas, 1e-5)
     assert [v.name for v in mean.variables] == ["m/total:0", "m/count:0"]
     assert all(not v.trainable for v in mean.variables)
 

@@ -27,8 +27,8 @@ def test_all_reduce_gives_every_replica_the_result(case: Case) -> None:
     n = case.num_replicas
     for op, (reduced, added) in case.run(replica_fn).items():
         expected = n * (n + 1) / 2 * OPS[op](n)
-        close(case.local(reduced), [expected] * n)
-        close(case.local(added), [expected + index + 1 for index in range(n)])
+        close(case.parts(reduced), [expected] * n)
+        close(case.parts(added), [expected + index + 1 for index in range(n)])
 
 
 def test_all_reduce_takes_nests_and_numbers(case: Case) -> None:
@@ -38,10 +38,10 @@ def test_all_reduce_takes_nests_and_numbers(case: Case) -> None:
         return _context().all_reduce("SUM", {"a": x, "b": (jnp.ones((2, 2)), [1.0, 2])})
 
     result = case.run(replica_fn, case.each(lambda index: jnp.asarray(float(index))))
-    close(case.local(result["a"]), [sum(range(n))] * n)
-    close(case.local(result["b"][0]), [np.full((2, 2), n)] * n)
-    close(case.local(result["b"][1][0]), [n] * n)
-    close(case.local(result["b"][1][1]), [2 * n] * n)
+    close(case.parts(result["a"]), [sum(range(n))] * n)
+    close(case.parts(result["b"][0]), [np.full((2, 2), n)] * n)
+    close(case.parts(result["b"][1][0]), [n] * n)
+    close(case.parts(result["b"][1][1]), [2 * n] * n)
 
 
 def test_all_reduce_of_integers(case: Case) -> None:
@@ -52,8 +52,8 @@ def test_all_reduce_of_integers(case: Case) -> None:
         return _context().all_reduce("SUM", number), _context().all_reduce("MEAN", number)
 
     total, mean = case.run(replica_fn)
-    assert [part.dtype for part in case.local(total)] == [np.int32] * n
-    close(case.local(mean), [(n + 1) / 2] * n)
+    assert [part.dtype for part in case.parts(total)] == [np.int32] * n
+    close(case.parts(mean), [(n + 1) / 2] * n)
 
 
 def test_all_reduce_of_uneven_pieces_is_refused(several: Case) -> None:
@@ -71,7 +71,7 @@ def test_all_gather_joins_along_an_axis(case: Case) -> None:
 
     for axis, result in zip(axes, case.run(replica_fn), strict=True):
         expected = np.concatenate([np.full((2, 2), index + 1.0) for index in range(n)], axis=axis)
-        close(case.local(result), [expected] * n)
+        close(case.parts(result), [expected] * n)
 
 
 def test_all_gather_takes_nests(case: Case) -> None:
@@ -81,15 +81,15 @@ def test_all_gather_takes_nests(case: Case) -> None:
         return _context().all_gather([x, {"y": x * 2}], axis=0)
 
     first, second = case.run(replica_fn, case.split(BATCH))
-    close(case.local(first), [BATCH] * n)
-    close(case.local(second["y"]), [BATCH * 2] * n)
+    close(case.parts(first), [BATCH] * n)
+    close(case.parts(second["y"]), [BATCH * 2] * n)
 
 
 def test_all_gather_joins_uneven_pieces(case: Case) -> None:
     n = case.num_replicas
     uneven = np.arange(7, dtype=np.float32)
     result = case.run(lambda x: _context().all_gather(x, axis=0), case.split(uneven))
-    close(case.local(result), [uneven] * n)
+    close(case.parts(result), [uneven] * n)
 
 
 @pytest.mark.parametrize("axis", [1, -2, True, None])
@@ -125,8 +125,8 @@ def test_the_gradient_of_an_all_reduce(case: Case) -> None:
 
     numbers = np.arange(1, n + 1)
     for op, (shared, own) in case.run(replica_fn).items():
-        close(case.local(shared), list(numbers * n * OPS[op](n)))
-        close(case.local(own), list(numbers * numbers.sum() * OPS[op](n)))
+        close(case.parts(shared), list(numbers * n * OPS[op](n)))
+        close(case.parts(own), list(numbers * numbers.sum() * OPS[op](n)))
 
 
 def test_the_gradient_of_an_all_gather(case: Case) -> None:
@@ -141,7 +141,7 @@ def test_the_gradient_of_an_all_gather(case: Case) -> None:
     gradients = case.run(replica_fn, case.split(BATCH))
     weights = n * (n + 1) / 2
     pieces = BATCH.reshape(n, -1)
-    close(case.local(gradients), list((2 * pieces**2).sum(axis=1) * weights))
+    close(case.parts(gradients), list((2 * pieces**2).sum(axis=1) * weights))
 
 
 def test_the_gradient_reaches_variables(case: Case) -> None:
@@ -154,8 +154,8 @@ def test_the_gradient_reaches_variables(case: Case) -> None:
         return dx.value_and_grad(loss, variable)()
 
     loss, gradient = case.run(replica_fn)
-    close(case.local(loss), [3.0 * n * (n + 1) / 2] * n)
-    close(case.local(gradient), [(index + 1.0) * n for index in range(n)])
+    close(case.parts(loss), [3.0 * n * (n + 1) / 2] * n)
+    close(case.parts(gradient), [(index + 1.0) * n for index in range(n)])
 
 
 def _checkpointed_gradient() -> Any:
@@ -167,7 +167,7 @@ def _checkpointed_gradient() -> Any:
 def test_the_gradient_through_a_checkpoint(compiled_case: Case) -> None:
     n = compiled_case.num_replicas
     gradient = compiled_case.run(_checkpointed_gradient)
-    close(compiled_case.local(gradient), [(index + 1.0) * n for index in range(n)])
+    close(compiled_case.parts(gradient), [(index + 1.0) * n for index in range(n)])
 
 
 def test_a_checkpoint_in_an_eager_replica_says_to_use_function(pair: Any) -> None:
@@ -183,12 +183,12 @@ def test_forward_mode_derivatives(compiled_case: Case) -> None:
         function = lambda w: _context().all_reduce("SUM", w * number)  # noqa: E731
         return jax.jvp(function, (jnp.asarray(2.0),), (jnp.asarray(1.0),))[1]
 
-    close(compiled_case.local(compiled_case.run(replica_fn)), [n * (n + 1) / 2] * n)
+    close(compiled_case.parts(compiled_case.run(replica_fn)), [n * (n + 1) / 2] * n)
 
 
 def test_a_gradient_with_respect_to_a_constant_is_the_replicas_own(case: Case) -> None:
     gradient = case.run(lambda: jax.grad(lambda w: w * replica_number())(jnp.zeros(())))
-    close(case.local(gradient), [index + 1.0 for index in range(case.num_replicas)])
+    close(case.parts(gradient), [index + 1.0 for index in range(case.num_replicas)])
 
 
 # Plain JAX around and inside.
@@ -234,12 +234,12 @@ def test_loops_and_branches_of_jax_run_in_replicas(case: Case) -> None:
 
     last, sums, chosen, counted, added, total = case.run(replica_fn, case.split(BATCH))
     pieces = list(BATCH.reshape(case.num_replicas, -1))
-    close(case.local(last), [2 * piece.sum() for piece in pieces])
-    close(case.local(sums), [2 * (np.cumsum(piece) - piece) for piece in pieces])
-    close(case.local(chosen), [piece * (piece[0] > 3) for piece in pieces])
-    close(case.local(counted), [3 * piece for piece in pieces])
-    close(case.local(added), [3 * piece for piece in pieces])
-    close(case.local(total), [2 * BATCH.sum()] * case.num_replicas)
+    close(case.parts(last), [2 * piece.sum() for piece in pieces])
+    close(case.parts(sums), [2 * (np.cumsum(piece) - piece) for piece in pieces])
+    close(case.parts(chosen), [piece * (piece[0] > 3) for piece in pieces])
+    close(case.parts(counted), [3 * piece for piece in pieces])
+    close(case.parts(added), [3 * piece for piece in pieces])
+    close(case.parts(total), [2 * BATCH.sum()] * case.num_replicas)
 
 
 def test_gradients_through_loops_in_replicas(case: Case) -> None:
@@ -255,6 +255,6 @@ def test_gradients_through_loops_in_replicas(case: Case) -> None:
 
     value, total = case.run(replica_fn, case.split(BATCH))
     n = case.num_replicas
-    close(case.local(value), [2 * piece.sum() for piece in BATCH.reshape(n, -1)])
-    close(case.local(total), [BATCH.sum()] * n)
+    close(case.parts(value), [2 * piece.sum() for piece in BATCH.reshape(n, -1)])
+    close(case.parts(total), [BATCH.sum()] * n)
     close(variable, BATCH.sum() / n)

@@ -89,7 +89,7 @@ def _compare_with_one_device(case: Case, name: str) -> None:
     close(list(variables), list(wanted), 1e-4)
     assert int(optimizer.iterations) == 6
     for variable in variables:
-        copies = case.local(variable)
+        copies = case.parts(variable)
         assert all(copy.tobytes() == copies[0].tobytes() for copy in copies)
 
 
@@ -167,7 +167,7 @@ def test_minimize_does_both(case: Case) -> None:
         optimizer = dx.Optimizer(optax.sgd(0.1))
     loss = case.run(lambda: optimizer.minimize(lambda: w * w, [w]))
     n = case.num_replicas
-    close(case.local(loss), [4.0] * n)
+    close(case.parts(loss), [4.0] * n)
     close(w, 2.0 - 0.1 * 4.0 * n)
 
 
@@ -205,7 +205,7 @@ def test_plain_optax_and_pytrees(mirrored: Case) -> None:
     wanted, expected = _reference("adam")
     close(losses, expected, 1e-4)
     for param, want in zip(params, wanted, strict=True):
-        close(case.local(param), [want] * case.num_replicas, 1e-4)
+        close(case.parts(param), [want] * case.num_replicas, 1e-4)
 
 
 # What an optimizer refuses.

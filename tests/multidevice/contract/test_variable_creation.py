@@ -10,16 +10,26 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from tests.multidevice.contract.cases import Case, make_strategy, replica_number
+from tests.multidevice.contract.cases import (
+    Case,
+    device,
+    make_strategy,
+    replica_number,
+    replicas_of,
+)
 
 LABELS = {
     ("default", "AUTO"): "<dx.Variable",
     ("one_device", "AUTO"): "<dx.Variable",
     ("mirrored", "AUTO"): "MirroredVariable:{",
+    ("multi_worker", "AUTO"): "MirroredVariable:{",
     ("central", "AUTO"): "CentralVariable:{",
     ("default", "ON_READ"): "<dx.Variable",
     ("one_device", "ON_READ"): "<dx.Variable",
     ("mirrored", "ON_READ"): "SyncOnReadVariable:{",
+    ("multi_worker", "ON_READ"): "SyncOnReadVariable:{",
+    ("served", "AUTO"): "ServedVariable:{",
+    ("served", "ON_READ"): "ServedVariable:{",
     ("central", "ON_READ"): "SyncOnReadVariable:{",
 }
 
@@ -49,17 +59,18 @@ def test_the_repr_shows_every_copy() -> None:
 
 
 def test_copies_live_on_their_devices(case: Case) -> None:
-    prefix = "/job:localhost/replica:0/task:0/device:CPU:"
+    job = "ps" if case.kind == "served" else "localhost"
+    prefix = f"/job:{job}/replica:0/task:{jax.process_index()}/device:CPU:"
     mirrored, own = case.variable(1.0), case.variable(1.0, synchronization="ON_READ")
     first = {"one_device": 1, "central": 5}.get(case.kind, 0)
-    count = case.num_replicas if case.kind == "mirrored" else 1
+    count = len(case.replicas) if case.mirrors else 1
     copies = case.strategy.experimental_local_results(mirrored)
     assert [copy.device for copy in copies] == [f"{prefix}{first + i}" for i in range(count)]
     assert mirrored.device == f"{prefix}{first}"
     start = 1 if case.kind == "one_device" else 0
     copies = case.strategy.experimental_local_results(own)
     assert [copy.device for copy in copies] == [
-        f"{prefix}{start + index}" for index in range(case.num_replicas)
+        f"{prefix}{start + index}" for index in range(len(case.replicas))
     ]
     case.run(lambda: own.assign_add(1.0))
     case.across(lambda: mirrored.assign_add(1.0))
@@ -107,7 +118,7 @@ def test_replicas_that_all_create_it_get_one_variable(strategy: Any) -> None:
 
     variable = strategy.run(replica_fn)
     assert len(calls) == 1
-    assert len(made) == strategy.num_replicas_in_sync
+    assert len(made) == len(replicas_of(strategy))
     assert all(other is variable for other in made)
 
 
@@ -122,8 +133,9 @@ def test_variables_kept_and_not_kept_are_not_confused(strategy: Any) -> None:
 
     first, second = strategy.run(replica_fn)
     local = strategy.experimental_local_results
-    assert [float(value) for value in local(first)] == [1.0] * strategy.num_replicas_in_sync
-    assert [float(value) for value in local(second)] == [2.0] * strategy.num_replicas_in_sync
+    count = len(replicas_of(strategy))
+    assert [float(value) for value in local(first)] == [1.0] * count
+    assert [float(value) for value in local(second)] == [2.0] * count
 
 
 def test_random_initial_values_are_the_same_everywhere(case: Case) -> None:
@@ -137,7 +149,7 @@ def test_random_initial_values_are_the_same_everywhere(case: Case) -> None:
         return made[0].read_value(), made[1].read_value()
 
     for values in case.run(replica_fn):
-        parts = case.local(values)
+        parts = case.parts(values)
         assert len({part.tobytes() for part in parts}) == 1
     assert np.ptp(made[0].numpy()) > 0
 
@@ -213,9 +225,10 @@ def test_colocated_variables_share_the_place(case: Case) -> None:
 
 
 def test_colocated_with_one_device(case: Case) -> None:
-    with case.strategy.scope(), case.strategy.extended.colocate_vars_with("CPU:2"):
+    name = f"CPU:{jax.local_devices().index(device(2))}"
+    with case.strategy.scope(), case.strategy.extended.colocate_vars_with(name):
         variable = dx.Variable(1.0)
-    assert variable.device.endswith("CPU:2")
+    assert variable.device.endswith(name)
     total = case.run(lambda: variable + replica_number())
     assert case.numbers(total) == [2.0 + index for index in range(case.num_replicas)]
 
@@ -243,7 +256,7 @@ def test_non_slot_devices(case: Case) -> None:
     extended = case.strategy.extended
     first, second = case.variable(1.0, name="b"), case.variable(1.0, name="a")
     devices = extended.non_slot_devices([first, second])
-    if case.kind == "default":
+    if case.kind in ("default", "served"):
         assert devices is second
         with pytest.raises(ValueError, match=r"non_slot_devices: var_list is empty"):
             extended.non_slot_devices([])
@@ -300,8 +313,12 @@ def test_a_variable_is_not_created_inside_jit(strategy: Any) -> None:
 
 
 def test_replicas_must_create_the_same_variables(pair: Any) -> None:
+    own = replicas_of(pair)
+    if len(own) == 1:
+        pytest.skip("each worker has one replica, with no other one here to differ from")
+
     def replica_fn() -> None:
-        if dx.get_replica_context().replica_id_in_sync_group == 1:
+        if dx.get_replica_context().replica_id_in_sync_group == own[1]:
             dx.Variable(1.0)
 
     with pytest.raises(RuntimeError, match=r"replica 1 creates variable number 1 at .*replica 0"):

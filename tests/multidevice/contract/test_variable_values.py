@@ -62,7 +62,7 @@ def test_operators_in_replicas(small: Case) -> None:
         A,
     ]
     for result, want in zip(case.run(replica_fn, jnp.asarray(B)), expected, strict=True):
-        close(case.local(result), [want] * case.num_replicas)
+        close(case.parts(result), [want] * case.num_replicas)
 
 
 def test_methods_and_indexing_in_replicas(small: Case) -> None:
@@ -90,7 +90,7 @@ def test_methods_and_indexing_in_replicas(small: Case) -> None:
     expected = [A[0], A[:, 1], A.T, A.sum(), A.mean(axis=0), A.max(), A.min(), A.ravel(), A.ravel()]
     expected += [A.astype(np.int32), A.T, A @ A, A, A]
     for result, want in zip(case.run(replica_fn), expected, strict=True):
-        close(case.local(result), [want] * case.num_replicas)
+        close(case.parts(result), [want] * case.num_replicas)
 
 
 def test_integer_and_truth_operators(small: Case) -> None:

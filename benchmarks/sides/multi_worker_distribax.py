@@ -1,0 +1,40 @@
+"""The training step with distribax: MultiWorkerMirroredStrategy, dx.function and dx.Variable."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+import distribax as dx
+from benchmarks.sides import mlp_problem, multi_worker_crew
+from benchmarks.sides.mlp_distribax import make_step
+
+
+def main() -> None:
+    options, crew = multi_worker_crew.join(mlp_problem.parser(), "multi_worker_distribax")
+    os.environ["TF_CONFIG"] = crew.tf_config
+    strategy = dx.MultiWorkerMirroredStrategy()
+    problem = mlp_problem.make(options.batch_size)
+    train_step, variables = make_step(strategy, problem, options.batch_size)
+
+    def piece(values: np.ndarray) -> Any:
+        own = np.split(values, crew.size)[crew.rank]
+        return strategy.experimental_distribute_values_from_function(lambda _: own)
+
+    images, labels = piece(problem.images), piece(problem.labels)
+
+    def run(steps: int) -> dict[str, float]:
+        loss = None
+        for _ in range(steps):
+            loss = train_step(images, labels)
+        jax.block_until_ready([variable.value() for variable in variables])
+        return {} if loss is None else {"loss": float(loss)}
+
+    crew.serve(run, {"library": f"jax {jax.__version__}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Whether `distribax run` starts all workers again after one has left."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from distribax.types import RESTARTABLE_EXIT_CODE
+
+SHORT_LIFE_SECONDS: Final = 30.0
+MAX_SHORT_LIVES: Final = 3
+"""A program that is interrupted more often in a row, each time soon after its start, has failed."""
+
+
+class Decision(enum.Enum):
+    """What follows when a worker has left with an exit code other than 0."""
+
+    RESUME = enum.auto()  # Start again: the program was told to stop, and has saved.
+    RETRY = enum.auto()  # Start again: it has failed, and one of the restarts is used up.
+    END = enum.auto()  # Its exit code is the launcher's.
+
+
+class RestartPolicy:
+    """Allows so many restarts after failures, and any number after interruptions.
+
+    A program that does nothing but ask for a restart would be started for ever. So an interruption
+    counts as a failure when it is one of more than `MAX_SHORT_LIVES` in a row, each less than
+    `SHORT_LIFE_SECONDS` after the start.
+
+    Args:
+        max_restarts: How many failures are followed by another start.
+
+    Example:
+        >>> policy = RestartPolicy(max_restarts=1)
+        >>> policy.decide(42, seconds=3600), policy.decide(1, seconds=3600)
+        (<Decision.RESUME: 1>, <Decision.RETRY: 2>)
+        >>> policy.decide(1, seconds=3600)
+        <Decision.END: 3>
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self.max_restarts = max_restarts
+        self.retries = 0
+        self._short_lives = 0
+
+    def decide(self, exit_code: int, seconds: float) -> Decision:
+        """Tells what follows, given the exit code and how long ago the workers were started."""
+        if exit_code == RESTARTABLE_EXIT_CODE:
+            self._short_lives = self._short_lives + 1 if seconds < SHORT_LIFE_SECONDS else 0
+            if self._short_lives <= MAX_SHORT_LIVES:
+                return Decision.RESUME
+        if self.retries == self.max_restarts:
+            return Decision.END
+        self.retries += 1
+        return Decision.RETRY

@@ -1,0 +1,32 @@
+"""Adding the values of two processes: each sends its own to the other, and both add."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from distribax.topology import REPLICA_AXIS, has_cpus_of_several_processes
+
+
+def can_exchange(mesh: Mesh) -> bool:
+    """Tells whether values are better exchanged than given to the platform's all-reduce.
+
+    Gloo's all-reduce goes round a ring twice, in segments. Between two devices it moves as many
+    bytes as one exchange does, with several times as many messages to wait for.
+    """
+    return mesh.size == 2 and has_cpus_of_several_processes(mesh)
+
+
+def sum_by_exchange(values: list[Any]) -> list[Any]:
+    """Adds both replicas' values of each tensor inside an SPMD program."""
+    return [_sum(value) for value in values]
+
+
+def _sum(value: Any) -> Any:
+    # As lax.psum does it: the sum of two truths is a number.
+    own = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
+    # Both add the same two numbers, and a + b is b + a to the last bit.
+    return own + lax.ppermute(own, REPLICA_AXIS, [(0, 1), (1, 0)])

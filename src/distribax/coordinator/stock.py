@@ -1,0 +1,60 @@
+"""What a worker keeps: functions, data sets, iterators and values, each made when first used."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+from distribax.coordinator import iterators
+from distribax.coordinator.interfaces import WorkerSetup
+from distribax.coordinator.messages import Shipment
+from distribax.coordinator.references import Kind, set_lookup
+
+
+class Stock:
+    """The definitions that a worker has been sent, and the objects that it has made of them."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._shipments: dict[int, Shipment] = {}
+        self._objects: dict[int, Any] = {}
+        set_lookup(self.get)
+
+    def add(self, shipments: Iterable[Shipment]) -> None:
+        """Keeps definitions; one that is there already stays as it is."""
+        for shipment in shipments:
+            self._shipments.setdefault(shipment.number, shipment)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Forgets definitions, and ends what runs for them."""
+        for number in numbers:
+            self._shipments.pop(number, None)
+            made = self._objects.pop(number, None)
+            if isinstance(made, iterators.ENDING):
+                made.close()
+
+    def get(self, number: int) -> Any:
+        """Returns the object of that number."""
+        try:
+            return self._objects[number]
+        except KeyError:
+            made = self._objects[number] = self._make(self._shipments[number])
+            return made
+
+    def _make(self, shipment: Shipment) -> Any:
+        run = self._setup.run
+        try:
+            loaded = run(pickle.loads, (shipment.data,), {})
+            match Kind(shipment.kind):
+                case Kind.OBJECT:
+                    return loaded
+                case Kind.DATASET:
+                    return iterators.own_dataset(loaded)
+                case Kind.DATASET_FUNCTION:
+                    return iterators.made_dataset(run(loaded, (), {}))
+                case Kind.ITERATOR:
+                    return run(iterators.iterate, (loaded,), {})
+        except Exception as error:
+            error.add_note(f"This was while the worker made {shipment.name}.")
+            raise

@@ -1,0 +1,139 @@
+"""A view of long work: a progress bar in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TextIO
+
+from distribax.coordinator.status import CoordinatorStatus
+
+LIVE_AFTER_SECONDS: Final = 1.0
+"""Work that takes less is not shown."""
+LINE_SECONDS: Final = 10.0
+
+CHOICES: Final = ("auto", "live", "lines", "none")
+
+
+class View(Protocol):
+    """Shows how far the work is."""
+
+    def update(self, status: CoordinatorStatus) -> None:
+        """Shows a new status."""
+
+    def stop(self) -> None:
+        """Takes the view away, until there is long work again."""
+
+
+def make_view(
+    choice: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+) -> View:
+    """Returns a view of a kind; "auto" is "live" in a terminal and "lines" elsewhere."""
+    if choice not in CHOICES:
+        names = ", ".join(map(repr, CHOICES))
+        raise ValueError(f"ClusterCoordinator: view={choice!r} is not known. Expected {names}.")
+    stream = sys.stderr if stream is None else stream
+    if choice == "auto":
+        choice = "live" if stream.isatty() else "lines"
+    if choice == "none":
+        return Hidden()
+    return Live(stream, clock) if choice == "live" else Lines(stream, clock)
+
+
+class Hidden:
+    """Shows nothing."""
+
+    def update(self, status: CoordinatorStatus) -> None:
+        """Does nothing."""
+
+    def stop(self) -> None:
+        """Does nothing."""
+
+
+class Lines:
+    """Writes a line every ten seconds while there is work."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._last: float | None = None
+
+    def update(self, status: CoordinatorStatus) -> None:
+        """Writes a line if it is time."""
+        now = self._clock()
+        if not status.is_active:
+            self._last = None
+        elif self._last is None:
+            self._last = now
+        elif now - self._last >= LINE_SECONDS:
+            self._last = now
+            self._stream.write(f"distribax: {status.line()}\n")
+            self._stream.flush()
+
+    def stop(self) -> None:
+        """Forgets since when there has been work."""
+        self._last = None
+
+
+class Live:
+    """Shows a progress bar while there is work."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._ended_before = 0
+        self._bar: Any = None
+
+    def update(self, status: CoordinatorStatus) -> None:
+        """Draws the bar anew."""
+        with self._lock:
+            if not status.is_active:
+                self._stop()
+                return
+            if self._since is None:
+                self._since = self._clock()
+                self._ended_before = status.num_ended
+            if self._bar is None:
+                if self._clock() - self._since < LIVE_AFTER_SECONDS:
+                    return
+                self._bar = _bar(self._stream)
+                self._bar.start()
+                self._bar.add_task("")
+            self._bar.update(
+                self._bar.task_ids[0],
+                completed=status.num_ended - self._ended_before,
+                total=status.scheduled - self._ended_before,
+                description=status.line(),
+            )
+            self._bar.refresh()
+
+    def stop(self) -> None:
+        """Takes the bar away."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._since = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _bar(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(file=stream),
+        transient=True,
+        # The dispatcher draws it; a thread of its own would have to be ended.
+        auto_refresh=False,
+    )

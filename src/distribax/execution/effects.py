@@ -1,0 +1,154 @@
+"""Effects: what a compiled step does outside itself once it has run.
+
+A variable that lives in another process is not replaced by a step, as others change it too: the
+step's additions and gradients are sent to where it lives. While the step is traced they are noted;
+their arrays become outputs of the program, and at each call they are handed over in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+
+class Sink(Protocol):
+    """Where effects go, many at once."""
+
+    def commit(self, effects: list[tuple[Any, Any]]) -> None:
+        """Carries out effects, each what it is and its arrays, in order."""
+        ...
+
+
+@dataclass
+class Effect:
+    """One thing to do: where, what, and with which arrays (a nest)."""
+
+    sink: Sink
+    what: Any
+    arrays: Any
+
+
+@dataclass
+class Effects:
+    """The effects of a program, learnt while it is traced."""
+
+    kinds: list[tuple[Sink, Any]] = field(default_factory=list)
+
+    def take(self, effects: list[Effect]) -> list[Any]:
+        """Splits effects into the arrays that the program returns and what they are for."""
+        self.kinds = [(effect.sink, effect.what) for effect in effects]
+        return [effect.arrays for effect in effects]
+
+    def commit(self, arrays: list[Any]) -> None:
+        """Carries out the effects of one call."""
+        if not self.kinds:
+            return
+        by_sink: dict[Any, list[tuple[Any, Any]]] = {}
+        for (sink, what), given in zip(self.kinds, arrays, strict=True):
+            by_sink.setdefault(sink, []).append((what, given))
+        for sink, effects in by_sink.items():
+            sink.commit(effects)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A write to a variable that lives elsewhere: `how` is "assign" or "assign_add"."""
+
+    variable: Any
+    how: str
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """A write to some rows of a table that lives elsewhere, its arrays being indices and rows."""
+
+    table: Any
+    how: str
+
+
+# The value of a variable after some writes, given how to read the one before.
+State: TypeAlias = Callable[[Callable[[], Any]], Any]
+
+
+class Deferred:
+    """The effects that a trace has noted so far."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        # Where the last write to a variable is noted, for as long as another may join it.
+        self._open: dict[Any, int] = {}
+        self._states: dict[Any, State] = {}
+
+    def write(self, variable: Any, how: str, value: Any) -> None:
+        """Notes a write; several to the same variable become one."""
+        if how == "assign_sub":
+            how, value = "assign_add", -value
+        if how == "assign":
+            self._states[variable] = lambda _: value
+        else:
+            self._then(variable, lambda old: (old + value).astype(old.dtype))
+        at = self._open.get(variable)
+        if at is None:
+            self._open[variable] = len(self.effects)
+            self.effects.append(Effect(variable.source, Write(variable, how), value))
+            return
+        noted = self.effects[at]
+        how, noted.arrays = _joined((noted.what.how, noted.arrays), how, value)
+        noted.what = Write(variable, how)
+
+    def write_rows(self, table: Any, how: str, indices: Any, rows: Any) -> None:
+        """Notes a write to some rows of a table; `how` is "assign" or "assign_add"."""
+        self.add(table.source, WriteRows(table, how), (indices, rows))
+        for start, variable in table.row_shards:
+            change = partial(scattered, how=how, indices=indices, rows=rows, start=start)
+            self._then(variable, change)
+
+    def _then(self, variable: Any, change: Callable[[Any], Any]) -> None:
+        earlier = self._states.get(variable)
+        if earlier is None:
+            self._states[variable] = lambda read: change(read())
+        else:
+            self._states[variable] = lambda read: change(earlier(read))
+
+    def add(self, sink: Sink, what: Any, arrays: Any) -> None:
+        """Notes an effect of another kind; later writes come after it."""
+        self._open.clear()
+        self.effects.append(Effect(sink, what, arrays))
+
+    def seen(self, variable: Any, read: Any) -> Any:
+        """Returns the variable's value after the step's own writes; `read()` is that before."""
+        state = self._states.get(variable)
+        return read() if state is None else state(read)
+
+    def has_written(self, variable: Any) -> bool:
+        """Tells whether the step has written the variable, or rows of it."""
+        return variable in self._states
+
+
+def scattered(array: Any, how: str, indices: Any, rows: Any, start: int) -> Any:
+    """Returns an array with some rows written; it has the rows of a table from `start` on.
+
+    Indices that it does not have are left out.
+    """
+    indices = jnp.asarray(indices)
+    # Numbers of 8 bits cannot be subtracted from.
+    wide = indices.astype(jnp.promote_types(indices.dtype, jnp.int32))
+    at = array.at[wide - start]
+    write = at.set if how == "assign" else at.add
+    return write(rows, mode="drop", wrap_negative_indices=False)
+
+
+def _joined(earlier: tuple[str, Any], how: str, value: Any) -> tuple[str, Any]:
+    if how == "assign":
+        return how, value
+    return earlier[0], (earlier[1] + value).astype(value.dtype)
+
+
+def host_arrays(nest: Any) -> Any:
+    """Returns a nest's arrays as the host sees them, without a copy where there need be none."""
+    return jax.device_get(nest)

@@ -1,0 +1,57 @@
+"""Sending functions to other processes: what they refer to arrives as the same thing there.
+
+A function that is shipped to a worker refers to variables, strategies, optimizers and compiled
+functions. Each of them travels as a name: the first time a process receives it, the object is made
+there, and every later mention in that process is the same object, its compiled programs included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+_destination: ContextVar[Any] = ContextVar("distribax_shipping", default=None)
+_known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def shipping(strategy: Any) -> Iterator[None]:
+    """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
+    token = _destination.set(strategy)
+    try:
+        yield
+    finally:
+        _destination.reset(token)
+
+
+def destination() -> Any | None:
+    """Returns the strategy whose workers what is pickled now goes to, or None."""
+    return _destination.get()
+
+
+def new_uid() -> str:
+    """Returns a name that no other object has, in any process."""
+    return uuid.uuid4().hex
+
+
+def know(uid: str, thing: Any) -> None:
+    """Remembers the object of this process that has the name `uid`."""
+    _known[uid] = thing
+
+
+def known(uid: str) -> Any | None:
+    """Returns the object of this process that has the name `uid`, or None."""
+    return _known.get(uid)
+
+
+def received(uid: str, make: Callable[[], Any]) -> Any:
+    """Returns the object of this process that has the name `uid`; makes it the first time."""
+    thing = _known.get(uid)
+    if thing is None:
+        thing = make()
+        _known[uid] = thing
+    return thing

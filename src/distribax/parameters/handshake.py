@@ -1,0 +1,80 @@
+"""How a client and a server prove to each other that they have the cluster's token.
+
+Both send a random challenge and answer the other's with an HMAC of both; the token itself never
+travels. All messages have a fixed size, and nothing is parsed before the proof. What follows is
+not encrypted: across machines use a network that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from typing import Final
+
+_GREETING: Final = b"distribax-parameters-1\n"
+_NONCE: Final = 32
+_ACCEPTED: Final = b"+"
+_REFUSED: Final = b"-"
+
+
+class WrongTokenError(PermissionError):
+    """The other side does not have the same token."""
+
+
+def welcome(connection: socket.socket, token: bytes) -> None:
+    """The server's side; raises a WrongTokenError if the client does not know the token."""
+    check_peer(connection)
+    own = os.urandom(_NONCE)
+    connection.sendall(_GREETING + own)
+    theirs, proof = _split(_receive_exactly(connection, _NONCE + 32))
+    if not hmac.compare_digest(proof, _proof(token, b"client", own, theirs)):
+        connection.sendall(_REFUSED + bytes(32))
+        raise WrongTokenError("a client without the cluster's token has called")
+    connection.sendall(_ACCEPTED + _proof(token, b"server", own, theirs))
+
+
+def introduce(connection: socket.socket, token: bytes) -> None:
+    """The client's side; raises a WrongTokenError unless both have the same token."""
+    check_peer(connection)
+    greeting = _receive_exactly(connection, len(_GREETING) + _NONCE)
+    if not greeting.startswith(_GREETING):
+        raise ConnectionError(f"not a parameter server: it says {greeting!r}")
+    theirs, own = greeting[len(_GREETING) :], os.urandom(_NONCE)
+    connection.sendall(own + _proof(token, b"client", theirs, own))
+    answer = _receive_exactly(connection, 1 + 32)
+    if answer[:1] != _ACCEPTED:
+        raise WrongTokenError("the server has another token")
+    if not hmac.compare_digest(answer[1:], _proof(token, b"server", theirs, own)):
+        raise WrongTokenError("what answers there does not have the token")
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Raises a PermissionError if a unix socket's other end belongs to another user."""
+    if connection.family != getattr(socket, "AF_UNIX", None) or not hasattr(socket, "SO_PEERCRED"):
+        return
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", credentials)
+    if user != os.getuid():
+        raise PermissionError(f"the other end belongs to user {user}, expected {os.getuid()}")
+
+
+def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    return data[:_NONCE], data[_NONCE:]
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the other side has closed the connection while meeting")
+        data += part
+    return data

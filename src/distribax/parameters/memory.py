@@ -1,0 +1,43 @@
+"""Buffers that JAX can use without a copy, and a heap that keeps what was freed."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Final
+
+import numpy as np
+
+ALIGNMENT: Final = 64
+"""JAX takes an array on the CPU as it is, without a copy, if it begins at such an address."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_LARGEST_THRESHOLD: Final = 1 << 30
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Returns an uninitialised array that begins at a multiple of 64 bytes."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    # The shortest way to the address, which matters with many small parameters.
+    start = -raw.__array_interface__["data"][0] % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def keep_freed_memory() -> bool:
+    """Makes this process keep large buffers that it frees, and returns whether it could.
+
+    By default glibc gives a large buffer back to the kernel as soon as it is freed, and each page
+    of the next one costs a page fault. A worker that allocates the same megabytes in each step
+    spends a good part of it there. The process' memory stays at its peak in exchange.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # Not glibc, or not even a Unix.
+        return False
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    mallopt.restype = ctypes.c_int
+    settings = (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
+    return all(bool(mallopt(setting, _LARGEST_THRESHOLD)) for setting in settings)

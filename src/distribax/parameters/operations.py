@@ -1,0 +1,150 @@
+"""What a push asks a server to do, and how that is written in a message.
+
+The operations of a push are applied in their order, all or none. Arrays are NumPy arrays or
+whatever `np.asarray` takes; a `jax.Array` on the CPU is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Sets a parameter."""
+
+    uid: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class AssignAdd:
+    """Adds to a parameter."""
+
+    uid: str
+    delta: Any
+
+
+@dataclass(frozen=True)
+class AssignRows:
+    """Sets some rows of a parameter; of an index that occurs twice, the last row stays."""
+
+    uid: str
+    indices: Any
+    rows: Any
+
+
+@dataclass(frozen=True)
+class AddRows:
+    """Adds to some rows of a parameter; an index that occurs twice is added twice."""
+
+    uid: str
+    indices: Any
+    rows: Any
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A gradient that is zero but for some rows; rows of an index that occurs twice are summed."""
+
+    indices: Any
+    rows: Any
+
+
+Gradient: TypeAlias = "Any | Rows | None"
+
+
+@dataclass(frozen=True)
+class Apply:
+    """One contribution to an optimizer's update: a gradient for each of its targets, in order.
+
+    A target whose gradient is None keeps its value and its slots. A `Rows` gradient changes only
+    those rows of the target and of its slots: the others do not decay meanwhile ("lazy").
+    `extra_args` are arrays or numbers for the transformation's `update`; of a round with several
+    contributions, those of the one that completes it are used.
+    """
+
+    optimizer: str
+    gradients: tuple[Gradient, ...]
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
+
+_WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
+    "assign": Assign,
+    "add": AssignAdd,
+}
+_WITH_ROWS: dict[str, Callable[[str, Array, Array], Op]] = {
+    "assign_rows": AssignRows,
+    "add_rows": AddRows,
+}
+
+
+def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
+    """Returns the operations as JSON and the arrays, which the JSON names by their position."""
+    arrays: list[Array] = []
+
+    def place(value: Any) -> int:
+        arrays.append(np.asarray(value))
+        return len(arrays) - 1
+
+    def gradient(value: Gradient) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Rows):
+            return [place(value.indices), place(value.rows)]
+        return place(value)
+
+    def one(operation: Op) -> dict[str, Any]:
+        match operation:
+            case Assign(uid, value):
+                return {"do": "assign", "uid": uid, "value": place(value)}
+            case AssignAdd(uid, value):
+                return {"do": "add", "uid": uid, "value": place(value)}
+            case AssignRows(uid, indices, rows):
+                at = [place(indices), place(rows)]
+                return {"do": "assign_rows", "uid": uid, "rows": at}
+            case AddRows(uid, indices, rows):
+                at = [place(indices), place(rows)]
+                return {"do": "add_rows", "uid": uid, "rows": at}
+            case Apply(optimizer, gradients, extra_args):
+                return {
+                    "do": "apply",
+                    "uid": optimizer,
+                    "gradients": [gradient(value) for value in gradients],
+                    "extra": {name: place(value) for name, value in extra_args.items()},
+                }
+        raise TypeError(
+            f"A push cannot carry {operation!r}: expected Assign, AssignAdd, AssignRows, AddRows "
+            "or Apply."
+        )
+
+    return [one(operation) for operation in operations], arrays
+
+
+def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> list[Op]:
+    """Returns the operations that `encode` has written."""
+
+    def gradient(at: Any) -> Gradient:
+        if at is None:
+            return None
+        return Rows(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
+
+    def one(item: Mapping[str, Any]) -> Op:
+        do, uid = item["do"], item["uid"]
+        if do in _WITH_VALUE:
+            return _WITH_VALUE[do](uid, arrays[item["value"]])
+        if do in _WITH_ROWS:
+            indices, rows = item["rows"]
+            return _WITH_ROWS[do](uid, arrays[indices], arrays[rows])
+        gradients = tuple(gradient(at) for at in item["gradients"])
+        return Apply(uid, gradients, {name: arrays[at] for name, at in item["extra"].items()})
+
+    return [one(item) for item in encoded]

@@ -1,0 +1,194 @@
+"""An optimizer's update as compiled programs: whole parameters, or only the rows that are touched.
+
+For a sparse gradient, the touched rows of the parameter and of those slots that have its form are
+gathered, the transformation runs on them as if they were the parameter, and they are written back.
+Their number is padded to a power of two, so that few programs are compiled and a step's time does
+not depend on the size of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from distribax.parameters.entries import Change, Form
+from distribax.parameters.operations import Array, Gradient, Rows
+from distribax.parameters.sparse import RowSet, gathered, padded, summed
+from distribax.parameters.spec import OptimizerSpec
+
+
+class Update:
+    """The update of one optimizer; it reads values, and returns what is to be written."""
+
+    def __init__(self, spec: OptimizerSpec, targets: Sequence[Form]) -> None:
+        self.spec = spec
+        self.targets = tuple(targets)
+        loaded = pickle.loads(spec.transformation)
+        self._transformation = optax.with_extra_args_support(loaded)
+        self._wide = any(np.dtype(form.dtype).itemsize > 4 for form in targets)
+        with self._settings():
+            state = jax.eval_shape(
+                self._transformation.init,
+                [jax.ShapeDtypeStruct(form.shape, form.dtype) for form in targets],
+            )
+        leaves, self._structure = jax.tree.flatten(state)
+        self._owners = _owners(state, len(targets))
+        self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
+        self._program = jax.jit(self._run, static_argnums=0)
+
+    def _slot_form(self, number: int, leaf: Any) -> Form:
+        owner = self._owners[number]
+        of = self.spec.uid if owner is None else self.targets[owner].name
+        return Form(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
+
+    def check_slots(self, known: Mapping[str, Form]) -> None:
+        """Raises a ValueError if the slots are not one for each leaf of the state, and alike.
+
+        `known` are those that exist already.
+        """
+        expected = [(form.shape, form.dtype) for form in self.slots]
+        given = [
+            (known[uid].shape, known[uid].dtype) if uid in known else None
+            for uid in self.spec.slots
+        ]
+        fits = len(given) == len(expected) and all(
+            own in (None, form) for own, form in zip(given, expected, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"slots of optimizer {self.spec.uid!r}: there are {len(given)} of the forms "
+                f"{given}, but the transformation's state has {len(expected)} leaves: {expected}. "
+                "Name one slot for each leaf of jax.tree.leaves(transformation.init([value of "
+                "each target])); those that do not exist are created here."
+            )
+
+    def initial_state(self, values: Sequence[Array]) -> list[Array]:
+        """Returns the leaves of the state for these values of the targets."""
+        with self._settings():
+            state = jax.jit(self._transformation.init)(list(values))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+    def _settings(self) -> contextlib.ExitStack:
+        """Has JAX compute on the CPU, and with 64 bits if a parameter has them.
+
+        Workers may have chosen 64 bits; the server's own setting does not matter.
+        """
+        stack = contextlib.ExitStack()
+        stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        stack.enter_context(jax.enable_x64(self._wide))
+        return stack
+
+    def __call__(
+        self,
+        read: Callable[[str], Any],
+        read_host: Callable[[str], Array],
+        gradients: Sequence[Gradient],
+        extra_args: Mapping[str, Any],
+    ) -> dict[str, Change]:
+        """Returns the changes by uid.
+
+        `read` returns a value as it is kept (NumPy or JAX), `read_host` as a NumPy array.
+        """
+        spec = self.spec
+        # Of targets with a sparse gradient, only the rows that it touches take part.
+        touched = [
+            summed(gradient.indices, gradient.rows) if isinstance(gradient, Rows) else None
+            for gradient in gradients
+        ]
+        of_slots = [self._rows_of_slot(number, touched) for number in range(len(spec.slots))]
+
+        def taken(uid: str, rows: RowSet | None) -> Any:
+            return read(uid) if rows is None else gathered(read_host(uid), rows.indices)
+
+        values = [taken(*pair) for pair in zip(spec.targets, touched, strict=True)]
+        state = [taken(*pair) for pair in zip(spec.slots, of_slots, strict=True)]
+        dense = [
+            gradient if rows is None else padded(rows.rows)
+            for gradient, rows in zip(gradients, touched, strict=True)
+        ]
+        active = tuple(gradient is not None for gradient in gradients)
+        with self._settings():
+            new_values, new_state = self._program(active, values, state, dense, dict(extra_args))
+            jax.block_until_ready((new_values, new_state))
+        return {
+            **{spec.targets[i]: _change(new, touched[i]) for i, new in new_values.items()},
+            **{spec.slots[i]: _change(new, of_slots[i]) for i, new in new_state.items()},
+        }
+
+    def check_rows(self, target: int) -> None:
+        """Raises a ValueError if the target's slots cannot be updated by rows."""
+        form = self.targets[target]
+        for number, owner in enumerate(self._owners):
+            slot = self.slots[number]
+            if owner == target and slot.shape not in ((), form.shape):
+                raise ValueError(
+                    f"Parameter {form.name!r} of shape {form.shape} has a slot of shape "
+                    f"{slot.shape}: its rows cannot be updated alone. Use an optimizer whose "
+                    "slots have the parameter's shape, or a dense gradient."
+                )
+
+    def _rows_of_slot(self, number: int, touched: Sequence[RowSet | None]) -> RowSet | None:
+        owner = self._owners[number]
+        if owner is None or self.slots[number].shape != self.targets[owner].shape:
+            return None
+        return touched[owner]
+
+    def _run(
+        self,
+        active: tuple[bool, ...],
+        values: list[Any],
+        leaves: list[Any],
+        gradients: list[Any],
+        extra_args: dict[str, Any],
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        state = jax.tree.unflatten(self._structure, leaves)
+        # A parameter without a gradient takes part as a zero, and what comes out is not used.
+        gradients = [
+            jnp.zeros_like(value) if gradient is None else gradient.astype(value.dtype)
+            for value, gradient in zip(values, gradients, strict=True)
+        ]
+        updates, state = self._transformation.update(gradients, state, values, **extra_args)
+        values = optax.apply_updates(values, updates)
+        new_leaves = jax.tree.leaves(state)
+        assert len(new_leaves) == len(leaves), "the state has changed its structure"
+        return (
+            {i: value for i, value in enumerate(values) if active[i]},
+            {
+                # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
+                i: jnp.copy(leaf.astype(old.dtype))
+                for i, (leaf, old) in enumerate(zip(new_leaves, leaves, strict=True))
+                if self._owners[i] is None or active[self._owners[i]]  # type: ignore[index]
+            },
+        )
+
+
+def _owners(state: Any, num_targets: int) -> list[int | None]:
+    """Returns which target each leaf belongs to; None for the optimizer as a whole.
+
+    The parameters are given as a list, so what is kept for each of them is a list of that length.
+    """
+
+    def per_target(node: Any) -> bool:
+        return type(node) is list and len(node) == num_targets
+
+    owners: list[int | None] = []
+    for node in jax.tree.leaves(state, is_leaf=per_target):
+        if per_target(node):
+            for number, item in enumerate(node):
+                owners.extend([number] * len(jax.tree.leaves(item)))
+        else:
+            owners.append(None)
+    return owners
+
+
+def _change(value: Any, total: RowSet | None) -> Change:
+    if total is None:
+        return value
+    return RowSet(total.indices, np.asarray(value)[: len(total.indices)])

@@ -1,0 +1,151 @@
+"""Messages on a socket: a JSON header and arrays, sent from and received into their own memory.
+
+A frame is a fixed prefix (magic, length of the header, length of the payload), the header, and the
+bytes of the arrays one after the other. The header's "arrays" says the type and shape of each, so
+that a receiver allocates them, aligned for JAX, and the kernel copies each byte once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from distribax.parameters.memory import aligned_empty
+from distribax.parameters.operations import Array
+from distribax.parameters.spec import dtype_name, plain_dtype
+
+_PREFIX: Final = struct.Struct("<4sIQ")
+_MAGIC: Final = b"dxp1"
+_MAX_HEADER: Final = 64 << 20
+_MAX_PAYLOAD: Final = 1 << 40
+_INT_SIZE: Final = array("i").itemsize
+_RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
+_RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_MAX_PARTS: Final = 512
+"""Of one sendmsg or recvmsg; Linux takes 1024."""
+
+
+class FrameError(ConnectionError):
+    """A frame that cannot be one: the peer is not a parameter server or client, or is broken."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A header of JSON values, the arrays that go with it, and open files (unix sockets only).
+
+    Files are not closed by sending them; those received are the receiver's to close.
+    """
+
+    header: dict[str, Any]
+    arrays: Sequence[Array] = ()
+    descriptors: Sequence[int] = ()
+
+
+def send(connection: socket.socket, message: Message) -> None:
+    """Sends a message out of the memory of its arrays."""
+    arrays = [np.asarray(value, order="C") for value in message.arrays]
+    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
+    header = json.dumps({**message.header, "arrays": described}).encode()
+    payload = sum(value.nbytes for value in arrays)
+    prefix = _PREFIX.pack(_MAGIC, len(header), payload)
+    parts = [memoryview(prefix + header), *map(_bytes_of, arrays)]
+    _send_parts(connection, parts, message.descriptors)
+
+
+def receive(connection: socket.socket) -> Message:
+    """Receives a message; EOFError if the peer has closed the connection between two of them."""
+    prefix = bytearray(_PREFIX.size)
+    descriptors = _receive_parts(connection, [memoryview(prefix)], may_end=True)
+    try:
+        magic, header_size, payload = _PREFIX.unpack(prefix)
+        if magic != _MAGIC:
+            raise FrameError(f"a frame begins with {magic!r} instead of {_MAGIC!r}")
+        if header_size > _MAX_HEADER or payload > _MAX_PAYLOAD:
+            raise FrameError(
+                f"a frame claims a header of {header_size} bytes and a payload of {payload}; at "
+                f"most {_MAX_HEADER} and {_MAX_PAYLOAD} are taken"
+            )
+        text = bytearray(header_size)
+        _receive_parts(connection, [memoryview(text)])
+        header, forms = _parse(bytes(text), payload)
+        arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
+        _receive_parts(connection, [_bytes_of(value) for value in arrays])
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return Message(header, arrays, descriptors)
+
+
+def _parse(text: bytes, payload: int) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
+    try:
+        header = json.loads(text)
+        described = header.pop("arrays")
+        forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FrameError(f"a frame's header cannot be read: {error}") from error
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
+    if sum(sizes) != payload or any(size < 0 for size in sizes):
+        raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
+    return header, forms
+
+
+def _bytes_of(value: Array) -> memoryview:
+    # Through uint8, as bfloat16 and the like have no buffer of their own.
+    return value.reshape(-1).view(np.uint8).data
+
+
+def _send_parts(
+    connection: socket.socket, parts: list[memoryview], descriptors: Sequence[int]
+) -> None:
+    parts = [part for part in parts if part.nbytes]
+    if descriptors:  # They go with the first bytes.
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+        parts = _after(parts, connection.sendmsg(parts[:1], [rights]))
+    while parts:
+        parts = _after(parts, connection.sendmsg(parts[:_MAX_PARTS]))
+
+
+def _receive_parts(
+    connection: socket.socket, parts: list[memoryview], *, may_end: bool = False
+) -> list[int]:
+    """Fills the parts, and returns the open files that came with the first of a frame."""
+    parts = [part for part in parts if part.nbytes]
+    descriptors: list[int] = []
+    room = _RIGHTS_SIZE if may_end and connection.family != socket.AF_INET else 0
+    begun = False
+    while parts:
+        count, rights, _, _ = connection.recvmsg_into(parts[:_MAX_PARTS], room, _RECEIVE_FLAGS)
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.extend(array("i", data[: len(data) - len(data) % _INT_SIZE]))
+        if not count:
+            if may_end and not begun:
+                raise EOFError("the connection was closed")
+            raise FrameError("the connection was closed in the middle of a frame")
+        begun = True
+        parts = _after(parts, count)
+    return descriptors
+
+
+def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Returns what is left of the parts after so many bytes."""
+    done = 0
+    for part in parts:
+        if count < part.nbytes:
+            break
+        count -= part.nbytes
+        done += 1
+    rest = parts[done:]
+    if rest and count:
+        rest[0] = rest[0][count:]
+    return rest

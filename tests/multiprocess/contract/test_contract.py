@@ -1,0 +1,47 @@
+"""The contract of tests/multidevice/contract, kept by the workers of a real cluster.
+
+The same files run in two worker processes with one or two devices each, eager and compiled, in lock
+step; a failure here names the cases that went wrong, and what each worker said. `make test` has one
+half of the cases in each shape, such that each case runs in one of the two: what is eager in one
+shape is compiled in the other. `make contract` has all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multiprocess.contract.crew import Report, run_contract
+from tests.multiprocess.contract.worker import ROOT, Assignment
+
+CONTRACT = ROOT / "tests" / "multidevice" / "contract"
+SHAPES = {"2x1": 1, "2x2": 2}
+"""The devices of each worker, by the shape of the cluster: workers times devices."""
+
+# Files with tests that are all about one process or its devices.
+APART = {"test_cross_device_ops.py", "test_devices.py"}
+FILES = sorted(path.name for path in CONTRACT.glob("test_*.py") if path.name not in APART)
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(420)]
+
+
+def _check(report: Report, at_least: int) -> None:
+    if report.failures or report.trouble:
+        pytest.fail(str(report), pytrace=False)
+    passed, skipped = len(report.names("passed")), len(report.names("skipped"))
+    assert passed >= at_least
+    assert skipped <= 0.1 * passed + 1, report.names("skipped")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_half_of_the_contract(shape: str) -> None:
+    half = list(SHAPES).index(shape)
+    report = run_contract(Assignment(SHAPES[shape], (str(CONTRACT),), half=half), seconds=400)
+    _check(report, at_least=250)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("file", FILES)
+def test_the_contract(file: str, shape: str) -> None:
+    report = run_contract(Assignment(SHAPES[shape], (str(CONTRACT / file),)), seconds=400)
+    _check(report, at_least=5)

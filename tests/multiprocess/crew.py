@@ -1,0 +1,123 @@
+"""Clusters of training workers whose processes a test can stop, kill and look into."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from distribax.testing import free_ports
+
+WAIT_SECONDS = 90
+
+TRAINING = """
+import os, signal, sys, time
+import jax, jax.numpy as jnp, numpy as np
+import distribax as dx
+
+dx.set_virtual_cpu_devices(1)
+strategy = dx.MultiWorkerMirroredStrategy()
+worker = jax.process_index()
+compiled = os.environ.get("COMPILED") == "True"
+with strategy.scope():
+    w = dx.Variable(jnp.zeros(3), aggregation="MEAN")
+
+def step():
+    def replica():
+        w.assign_add(jnp.ones(3))
+        return w.value().sum()
+    return strategy.reduce("MEAN", strategy.run(replica), axis=None)
+
+if compiled:
+    step = dx.function(step)
+
+def train(steps=10**9):
+    for i in range(steps):
+        step()
+        if i == 10:
+            print("ready", flush=True)
+"""
+
+
+@dataclass
+class Worker:
+    """A process of a cluster, with files for what it writes."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out_path: Path
+    err_path: Path
+
+    @property
+    def out(self) -> str:
+        return self.out_path.read_text()
+
+    @property
+    def err(self) -> str:
+        return self.err_path.read_text()
+
+    def wait(self) -> int:
+        """Returns the exit code; a process that does not end is a failure of the test."""
+        try:
+            return self.process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.name} hangs:\n{self.out}{self.err}")
+
+    def wait_until_says(self, text: str) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while text not in self.out:
+            assert time.monotonic() < deadline, f"{self.name}:\n{self.out}{self.err}"
+            assert self.process.poll() is None, f"{self.name}:\n{self.out}{self.err}"
+            time.sleep(0.02)
+
+    def must_name(self, other: Worker, *words: str) -> None:
+        """Checks that it has ended with a traceback whose last line names the other worker."""
+        assert self.wait() == 1, f"{self.name}: {self.process.returncode}\n{self.err}"
+        line = self.err.strip().splitlines()[-1]
+        assert line.startswith(f"distribax.errors.PeerLostError: {other.name} "), self.err
+        for word in words:
+            assert word in line, self.err
+
+
+@dataclass
+class Cluster:
+    """Starts workers; what is left at the end is killed."""
+
+    folder: Path
+    workers: list[Worker] = field(default_factory=list)
+
+    def start(self, program: str, num_workers: int = 2, **environment: str) -> list[Worker]:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+        source = self.folder / "train.py"
+        source.write_text(TRAINING + textwrap.dedent(program))
+        for index in range(num_workers):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            out, err = self.folder / f"{index}.out", self.folder / f"{index}.err"
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, str(source)],
+                    env=inherited() | {"TF_CONFIG": json.dumps(task)} | environment,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+            self.workers.append(Worker(f"worker {index} ({addresses[index]})", process, out, err))
+        return self.workers
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+            worker.process.wait()
+
+
+def inherited() -> dict[str, str]:
+    """Returns the environment without what decides on devices and clusters."""
+    decide = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
+    return {name: value for name, value in os.environ.items() if name not in decide}

@@ -1,0 +1,73 @@
+"""Starting `distribax run` as a process, and looking at what it and its workers have done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Start = Callable[..., "subprocess.Popen[str]"]
+_WAIT_SECONDS = 60
+
+
+@contextlib.contextmanager
+def launchers(folder: Path) -> Iterator[Start]:
+    """Gives a function that starts the launcher with a script; what is left is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        path = folder / "train.py"
+        path.write_text(textwrap.dedent(script))
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "distribax", "run", *options, str(path), *arguments],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(launcher)
+        return launcher
+
+    try:
+        yield start
+    finally:
+        for launcher in started:
+            if launcher.poll() is None:
+                launcher.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.wait(10)
+                launcher.kill()
+            launcher.communicate()
+
+
+def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Waits for the launcher; returns its exit code and what it has written."""
+    out, err = launcher.communicate(timeout=_WAIT_SECONDS)
+    return launcher.returncode, out, err
+
+
+def is_gone(pid: int) -> bool:
+    """Returns whether the process has ended, waiting for it a while; a zombie has ended."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def lines_of(out: str, worker: int) -> list[str]:
+    """Returns the lines that a worker has written."""
+    prefix = f"[worker {worker}] "
+    return [line.removeprefix(prefix) for line in out.splitlines() if line.startswith(prefix)]

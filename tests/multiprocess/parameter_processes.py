@@ -1,0 +1,96 @@
+"""Processes that tests/multiprocess/test_parameters.py starts: a parameter server, and workers.
+
+Run as `python parameter_processes.py server|adder|reader <folder> ...`. The folder holds the file
+`endpoint`, which says where the server is now, and the server's snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from distribax.parameters import (
+    AssignAdd,
+    Endpoint,
+    ParameterClient,
+    ParameterServer,
+    ParameterSpec,
+    keep_freed_memory,
+)
+
+TOKEN = b"a token for tests"
+# Two, in order to see whether they are always changed together; large enough to be copied slowly.
+LEFT = ParameterSpec("l", "left", (1000, 100), "float32", 0)
+RIGHT = ParameterSpec("r", "right", (1000, 100), "float32", 0)
+BOTH = [LEFT, RIGHT]
+
+
+def locate(folder: Path) -> Endpoint:
+    """Returns where the server is now."""
+    try:
+        return Endpoint(**json.loads((folder / "endpoint").read_text()))
+    except FileNotFoundError:
+        raise ConnectionError("the server has not been started") from None
+
+
+def client(folder: Path, name: str, timeout: float = 60.0) -> ParameterClient:
+    """Returns a client of the server whose endpoint is in the folder."""
+    return ParameterClient(
+        1, lambda index: locate(folder), client_id=name, token=TOKEN, timeout=timeout
+    )
+
+
+def serve(folder: Path, interval: str) -> None:
+    """Is a server until the test closes this process' input."""
+    keep_freed_memory()
+    server = ParameterServer(
+        0,
+        token=TOKEN,
+        snapshot_dir=folder / "snapshots" if interval else None,
+        snapshot_interval=float(interval) if interval else None,
+        record_history=True,
+    )
+    endpoint = server.start()
+    (folder / "endpoint.new").write_text(json.dumps(asdict(endpoint)))
+    os.replace(folder / "endpoint.new", folder / "endpoint")
+    print(json.dumps(server.status()), flush=True)
+    sys.stdin.read()
+    server.close()
+
+
+def add(folder: Path, count: str) -> None:
+    """Adds one to both values so many times; says what the server has acknowledged and lost."""
+    mine = client(folder, f"adder-{os.getpid()}")
+    lost: list[int] = []
+    mine.on_restart = lambda server, report: lost.append(report.lost)
+    ones = np.ones(LEFT.shape, np.float32)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    torn = 0
+    for _ in range(int(count)):
+        mine.push({0: [AssignAdd("l", ones), AssignAdd("r", ones)]})
+        left, right = mine.pull(BOTH)
+        torn += not (np.all(left == left[0, 0]) and np.all(right == left[0, 0]))
+    mine.flush()
+    result = {"client": mine.client_id, "acknowledged": mine.acknowledged(0)}
+    print(json.dumps({**result, "lost": lost, "torn": torn}), flush=True)
+    mine.close()
+
+
+def read(folder: Path) -> None:
+    """Pulls until it is killed."""
+    mine = client(folder, "reader")
+    print("ready", flush=True)
+    while True:
+        mine._cache.clear()
+        mine.pull(BOTH)
+
+
+if __name__ == "__main__":
+    role, place, *rest = sys.argv[1:]
+    {"server": serve, "adder": add, "reader": read}[role](Path(place), *rest)

@@ -1,0 +1,194 @@
+"""Steps on workers, variables on servers: what users of the strategy see, with real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sklearn.datasets import load_digits
+
+import distribax as dx
+
+
+def test_variables_are_spread_by_size(strategy: dx.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        large = dx.Variable(np.zeros((1000, 10), np.float32))
+        small = [dx.Variable(np.zeros(10, np.float32)) for _ in range(4)]
+    assert {variable.device for variable in small} == {small[0].device}
+    assert large.device != small[0].device
+    assert large.device.startswith("/job:ps/replica:0/task:")
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, dx.function], ids=["eager", "compiled"])
+def test_workers_add_to_one_variable(
+    strategy: dx.ParameterServerStrategy, coordinator: Any, wrap: Any
+) -> None:
+    with strategy.scope():
+        total = dx.Variable(0)
+        mean = dx.metrics.Mean()
+
+    @wrap
+    def step(x: Any) -> Any:
+        def replica(x: Any) -> Any:
+            total.assign_add(x)
+            mean.update_state(jnp.asarray(x, jnp.float32))
+            return x * 2
+
+        return strategy.run(replica, args=(x,))
+
+    results = [coordinator.schedule(step, args=(x,)) for x in range(20)]
+    coordinator.join()
+    assert coordinator.fetch(results) == [2 * x for x in range(20)]
+    assert int(total) == sum(range(20))
+    assert float(mean.result()) == pytest.approx(np.mean(range(20)))
+
+
+def test_a_write_of_the_coordinator_is_seen_by_what_it_schedules(
+    strategy: dx.ParameterServerStrategy, coordinator: Any
+) -> None:
+    with strategy.scope():
+        flag = dx.Variable(np.zeros(3, np.float32))
+    for number in range(5):
+        flag.assign(np.full(3, number, np.float32))
+        read = coordinator.schedule(lambda: flag.read_value())
+        np.testing.assert_array_equal(read.fetch(), np.full(3, number))
+
+
+def test_no_variables_are_made_on_workers(
+    strategy: dx.ParameterServerStrategy, coordinator: Any
+) -> None:
+    coordinator.schedule(lambda: dx.Variable(1.0, name="mine"))
+    with pytest.raises(RuntimeError, match=r"'mine' is created in a function.*coordinator"):
+        coordinator.join()
+
+
+def test_a_variable_of_this_process_cannot_be_sent(coordinator: Any) -> None:
+    here = dx.Variable(1.0, name="here")
+    with pytest.raises(TypeError, match=r"variable 'here'.*lives in this process only"):
+        coordinator.schedule(lambda: here.read_value())
+    other = dx.OneDeviceStrategy("CPU:0")
+    with pytest.raises(TypeError, match=r"OneDeviceStrategy: a function that refers to it"):
+        coordinator.schedule(lambda: other.num_replicas_in_sync)
+
+
+def test_no_strategy_is_made_on_workers(coordinator: Any) -> None:
+    coordinator.schedule(lambda: dx.ParameterServerStrategy())
+    with pytest.raises(RuntimeError, match=r"created in a worker process.*__main__"):
+        coordinator.join()
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    images, labels = load_digits(return_X_y=True)
+    return images.astype(np.float32) / 16.0, labels.astype(np.int32)
+
+
+class _Model:
+    """A small network for the digits; its variables belong to the strategy in scope."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        sizes = [(64, 32), (32, 10)]
+        self.variables: list[Any] = []
+        for rows, columns in sizes:
+            weights = rng.normal(size=(rows, columns)) / np.sqrt(rows)
+            self.variables.append(dx.Variable(weights.astype(np.float32)))
+            self.variables.append(dx.Variable(np.zeros(columns, np.float32)))
+
+    def __call__(self, images: Any) -> Any:
+        w1, b1, w2, b2 = [variable.value() for variable in self.variables]
+        return jax.nn.relu(images @ w1 + b1) @ w2 + b2
+
+    def loss(self, images: Any, labels: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels(self(images), labels)
+        return jnp.mean(losses)
+
+    def accuracy(self, images: Any, labels: Any) -> float:
+        return float(np.mean(np.argmax(self(images), axis=-1) == labels))
+
+
+def _make_step(strategy: Any, model: _Model, optimizer: Any) -> Any:
+    @dx.function
+    def step(iterator: Any) -> Any:
+        def replica(images: Any, labels: Any) -> Any:
+            loss, grads = dx.value_and_grad(lambda: model.loss(images, labels), model.variables)()
+            optimizer.apply_gradients(zip(grads, model.variables, strict=True))
+            return loss
+
+        return strategy.run(replica, args=next(iterator))
+
+    return step
+
+
+def test_digits_reach_the_accuracy_of_one_device(
+    strategy: dx.ParameterServerStrategy, coordinator: Any
+) -> None:
+    images, labels = _digits()
+    train, test = slice(0, 1500), slice(1500, None)
+
+    def dataset_fn() -> Any:
+        rows = dx.data.Dataset.from_tensor_slices((images[train], labels[train]))
+        return rows.shuffle(1500).repeat().batch(50)
+
+    def trained(where: Any, run: Any) -> float:
+        with where.scope():
+            model = _Model()
+            optimizer = dx.Optimizer(optax.adam(0.01))
+        run(_make_step(where, model, optimizer))
+        assert int(optimizer.iterations.numpy()) == 200
+        return model.accuracy(images[test], labels[test])
+
+    def alone(step: Any) -> None:
+        iterator = iter(one.experimental_distribute_dataset(dataset_fn()))
+        for _ in range(200):
+            step(iterator)
+
+    def together(step: Any) -> None:
+        iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+        for _ in range(200):
+            coordinator.schedule(step, args=(iterator,))
+        coordinator.join()
+
+    one = dx.OneDeviceStrategy("CPU:0")
+    synchronous, asynchronous = trained(one, alone), trained(strategy, together)
+    assert synchronous > 0.85
+    assert asynchronous > synchronous - 0.05
+
+
+def test_the_coordinator_knows_an_optimizer_that_workers_built(
+    strategy: dx.ParameterServerStrategy, coordinator: Any, tmp_path: Any
+) -> None:
+    with strategy.scope():
+        w = dx.Variable(np.ones(4, np.float32), name="w")
+    optimizer = dx.Optimizer(optax.adam(0.1))
+
+    @dx.function
+    def step() -> Any:
+        loss, grad = dx.value_and_grad(lambda: jnp.sum(w.value() ** 2), w)()
+        optimizer.apply_gradients([(grad, w)])
+        return loss
+
+    for _ in range(3):
+        coordinator.schedule(step)
+    coordinator.join()
+    assert int(optimizer.iterations.numpy()) == 3
+    names = [variable.name for variable in optimizer.variables]
+    assert names == [
+        "Optimizer/iterations:0",
+        "Optimizer/slot_0:0",
+        "Optimizer/w/slot_1:0",
+        "Optimizer/w/slot_2:0",
+    ]
+    path = dx.Checkpoint(w=w, optimizer=optimizer).save(tmp_path / "ckpt")
+    before = w.numpy()
+    with dx.OneDeviceStrategy("CPU:0").scope():
+        same = dx.Variable(np.zeros(4, np.float32), name="w")
+        again = dx.Optimizer(optax.adam(0.1))
+        again.build([same])
+    dx.Checkpoint(w=same, optimizer=again).restore(path)
+    np.testing.assert_array_equal(same.numpy(), before)
+    for ours, theirs in zip(optimizer.variables, again.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())

@@ -1,0 +1,226 @@
+"""Ray as the engine: started and ended with a program, or somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distribax.cluster import engine, ray_token
+from distribax.cluster.ports import quiet_ports
+from distribax.cluster.ray_node import NodeSettings, RayNode
+from distribax.cluster.ray_token import new_token
+from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+
+ACTORS = """
+import json, os, sys
+from distribax.cluster import engine
+
+class Actor:
+    def ask(self):
+        return {"pid": os.getpid(), "threads": os.environ.get("PJRT_NPROC"),
+                "platform": os.environ.get("JAX_PLATFORMS")}
+
+def start(options):
+    import ray
+    return ray.remote(Actor).options(**options).remote()
+
+def await_end(actor):
+    # It is told to end, and does so a little later.
+    import ray
+    try:
+        while True:
+            ray.get(actor.ask.remote(), timeout=60)
+    except ray.exceptions.RayActorError:
+        pass
+
+def tell(**what):
+    print(json.dumps(what), flush=True)
+"""
+
+EMBEDDED = (
+    ACTORS
+    + """
+import signal, subprocess
+import psutil
+
+before = dict(os.environ), signal.getsignal(signal.SIGTERM)
+first, second = engine.embedded(2, 1), engine.embedded(1, 1)
+assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == before
+import ray
+
+workers = [start(first.worker_options(i)) for i in range(2)]
+other = start(second.server_options(0))
+answers = ray.get([actor.ask.remote() for actor in [*workers, other]], timeout=60)
+named = ray.get_actor("worker-1", namespace=first.namespace)
+assert ray.get(named.ask.remote(), timeout=60) == answers[1]
+
+mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
+sockets = [c for p in mine for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+intruder = "from ray._raylet import GcsClient; import sys; GcsClient(address=sys.argv[1])"
+address = ray.get_runtime_context().gcs_address
+refused = subprocess.run([sys.executable, "-c", intruder, address], capture_output=True, text=True)
+
+first.close()
+first.close()
+rest = ray.get(other.ask.remote(), timeout=60)["pid"]
+await_end(workers[0])
+tell(answers=answers, rest=rest, hosts=sorted({s.laddr.ip for s in sockets}),
+     refused=refused.stderr, folder=str(second.snapshot_folder()), server=second.server_host(0))
+second.close()
+assert not ray.is_initialized()
+
+third = engine.embedded()
+ray.get(start(third.worker_options(0)).ask.remote(), timeout=60)
+"""
+)
+
+KILLED = (
+    ACTORS
+    + """
+import ray, signal, time
+e = engine.embedded(2, 1)
+workers = [start(e.worker_options(i)) for i in range(2)]
+pids = [ray.get(worker.ask.remote(), timeout=60)["pid"] for worker in workers]
+os.kill(pids[0], signal.SIGSTOP)
+tell(pids=pids)
+time.sleep(100)
+"""
+)
+
+ELSEWHERE = (
+    ACTORS
+    + """
+import ray
+address = sys.argv[1]
+e = engine.from_address(address, 1, 1)
+pid = ray.get(start(e.worker_options(0)).ask.remote(), timeout=60)["pid"]
+many = engine.from_address(address, 500, 1)
+tell(cpus=[x.worker_options(0)["num_cpus"] for x in (e, many)], host=e.server_host(0))
+try:
+    engine.from_address("127.0.0.1:1")
+except RuntimeError as error:
+    tell(error=str(error))
+e.close()
+many.close()
+assert not ray.is_initialized()
+
+# A connection that the program has made itself is used, and left alone.
+ray.init(address, logging_level="error", log_to_driver=False)
+mine = engine.embedded(1, 1)
+worker = start(mine.worker_options(0))
+ray.get(worker.ask.remote(), timeout=60)
+try:
+    engine.from_resolver(engine.surrounding_resolver())
+except RuntimeError as error:
+    tell(error=str(error))
+mine.close()
+await_end(worker)
+tell(initialized=ray.is_initialized(), host=mine.server_host(0))
+"""
+)
+
+
+@pytest.fixture
+def programs() -> Iterator[MarkedPrograms]:
+    with marked_programs() as programs:
+        yield programs
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, str]]:
+    """Gives the address and the token of a Ray cluster that is not the engine's."""
+    token = new_token()
+    node = RayNode(NodeSettings(token))
+    try:
+        yield str(node.wait_until_up()), token
+    finally:
+        node.close()
+
+
+def _shared_memory() -> list[str]:
+    return [path.name for path in Path("/dev/shm").glob("*") if path.name[:6] in ("plasma", "ray")]
+
+
+def test_embedded_is_this_machines_alone_and_ends_with_the_program(
+    programs: MarkedPrograms,
+) -> None:
+    program = programs.start(EMBEDDED)
+    code, out, err = program.finish()
+    assert (code, err) == (0, "")
+    assert programs.left() == [] and _shared_memory() == []
+    told = json.loads(out)
+    assert len({answer["pid"] for answer in told["answers"]} - {program.pid}) == 3
+    cores = len(os.sched_getaffinity(0))
+    assert [answer["threads"] for answer in told["answers"][:2]] == [str(max(1, cores // 2))] * 2
+    assert told["answers"][2]["platform"] == "cpu"
+    assert told["rest"] == told["answers"][2]["pid"]
+    assert set(told["hosts"]) <= {"127.0.0.1", "::ffff:127.0.0.1"} and told["hosts"]
+    assert "AuthenticationError" in told["refused"]
+    assert Path(told["folder"]).is_relative_to(programs.folder)
+    assert told["server"] == "127.0.0.1"
+
+
+def test_nothing_is_left_of_a_program_that_is_killed(programs: MarkedPrograms) -> None:
+    program = programs.start(KILLED)
+    pids = program.hear()["pids"]
+    assert {program.pid, *pids} <= programs.processes().keys()
+    program.process.kill()
+    # One of the workers is stopped: it cannot notice anything by itself.
+    assert programs.left() == [] and _shared_memory() == []
+
+
+def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[str, str]) -> None:
+    address, token = cluster
+    port = quiet_ports(1)[0]
+    tf_config = {
+        "cluster": {
+            "chief": [f"127.0.0.1:{port}"],
+            "worker": ["127.0.0.1:2"],
+            "ps": ["127.0.0.1:3"],
+        },
+        "task": {"type": "chief", "index": 0},
+    }
+    program = programs.start(
+        ELSEWHERE,
+        address,
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=token,
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+        TF_CONFIG=json.dumps(tf_config),
+    )
+    told = program.hear()
+    cores = os.cpu_count() or 1
+    assert told == {"cpus": [1 if cores >= 2 else 0, 0], "host": None}
+    assert f"connected to the Ray cluster at {address} already" in program.hear()["error"]
+    assert "connected to a Ray cluster already" in program.hear()["error"]
+    assert program.hear() == {"initialized": True, "host": None}
+    assert program.finish()[0] == 0
+
+
+def test_address_without_a_cluster(cluster: tuple[str, str], monkeypatch: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"address='127.0.0.1:1': no Ray .* within 0.1 s"):
+        engine.from_address("127.0.0.1:1", timeout=0.1)
+    with pytest.raises(ValueError, match="the coordinator must be on a machine of the Ray cluster"):
+        engine.from_address("ray://127.0.0.1:10001")
+    with pytest.raises(ValueError, match="the port is missing"):
+        engine.from_address("localhost")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a wrong one")
+    with pytest.raises(RuntimeError, match="has another token"):
+        engine.from_address(cluster[0])
+    monkeypatch.undo()
+    ray_token.reread()
+
+
+def test_without_ray(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'distribax\[ray\]'"):
+        engine.embedded()

@@ -1,0 +1,164 @@
+"""Workers that are lost while they connect, that end, and what the launcher makes of it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import distribax as dx
+from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster, inherited
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+
+either = pytest.mark.parametrize("victim", [0, 1])
+
+
+@pytest.mark.parametrize(
+    "place", ["jax_processes.connect_processes", "multi_worker.resolve_devices"]
+)
+@either
+def test_worker_that_dies_while_they_connect_is_named(
+    cluster: Cluster, place: str, victim: int
+) -> None:
+    module, _, name = place.rpartition(".")
+    program = f"""
+        import json, os, signal
+        import distribax as dx
+        from distribax import jax_processes
+        from distribax.strategies import multi_worker
+
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == {victim}:
+            {module}.{name} = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    """
+    (cluster.folder / "sitecustomize.py").write_text(textwrap.dedent(program))
+    workers = cluster.start("", PYTHONPATH=os.pathsep.join([str(cluster.folder), *sys.path[1:]]))
+    workers[1 - victim].must_name(workers[victim], "died")
+
+
+def test_coordination_service_out_of_reach(cluster: Cluster) -> None:
+    program = """
+        import time
+        import distribax as dx
+        from distribax import jax_processes
+        from distribax.strategies import multi_worker
+
+        jax_processes.connect_processes = lambda *args: time.sleep(60)
+        multi_worker._JOIN_SECONDS = 5
+        init = dx.MultiWorkerMirroredStrategy.__init__
+        dx.MultiWorkerMirroredStrategy.__init__ = lambda self: init(self, join_timeout_seconds=5)
+    """
+    (cluster.folder / "sitecustomize.py").write_text(textwrap.dedent(program))
+    workers = cluster.start("", PYTHONPATH=os.pathsep.join([str(cluster.folder), *sys.path[1:]]))
+    assert [worker.wait() for worker in workers] == [1, 1]
+    assert any("did not connect within 5 s" in worker.err for worker in workers)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_workers_end_when_they_like(cluster: Cluster, first: int) -> None:
+    """Longer apart than a worker may be silent, and than one waits for the other at its end."""
+    workers = cluster.start(
+        f"""
+        train(20)
+        if worker != {first}:
+            time.sleep(8)
+            # Nothing of this needs the other worker.
+            print(w.numpy().tolist(), float(jnp.ones(3).sum()))
+        """,
+        DISTRIBAX_PEER_TIMEOUT="4",
+    )
+    assert [worker.wait() for worker in workers] == [0, 0], [worker.err for worker in workers]
+    assert "[20.0, 20.0, 20.0] 3.0" in workers[1 - first].out
+    assert [worker.err for worker in workers] == ["", ""]
+
+
+@either
+def test_worker_that_has_ended_is_named_when_it_is_needed(cluster: Cluster, victim: int) -> None:
+    workers = cluster.start(f"train(20 if worker == {victim} else 40)", COMPILED="True")
+    workers[1 - victim].must_name(workers[victim], "has ended")
+    assert workers[victim].wait() == 0, workers[victim].err
+
+
+# With the launcher.
+
+Launch = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Gives a function that runs a program in two workers and waits for the launcher's end."""
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "train.py"
+        path.write_text(TRAINING + textwrap.dedent(program))
+        options = ["--workers", "2", "--grace-seconds", "3"]
+        return subprocess.run(
+            [sys.executable, "-m", "distribax", "run", *options, str(path)],
+            env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+
+    return run
+
+
+def test_launcher_shows_which_worker_was_killed(launch: Launch) -> None:
+    done = launch("train(20)\nif worker == 1: os.kill(os.getpid(), signal.SIGKILL)\ntrain()")
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "worker 1 failed (SIGKILL)" in done.stderr
+
+
+def test_launcher_ends_a_worker_that_is_stopped(launch: Launch) -> None:
+    done = launch(
+        """
+        print("pid", os.getpid(), flush=True)
+        train(20)
+        if worker == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        train()
+        """
+    )
+    assert done.returncode == 1, done.stderr
+    assert "worker 0 failed (exit code 1)" in done.stderr
+    assert "PeerLostError: worker 1 (127.0.0.1:" in done.stderr
+    assert "stopped answering" in done.stderr
+    pids = [int(line.split()[-1]) for line in done.stdout.splitlines() if " pid " in line]
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_launcher_shows_the_error_that_came_first(launch: Launch) -> None:
+    done = launch("train(20)\nif worker == 1: raise ValueError('the cause')\ntrain()")
+    assert done.returncode == 1, done.stderr
+    assert "worker 1 failed (exit code 1)" in done.stderr
+    assert done.stderr.strip().endswith("ValueError: the cause")
+
+
+# Settings.
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+def test_timeout_must_be_positive(seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"peer_timeout_seconds=.*a positive number"):
+        dx.MultiWorkerMirroredStrategy(peer_timeout_seconds=seconds)
+
+
+def test_timeout_in_the_environment_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRIBAX_PEER_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="DISTRIBAX_PEER_TIMEOUT='soon' is not a number"):
+        dx.MultiWorkerMirroredStrategy()
+
+
+def test_error_survives_pickling() -> None:
+    error = dx.PeerLostError("worker 1 (a:1)", "died")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.peer, again.reason, str(again)) == (error.peer, error.reason, str(error))

@@ -1,0 +1,99 @@
+"""A node of Ray and the process that looks after it: who may join, and what ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from distribax.cluster import ray_token
+from distribax.cluster.ray_node import NodeSettings, RayNode
+from tests.multiprocess.marked_programs import wait_until
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def _node(stack: contextlib.ExitStack, settings: NodeSettings) -> RayNode:
+    node = RayNode(settings)
+    stack.callback(node.close)
+    return node
+
+
+def _keeper(node: RayNode) -> psutil.Process:
+    """Returns the process that looks after the node; those of refused nodes have ended."""
+    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    (keeper,) = [p for p in alive if str(node.folder) in " ".join(p.cmdline())]
+    return keeper
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _forget_the_spec(address: str, token: str) -> None:
+    """Makes the cluster look like one that others have started."""
+    with ray_token.token_in_force(token):
+        client = ray_token.import_ray()._raylet.GcsClient(address=address)
+        client.internal_kv_del(b"cluster_spec", False, b"distribax")
+    ray_token.reread()
+
+
+def test_who_may_join_and_what_ends_a_node(stack: contextlib.ExitStack) -> None:
+    token = ray_token.new_token()
+    head = _node(stack, NodeSettings(token, task="ps 0"))
+    address = head.wait_until_up()
+    assert address is not None
+    member = NodeSettings(
+        token, "worker 0", head="ps 0", head_address=address, resources={"w": 1.0}, timeout=0.5
+    )
+    first = _node(stack, member)
+    assert first.wait_until_up() == address
+    assert first.wait_until_ended(0) is False
+
+    with pytest.raises(
+        RuntimeError, match=r"worker 0 is part of the cluster already, at 127.0.0.1"
+    ):
+        _node(stack, member).wait_until_up()
+    _forget_the_spec(address, token)
+    with pytest.raises(RuntimeError, match="ps 0 is a Ray cluster that is not distribax's"):
+        _node(stack, dataclasses.replace(member, resources={})).wait_until_up()
+
+    (raylet,) = [p for p in _keeper(first).children() if "raylet" in p.name()]
+    raylet.kill()
+    with pytest.raises(RuntimeError, match=r"worker 0: Ray failed .*raylet has ended unexpectedly"):
+        first.wait_until_ended()
+    first.close()
+    assert not first.folder.exists()
+
+    descendants = _keeper(head).children(recursive=True)
+    os.kill(_keeper(head).pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"ps 0: Ray failed .* looks after it has ended"):
+        head.wait_until_ended()
+    head.close()
+    head.close()
+    wait_until(lambda: [p for p in descendants if not _has_ended(p)] == [])
+    assert not head.folder.exists()
+
+
+def test_a_node_that_is_closed_has_ended(stack: contextlib.ExitStack) -> None:
+    missing = NodeSettings("token", head="chief 0", head_address="127.0.0.1:1")
+    node = _node(stack, missing)
+    assert node.wait_until_up(0) is None
+    node.close()
+    assert node.wait_until_ended() is True
+    with pytest.raises(RuntimeError, match="it was closed"):
+        node.wait_until_up()

@@ -1,0 +1,164 @@
+"""`dx.Server` with real processes: a cluster of tasks, each a node of Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from distribax.cluster.ports import quiet_ports
+from distribax.cluster.ray_token import new_token
+from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+
+ACTORS = """
+import json, os, sys, time
+import distribax as dx
+from distribax.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver, engine
+
+class Actor:
+    def ask(self):
+        return {"pid": os.getpid(), "folder": os.environ["DISTRIBAX_NODE_FOLDER"]}
+
+def start(options):
+    import ray
+    return ray.remote(Actor).options(**options).remote()
+
+def tell(**what):
+    print(json.dumps(what), flush=True)
+"""
+
+IN_ONE_PROGRAM = (
+    ACTORS
+    + """
+import psutil
+ports = iter(sys.argv[1:])
+spec = ClusterSpec({"worker": [f"localhost:{next(ports)}"], "ps": [f"127.0.0.1:{next(ports)}"]})
+servers = [dx.Server(spec, "worker", 0), dx.Server(spec, job_name="ps")]
+servers[0].start()
+e = engine.from_resolver(SimpleClusterResolver(spec), 90)
+import ray
+actors = [start(e.worker_options(0)), start(e.server_options(0))]
+places = [ray.get(actor.ask.remote(), timeout=60)["folder"] for actor in actors]
+mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
+sockets = [c for p in mine for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+tell(target=servers[0].target, places=places, hosts=sorted({s.laddr.ip for s in sockets}),
+     own=str(e.snapshot_folder()), early=[server.join(0.1) for server in servers])
+e.close()
+tell(ended=[server.join(30) for server in servers])
+with dx.Server.create_local_server() as local:
+    tell(target=local.target, early=local.join(0.01))
+"""
+)
+
+CHIEF = (
+    ACTORS
+    + """
+import ray
+e = engine.from_resolver(engine.surrounding_resolver(), 90)
+worker = start(e.worker_options(0))
+first = ray.get(worker.ask.remote(), timeout=60)
+tell(folder=first["folder"])
+sys.stdin.readline()
+while True:
+    time.sleep(0.1)
+    try:
+        again = ray.get(worker.ask.remote(), timeout=60)
+        if again["pid"] != first["pid"]:
+            break
+    except ray.exceptions.RayActorError:
+        pass
+tell(folder=again["folder"])
+sys.stdin.readline()
+"""
+)
+
+SERVER = (
+    ACTORS
+    + """
+server = dx.Server(TFConfigClusterResolver())
+tell(target=server.target)
+try:
+    tell(ended=server.join())
+except RuntimeError as error:
+    tell(error=str(error))
+"""
+)
+
+
+@pytest.fixture
+def programs() -> Iterator[MarkedPrograms]:
+    with marked_programs() as programs:
+        yield programs
+
+
+def test_servers_and_coordinator_in_one_program(programs: MarkedPrograms) -> None:
+    ports = quiet_ports(2)
+    program = programs.start(IN_ONE_PROGRAM, *map(str, ports))
+    told = program.hear()
+    assert told["target"] == f"grpc://localhost:{ports[0]}"
+    # Each has its own node, and none is the coordinator's.
+    assert len({*told["places"], told["own"].removesuffix("/snapshots")}) == 3
+    assert set(told["hosts"]) <= {"127.0.0.1", "::ffff:127.0.0.1"} and told["hosts"]
+    assert told["early"] == [False, False]
+    assert program.hear() == {"ended": [True, True]}
+    local = program.hear()
+    assert local["target"].startswith("grpc://localhost:") and local["early"] is False
+    code, _, err = program.finish()
+    assert code == 0, err
+    assert programs.left() == []
+
+
+class Cluster:
+    """Starts the tasks of a cluster, each with its TF_CONFIG and the token."""
+
+    def __init__(self, programs: MarkedPrograms) -> None:
+        chief, worker, ps = (f"127.0.0.1:{port}" for port in quiet_ports(3))
+        self.cluster = {"chief": [chief], "worker": [worker], "ps": [ps]}
+        self.token = new_token()
+        self._programs = programs
+
+    def start(self, program: str, job: str, **changes: str):
+        config = {"cluster": self.cluster, "task": {"type": job, "index": 0}}
+        environment = {"TF_CONFIG": json.dumps(config), "RAY_AUTH_TOKEN": self.token} | changes
+        return self._programs.start(program, **environment)
+
+
+def test_servers_die_and_come_back_and_end_with_the_chief(programs: MarkedPrograms) -> None:
+    cluster = Cluster(programs)
+    stranger = cluster.start(SERVER, "worker", RAY_AUTH_TOKEN="a wrong one")
+    stranger.hear()
+    ps = cluster.start(SERVER, "ps")
+    ps.hear()
+    chief = cluster.start(CHIEF, "chief")
+    assert "worker 0: the cluster has another token" in stranger.hear()["error"]
+    assert stranger.finish()[0] == 0
+
+    first = cluster.start(SERVER, "worker")
+    first.hear()
+    before = chief.hear()["folder"]
+    code, _, err = cluster.start(SERVER, "worker").finish()
+    assert code == 1 and "worker 0 cannot have its address" in err and "it is in use" in err
+
+    address = cluster.cluster["worker"][0]
+    other = {**cluster.cluster, "worker": [address, "127.0.0.1:1"]}
+    other["worker"].reverse()
+    config = {"cluster": other, "task": {"type": "worker", "index": 1}}
+    first.process.kill()
+    liar = cluster.start(SERVER, "worker", TF_CONFIG=json.dumps(config))
+    liar.hear()
+    assert "worker 1 and chief 0 have different cluster specs" in liar.hear()["error"]
+    assert liar.finish()[0] == 0
+
+    second = cluster.start(SERVER, "worker")
+    second.hear()
+    chief.say()
+    assert chief.hear()["folder"] != before
+
+    chief.process.kill()
+    assert second.hear() == {"ended": True} and ps.hear() == {"ended": True}
+    assert second.finish()[0] == 0 and ps.finish()[0] == 0
+    chief.finish()
+    assert programs.left() == []

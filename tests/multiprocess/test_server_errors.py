@@ -1,0 +1,148 @@
+"""What `dx.Server` and the coordinator refuse, and the waits that end with a name."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distribax as dx
+from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver, engine, ray_token
+from distribax.cluster.ports import quiet_ports
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+
+SPEC = ClusterSpec({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"]})
+
+
+@pytest.fixture(autouse=True)
+def _no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "TF_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _spec(**jobs: int) -> ClusterSpec:
+    ports = iter(quiet_ports(sum(jobs.values())))
+    return ClusterSpec(
+        {job: [f"127.0.0.1:{next(ports)}" for _ in range(size)] for job, size in jobs.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((SPEC,), ValueError, "job_name=None: the cluster has the jobs chief, worker, ps"),
+        ((SPEC, "boss"), ValueError, "job_name='boss': the cluster has no such job"),
+        ((SPEC, "chief"), ValueError, "the chief is the coordinator"),
+        ((SPEC, "worker"), ValueError, "task_index=None: the job 'worker' has 2 tasks"),
+        ((SPEC, "worker", 2), ValueError, "task_index=2: the job 'worker' has the tasks 0 to 1"),
+        ((SPEC, "worker", "x"), ValueError, "task_index='x': expected an index"),
+        ((SPEC, "ps", 0, "grpc+verbs"), ValueError, r"protocol='grpc\+verbs': expected 'grpc'"),
+        ((SPEC, "ps", 0, None, {}), TypeError, "config={} is a dict. Expected a .*ServerConfig"),
+        ((["h:1"],), TypeError, "Expected a dict from job names to addresses"),
+        (({"cluster": SPEC, "job_name": "ps", "x": 1},), ValueError, "has the key 'x'"),
+        (({"worker": ["localhost"]},), ValueError, "the port is missing"),
+        (({"worker": ["no.such.host.invalid:1"]},), RuntimeError, "is not known here"),
+        (({"worker": ["192.0.2.77:1"]},), RuntimeError, "is not an address of this machine"),
+    ],
+)
+def test_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        dx.Server(*arguments)
+
+
+def test_config() -> None:
+    with pytest.raises(ValueError, match="token: expected a text"):
+        ServerConfig(token=" ")
+    with pytest.raises(ValueError, match="join_timeout_seconds=0: expected more than 0"):
+        ServerConfig(join_timeout_seconds=0)
+
+
+def test_a_server_that_was_not_started() -> None:
+    definition = {"cluster": {"ps": ["127.0.0.1:4"]}, "job_name": "ps", "task_index": 0}
+    server = dx.Server(definition, start=False)
+    assert server.target == "grpc://127.0.0.1:4"
+    with pytest.raises(RuntimeError, match=r"ps 0 \(127.0.0.1:4\)\) is not running"):
+        server.join()
+    server.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        server.start()
+
+
+def test_a_server_waits_for_its_chief_for_a_bounded_time() -> None:
+    spec = _spec(chief=1, worker=1, ps=1)
+    chief = spec.task_address("chief", 0)
+    with (
+        dx.Server(spec, "worker", config=ServerConfig(join_timeout_seconds=0.5)) as server,
+        pytest.raises(RuntimeError, match=f"worker 0 waited 0.5 s for chief 0 at {chief}"),
+    ):
+        server.join()
+
+
+def test_a_port_that_is_taken() -> None:
+    spec = _spec(ps=1, worker=1)
+    host, _, port = spec.task_address("ps", 0).rpartition(":")
+    with (
+        socket.create_server((host, int(port))),
+        pytest.raises(RuntimeError, match=r"ps 0 cannot have its address .*: it is in use"),
+    ):
+        dx.Server(spec, "ps")
+
+
+def test_the_coordinator_names_the_tasks_that_are_missing() -> None:
+    spec = _spec(chief=1, worker=2, ps=1)
+    resolver = SimpleClusterResolver(spec, task_type="chief", task_id=0)
+    missing = rf"worker 0 \({spec.task_address('worker', 0)}\), worker 1 .*, ps 0 .* did not join"
+    with pytest.raises(RuntimeError, match=missing + ".*joined: nobody.*set RAY_AUTH_TOKEN"):
+        engine.from_resolver(resolver, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "message"),
+    [
+        ({"worker": ["h:1"]}, None, "no task in the job 'ps'"),
+        ({"ps": ["h:1"], "worker": []}, None, "no task in the job 'worker'"),
+        ({"chief": ["h:1", "h:2"], "ps": ["h:3"], "worker": ["h:4"]}, None, "has 2 chiefs"),
+        ({"ps": ["h:3"], "worker": ["h:4"]}, "worker", "this process is worker 0, but"),
+        ({"ps": ["h:3"], "worker": ["h:4"]}, "boss", "the cluster has no such job"),
+    ],
+)
+def test_clusters_without_a_place_for_a_coordinator(
+    jobs: dict[str, list[str]], task: str | None, message: str
+) -> None:
+    resolver = SimpleClusterResolver(ClusterSpec(jobs), task_type=task, task_id=0)
+    with pytest.raises(ValueError, match=message):
+        engine.from_resolver(resolver)
+
+
+def test_where_the_token_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ray_token.given_token() is None
+    assert ray_token.process_token() == ray_token.process_token()
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("in the home folder\n")
+    assert ray_token.process_token() == "in the home folder"
+    (tmp_path / "token").write_text("in a file\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert ray_token.given_token() == "in a file"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*nowhere.*cannot be read"):
+        ray_token.given_token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "in a variable")
+    assert ray_token.given_token() == "in a variable"
+
+
+def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = quiet_ports(5)
+    assert len(set(found)) == 5
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(found) < first
+
+    def occupied(*_: Any) -> socket.socket:
+        raise OSError("in use")
+
+    monkeypatch.setattr(socket, "create_server", occupied)
+    with pytest.raises(OSError, match="0 are free; 2 are needed"):
+        quiet_ports(2)

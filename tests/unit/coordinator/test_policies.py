@@ -1,0 +1,81 @@
+"""How much a worker is given at a time, and what is decided when one fails."""
+
+from __future__ import annotations
+
+import math
+
+from distribax.coordinator.failure import Decision, FailurePolicy
+from distribax.coordinator.pace import MAX_BATCH, MAX_BATCH_BYTES, Pace
+from distribax.coordinator.queue import Closure, ClosureQueue
+from tests.unit.coordinator.closures import closure
+
+
+def some(count: int, name: str = "fn", arguments: bytes | None = None) -> list[Closure]:
+    queue = ClosureQueue(1)
+    return [closure(queue, name, arguments) for _ in range(count)]
+
+
+def test_an_unknown_function_is_tried_alone() -> None:
+    pace = Pace()
+    pace.learn("known", 10, 0.001)
+    assert pace.batch(iter(some(9)), share=9) == 1
+    assert pace.batch(iter(some(3, "known") + some(9)), share=99) == 3
+    assert pace.seconds(some(1)) == math.inf
+
+
+def test_a_batch_is_about_fifteen_milliseconds() -> None:
+    pace = Pace()
+    pace.learn("fn", 2, 0.004)
+    assert pace.batch(iter(some(100)), share=100) == 7
+    assert pace.batch(iter(some(100)), share=3) == 3
+    assert pace.batch(iter(some(2)), share=100) == 2
+    assert math.isclose(pace.seconds(some(5)), 0.010)
+    pace.learn("slow", 1, 2.0)
+    assert pace.batch(iter(some(5, "slow")), share=5) == 1
+
+
+def test_a_batch_has_bounds() -> None:
+    pace = Pace()
+    pace.learn("fn", 1, 0.0)
+    assert pace.batch(iter(some(3 * MAX_BATCH)), share=10 * MAX_BATCH) == MAX_BATCH
+    large = some(5, arguments=bytes(MAX_BATCH_BYTES // 2))
+    assert pace.batch(iter(large), share=5) == 2
+
+
+def test_what_was_lost_again_and_again_is_sent_alone() -> None:
+    pace = Pace()
+    pace.learn("fn", 1, 0.0)
+    closures = some(4)
+    closures[2].losses = 3
+    assert pace.batch(iter(closures), share=4) == 2
+    assert pace.batch(iter(closures[2:]), share=2) == 1
+
+
+def test_estimates_fall_at_once_and_rise_slowly() -> None:
+    pace = Pace()
+    pace.learn("fn", 1, 1.0)
+    pace.learn("fn", 1, 0.1)
+    assert math.isclose(pace.seconds(some(1)), 0.1)
+    pace.learn("fn", 1, 1.1)
+    assert math.isclose(pace.seconds(some(1)), 0.4)
+
+
+def test_decisions() -> None:
+    policy = FailurePolicy(worker_timeout=8.0, all_workers_timeout=30.0)
+    assert policy.ping_seconds == 1.0
+    assert policy.on_silence(7.0, has_been_heard=True) is Decision.WAIT
+    assert policy.on_silence(9.0, has_been_heard=True) is Decision.REPLACE
+    assert policy.on_silence(9.0, has_been_heard=False) is Decision.WAIT
+    assert policy.on_silence(31.0, has_been_heard=False) is Decision.REPLACE
+    assert policy.on_loss(9) is Decision.RETRY
+    assert policy.on_loss(10) is Decision.RAISE
+    assert policy.on_no_worker(29.0, start_failures=2) is Decision.WAIT
+    assert policy.on_no_worker(31.0, start_failures=0) is Decision.RAISE
+    assert policy.on_no_worker(0.0, start_failures=3) is Decision.RAISE
+    assert [policy.on_start_failure(count) for count in (1, 2, 3)] == [
+        Decision.RETRY,
+        Decision.RETRY,
+        Decision.REPLACE,
+    ]
+    pauses = [policy.start_pause(count) for count in (0, 1, 2, 10)]
+    assert pauses == [0.2, 0.4, 0.8, 5.0]

@@ -1,0 +1,150 @@
+"""A worker without Ray: batches, their limits, recalls, refusals."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from distribax.coordinator import references, worker_index
+from distribax.coordinator.messages import Batch, Greeting, Raised, Reply, Shipment, Start
+from distribax.coordinator.worker import LONGEST_SECONDS, Worker
+
+
+class Setup:
+    """Calls functions, and can be told to fail."""
+
+    fails = False
+
+    def start(self, worker_index: int) -> None:
+        if worker_index == 13:
+            raise OSError("no server")
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    def flush(self) -> None:
+        if Setup.fails:
+            raise ConnectionError("no answer")
+
+
+@pytest.fixture(autouse=True)
+def _this_process_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield
+    monkeypatch.setattr(Setup, "fails", False)
+    references._lookup.clear()
+    worker_index._index.clear()
+
+
+class Driver:
+    """Sends batches to a worker."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+        greeting = self.worker.start(pickle.dumps(Start(0, pickle.dumps(Setup()))))
+        assert isinstance(greeting, Greeting)
+        self.boot = greeting.boot
+        self.number = 0
+
+    def run(self, *calls: Callable[[], Any], number: int | None = None) -> Reply:
+        self.number = self.number + 1 if number is None else number
+        shipments = tuple(
+            Shipment(100 * self.number + index, "object", "fn", cloudpickle.dumps(call))
+            for index, call in enumerate(calls)
+        )
+        batch = Batch(
+            self.number, self.boot, shipments, (), [(each.number, None) for each in shipments]
+        )
+        reply: Reply = pickle.loads(self.worker.run(pickle.dumps(batch)))
+        return reply
+
+
+def test_a_batch_is_run_in_order_and_timed() -> None:
+    driver = Driver()
+    reply = driver.run(lambda: 1, lambda: "two", lambda: [3])
+    assert reply.outcomes == [1, "two", [3]] and not reply.refused
+    assert [count for count, _ in reply.seconds.values()] == [1, 1, 1]
+    assert worker_index.experimental_get_current_worker_index() == 0
+
+
+def test_a_batch_ends_with_the_first_error() -> None:
+    def fail() -> None:
+        raise ValueError("bad")
+
+    reply = Driver().run(lambda: 1, fail, lambda: 3)
+    assert len(reply.outcomes) == 2
+    assert isinstance(reply.outcomes[1], Raised)
+    assert reply.outcomes[1].summary == "ValueError: bad"
+
+
+def test_a_batch_that_takes_long_is_cut_short() -> None:
+    reply = Driver().run(*[lambda: time.sleep(LONGEST_SECONDS / 2) or 1] * 20)
+    assert 1 <= len(reply.outcomes) < 20
+
+
+def test_a_batch_for_another_process_is_refused() -> None:
+    driver = Driver()
+    driver.boot = "other"
+    assert driver.run(lambda: 1).refused
+    assert pickle.loads(Worker().run(pickle.dumps(Batch(1, "", (), (), [])))).refused
+
+
+def test_recalled_closures_are_not_started() -> None:
+    driver = Driver()
+    begun, go_on = threading.Event(), threading.Event()
+    references_to = {"begun": begun, "go_on": go_on}
+
+    def wait() -> int:
+        references_to["begun"].set()
+        assert references_to["go_on"].wait(10)
+        return 1
+
+    replies: list[Reply] = []
+    batch = Batch(1, driver.boot, (), (), [(1, None), (2, None), (1, None)])
+    assert driver.worker._stock is not None
+    driver.worker._stock._objects.update({1: wait, 2: lambda: 2})
+    thread = threading.Thread(
+        target=lambda: replies.append(pickle.loads(driver.worker.run(pickle.dumps(batch))))
+    )
+    thread.start()
+    assert begun.wait(10)
+    assert driver.worker.ping().at == (1, 1)
+    pulse = driver.worker.recall(2)
+    assert pulse.at == (1, 1) and pulse.boot == driver.boot
+    go_on.set()
+    thread.join(10)
+    assert replies[0].outcomes == [1]
+    assert driver.run(lambda: 1, number=2).outcomes == []
+    assert driver.run(lambda: 1, number=3).outcomes == [1]
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    message = pickle.dumps(Start(13, pickle.dumps(Setup())))
+    answer = Worker().start(message)
+    assert isinstance(answer, Raised) and answer.summary == "OSError: no server"
+
+
+def test_starting_again_changes_nothing() -> None:
+    driver = Driver()
+    again = driver.worker.start(b"not looked at")
+    assert isinstance(again, Greeting) and again.boot == driver.boot
+
+
+def test_a_batch_whose_updates_do_not_arrive_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setattr(Setup, "fails", True)
+    reply = driver.run(lambda: 1, lambda: 2)
+    assert [outcome.summary for outcome in reply.outcomes] == ["ConnectionError: no answer"] * 2
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    driver = Driver()
+    driver.run(lambda: 1)
+    batch = Batch(2, driver.boot, (), (100,), [(100, None)])
+    (outcome,) = pickle.loads(driver.worker.run(pickle.dumps(batch))).outcomes
+    assert outcome.summary == "KeyError: 100"

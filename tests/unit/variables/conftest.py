@@ -1,0 +1,84 @@
+"""Servers in this process, and a record of what travels between them and the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distribax as dx
+from distribax.parameters import AddRows, Apply, AssignRows, Rows
+from distribax.testing import local_servers
+
+
+@dataclass
+class Traffic:
+    """What a client has asked of the servers, and sent to them."""
+
+    fetched_rows: list[list[int]] = field(default_factory=list)
+    pulled: list[str] = field(default_factory=list)
+    pushed_rows: list[list[int]] = field(default_factory=list)
+    pushed_bytes: int = 0
+
+    def clear(self) -> None:
+        """Forgets what was so far."""
+        self.fetched_rows.clear()
+        self.pulled.clear()
+        self.pushed_rows.clear()
+        self.pushed_bytes = 0
+
+    def note_push(self, by_server: Any) -> None:
+        """Notes the arrays of a push."""
+        for operation in [each for group in by_server.values() for each in group]:
+            parts = [operation]
+            if isinstance(operation, Apply):
+                parts = [part for part in operation.gradients if part is not None]
+            for part in parts:
+                if isinstance(part, (Rows, AddRows, AssignRows)):
+                    self.pushed_rows.append(np.asarray(part.indices).tolist())
+                    self.pushed_bytes += np.asarray(part.rows).nbytes
+                else:
+                    whole = getattr(part, "value", getattr(part, "delta", part))
+                    self.pushed_bytes += np.asarray(whole).nbytes
+
+
+@pytest.fixture
+def strategy() -> Iterator[Any]:
+    """Two servers; variables of more than one row are divided in two."""
+    with local_servers(2) as strategy:
+        strategy.variable_partitioner = dx.partitioners.FixedShardsPartitioner(2)
+        yield strategy
+
+
+@pytest.fixture
+def whole(strategy: Any) -> Any:
+    """The same strategy without a partitioner."""
+    strategy.variable_partitioner = None
+    return strategy
+
+
+@pytest.fixture
+def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    """A record of what travels."""
+    record, client = Traffic(), strategy.link.client
+    rows_of, pull, push = client.rows_of, client.pull_versions, client.push
+
+    def noted_rows(wanted: Any) -> Any:
+        record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
+        return rows_of(wanted)
+
+    def noted_pull(specs: Any) -> Any:
+        record.pulled += [spec.name for spec in specs]
+        return pull(specs)
+
+    def noted_push(by_server: Any) -> None:
+        record.note_push(by_server)
+        push(by_server)
+
+    monkeypatch.setattr(client, "rows_of", noted_rows)
+    monkeypatch.setattr(client, "pull_versions", noted_pull)
+    monkeypatch.setattr(client, "push", noted_push)
+    return record
