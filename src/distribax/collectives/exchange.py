@@ -28,5 +28,7 @@ def sum_by_exchange(values: list[Any]) -> list[Any]:
 def _sum(value: Any) -> Any:
     # As lax.psum does it: the sum of two truths is a number.
     own = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
-    # Both add the same two numbers, and a + b is b + a to the last bit.
-    return own + lax.ppermute(own, REPLICA_AXIS, [(0, 1), (1, 0)])
+    # Both add what has arrived, their own part included: computed once more inside the addition, as
+    # the compiler would do it, their own part could differ in the last bit from what was sent.
+    both = lax.all_gather(own, REPLICA_AXIS)
+    return both[0] + both[1]

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 _DEVICE_VARIABLES = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
@@ -65,7 +66,10 @@ def run_workers(
                 text=True,
             )
         deadline = time.monotonic() + timeout
-        return [_wait(i, process, deadline) for i, process in processes.items()]
+        # All at once: a worker that waits until its output is read keeps the others waiting too.
+        with ThreadPoolExecutor(len(processes)) as readers:
+            waits = [readers.submit(_wait, i, p, deadline) for i, p in processes.items()]
+            return [wait.result() for wait in waits]
     finally:
         for process in processes.values():
             if process.poll() is None:
