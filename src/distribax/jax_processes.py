@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,31 +18,47 @@ _arrays: Any = _array.ArrayImpl
 _clients: Any = xla_client
 # Years, in seconds.
 _NEVER = 10**8
+_MAX_AHEAD = 16
+_SMALL_BYTES = 1 << 12
+_started: deque[Any] = deque()
+_is_patient = False
 
 
-def wait_with(patient: Callable[[Callable[[], object]], None]) -> None:
+def wait_with(patient: Callable[[Callable[[Any], Any], Any], Any]) -> None:
     """Lets all waits for the values of arrays, the user's too, go through `patient`.
 
-    It is called with a function that waits, when there is something to wait for.
+    It is called with a function that waits, and what for.
     """
+    global _is_patient
+    _is_patient = True
     read, wait = _arrays._value.fget, _arrays.block_until_ready
     wait_all = _clients.batched_block_until_ready
 
     def value(array: Any) -> Any:
         if array._npy_value is None and not array.is_ready():
-            patient(lambda: wait(array))
-        return read(array)
-
-    def block_until_ready(array: Any) -> Any:
-        patient(lambda: wait(array))
-        return array
-
-    def batched_block_until_ready(arrays: Any) -> None:
-        patient(lambda: wait_all(arrays))
+            patient(wait, array)
+        return patient(read, array)
 
     _arrays._value = property(value)
-    _arrays.block_until_ready = block_until_ready
-    _clients.batched_block_until_ready = batched_block_until_ready
+    _arrays.block_until_ready = lambda array: patient(wait, array)
+    _clients.batched_block_until_ready = lambda arrays: patient(wait_all, arrays)
+
+
+def pace(results: list[Any]) -> None:
+    """Waits for older programs, now that one has been started which gives these results.
+
+    JAX starts programs ahead of time, up to 32, and then waits where nothing can call it back. So
+    that wait is here. A program is known by a small result, which costs nothing to keep.
+    """
+    if not _is_patient:
+        return
+    small = next((each for each in results if each.nbytes <= _SMALL_BYTES), None)
+    if small is not None:
+        _started.append(small)
+    if len(_started) > _MAX_AHEAD:
+        oldest = _started.popleft()
+        if not oldest.is_deleted() and not oldest.is_ready():
+            oldest.block_until_ready()
 
 
 class _PatientClients:

@@ -56,6 +56,14 @@ def test_multi_worker(run_fresh: Callable[..., str]) -> None:
         assert done in lines
 
 
+def test_parameter_server(run_fresh: Callable[..., str]) -> None:
+    lines = run_fresh(_script("parameter_server.py", "--steps", "450"), timeout=110).splitlines()
+    losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch")]
+    assert len(losses) == 3 and losses[-1] < 0.7 * losses[0]
+    found = re.fullmatch(r"right on unseen pairs: (\d+\.\d)%", lines[-1])
+    assert found is not None and float(found[1]) > 75
+
+
 def test_every_example_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {path.stem for path in _EXAMPLES.glob("*.py")} <= tested

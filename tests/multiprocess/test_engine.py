@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distribax.cluster import engine, ray_token
+from distribax.cluster import engine
 from distribax.cluster.ports import quiet_ports
 from distribax.cluster.ray_node import NodeSettings, RayNode
 from distribax.cluster.ray_token import new_token
@@ -205,19 +205,25 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
     assert program.finish()[0] == 0
 
 
-def test_address_without_a_cluster(cluster: tuple[str, str], monkeypatch: Any) -> None:
-    with pytest.raises(RuntimeError, match=r"address='127.0.0.1:1': no Ray .* within 0.1 s"):
-        engine.from_address("127.0.0.1:1", timeout=0.1)
-    with pytest.raises(ValueError, match="the coordinator must be on a machine of the Ray cluster"):
-        engine.from_address("ray://127.0.0.1:10001")
-    with pytest.raises(ValueError, match="the port is missing"):
-        engine.from_address("localhost")
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a wrong one")
-    with pytest.raises(RuntimeError, match="has another token"):
-        engine.from_address(cluster[0])
-    monkeypatch.undo()
-    ray_token.reread()
+def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable[..., str]) -> None:
+    # In a process of its own: one that other tests have connected to Ray answers otherwise.
+    program = f"""
+        import os
+        import pytest
+        from distribax.cluster import engine
+
+        with pytest.raises(RuntimeError, match=r"address='127.0.0.1:1': no Ray .* within 0.1 s"):
+            engine.from_address("127.0.0.1:1", timeout=0.1)
+        with pytest.raises(ValueError, match="the coordinator must be on a machine of the Ray"):
+            engine.from_address("ray://127.0.0.1:10001")
+        with pytest.raises(ValueError, match="the port is missing"):
+            engine.from_address("localhost")
+        os.environ |= dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a wrong one")
+        with pytest.raises(RuntimeError, match="has another token"):
+            engine.from_address({cluster[0]!r})
+        print("done")
+    """
+    assert run_fresh(program, timeout=100) == "done"
 
 
 def test_without_ray(monkeypatch: Any) -> None:

@@ -38,7 +38,8 @@ def test_stopped_worker_is_named_and_learns_it(
     workers[victim].process.send_signal(signal.SIGSTOP)
     workers[1 - victim].must_name(workers[victim], "stopped answering", "for 4 s")
     workers[victim].process.send_signal(signal.SIGCONT)
-    workers[victim].must_name(workers[victim], "is this worker itself")
+    # It wakes up in the middle of a collective, in Gloo, which may not notice.
+    workers[victim].must_name(workers[victim], "is this worker itself", codes=(1, 43))
 
 
 def test_all_of_three_workers_hear_of_an_error(cluster: Cluster) -> None:
@@ -91,7 +92,7 @@ def test_every_call_that_needs_the_other_worker_says_so(cluster: Cluster, tmp_pa
                 next(batch)
 
         calls = dict(
-            run=lambda: strategy.run(lambda: w.assign_add(jnp.ones(3))),
+            run=lambda: strategy.run(lambda: w.assign_add(jnp.ones(size))),
             compiled=dx.function(step),
             reduce=lambda: strategy.reduce("SUM", pending, axis=None),
             gather=lambda: strategy.gather(
@@ -117,23 +118,31 @@ def test_every_call_that_needs_the_other_worker_says_so(cluster: Cluster, tmp_pa
     assert told == ["ready", *(f"{name} lost died" for name in names)], workers[0].err
 
 
-def test_call_that_cannot_be_interrupted_ends_the_process(cluster: Cluster) -> None:
-    workers = cluster.start(
-        """
-        from distribax.cluster import transport
-        transport.cut = lambda endpoints: 0
-        train()
-        """,
-        COMPILED="True",
-        DISTRIBAX_PEER_TIMEOUT="3",
-    )
+NOTHING_IS_CUT = """
+from distribax.cluster import transport
+transport.cut = lambda endpoints: 0
+train()
+"""
+
+
+def test_wait_that_would_never_end_is_given_up(cluster: Cluster) -> None:
+    """As in the middle of a transfer, which Gloo does not give up."""
+    workers = cluster.start(NOTHING_IS_CUT, COMPILED="True", DISTRIBAX_PEER_TIMEOUT="3")
     for worker in workers:
         worker.wait_until_says("ready")
     workers[1].process.send_signal(signal.SIGSTOP)
-    assert workers[0].wait() == 43, workers[0].err
-    assert f"distribax: {workers[1].name} stopped answering" in workers[0].err
+    workers[0].must_name(workers[1], "stopped answering")
+
+
+def test_call_that_cannot_be_interrupted_ends_the_process(cluster: Cluster) -> None:
+    """JAX runs the smallest programs in the thread that calls them."""
+    workers = cluster.start(NOTHING_IS_CUT, COMPILED="True", DISTRIBAX_PEER_TIMEOUT="3", SIZE="3")
+    for worker in workers:
+        worker.wait_until_says("ready")
+    workers[1].process.send_signal(signal.SIGSTOP)
+    workers[0].must_name(workers[1], "stopped answering", codes=(43,))
     assert "with exit code 43" in workers[0].err
-    assert "in step" in workers[0].err or "in train" in workers[0].err
+    assert "in train" in workers[0].err
 
 
 def test_network_failure_is_not_blamed_on_a_worker(cluster: Cluster) -> None:

@@ -48,10 +48,8 @@ def test_coordination_service_out_of_reach(cluster: Cluster) -> None:
         import time
         import distribax as dx
         from distribax import jax_processes
-        from distribax.strategies import multi_worker
 
         jax_processes.connect_processes = lambda *args: time.sleep(60)
-        multi_worker._JOIN_SECONDS = 5
         init = dx.MultiWorkerMirroredStrategy.__init__
         dx.MultiWorkerMirroredStrategy.__init__ = lambda self: init(self, join_timeout_seconds=5)
     """
@@ -70,12 +68,12 @@ def test_workers_end_when_they_like(cluster: Cluster, first: int) -> None:
         if worker != {first}:
             time.sleep(8)
             # Nothing of this needs the other worker.
-            print(w.numpy().tolist(), float(jnp.ones(3).sum()))
+            print(w.numpy()[:2].tolist(), float(jnp.ones(3).sum()))
         """,
         DISTRIBAX_PEER_TIMEOUT="4",
     )
     assert [worker.wait() for worker in workers] == [0, 0], [worker.err for worker in workers]
-    assert "[20.0, 20.0, 20.0] 3.0" in workers[1 - first].out
+    assert "[20.0, 20.0] 3.0" in workers[1 - first].out
     assert [worker.err for worker in workers] == ["", ""]
 
 

@@ -20,7 +20,7 @@ import jax
 
 from distribax import jax_processes
 from distribax.cluster import transport
-from distribax.cluster.patience import Patience
+from distribax.cluster.interrupt import Interrupt
 from distribax.cluster.rendezvous import Meeting
 from distribax.cluster.tunnel import Tunnel
 from distribax.cluster.watch import Loss, Watch
@@ -60,7 +60,7 @@ class Session:
         self._failed = False
         self._last_words = "it did not connect"
         self._connected = threading.Event()
-        self._patience = Patience()
+        self._interrupt = Interrupt()
         self._letting_go = threading.Lock()
         self._let_go_done = False
         host, _, port = meeting.address.rpartition(":")
@@ -115,7 +115,8 @@ class Session:
         """
         text = str(error)
         is_broken = _BROKEN.search(text) is not None
-        if not _OF_JAX.match(text) or not (is_broken or _LATE in text):
+        known = _NETWORK in getattr(error, "__notes__", ())
+        if known or not _OF_JAX.match(text) or not (is_broken or _LATE in text):
             return error
         ended = self._watch.ended
         patience = 1.0 if ended else self._watch.longest_silence
@@ -124,21 +125,18 @@ class Session:
             loss = Loss(ended, _ENDED)
         if loss is None:
             if is_broken:
-                error.add_note("distribax: all workers still answer. Is the network the matter?")
+                error.add_note(_NETWORK)
             return error
         named = loss.error()
         named.__cause__ = error
         return named
 
-    def _wait(self, wait: Callable[[], object]) -> None:
+    def _wait(self, wait: Callable[[Any], Any], argument: Any) -> Any:
         """Waits for something of JAX's, as long as all workers are there."""
         try:
-            if self._patience.wait(wait):
-                return
+            return self._interrupt.wait(wait, argument)
         except Exception as error:
             raise self.explained(error)  # noqa: B904
-        assert self._watch.loss is not None
-        raise self._watch.loss.error()
 
     # When a worker is lost.
 
@@ -166,19 +164,20 @@ class Session:
 
     def _unwind(self, loss: Loss, before: dict[int, tuple[FrameType, int]]) -> None:
         """Ends this process if a call that waited at the loss still waits after some seconds."""
-        start = time.monotonic()
-        while (passed := time.monotonic() - start) < _UNWIND_SECONDS:
+        deadline = time.monotonic() + _UNWIND_SECONDS
+        while time.monotonic() < deadline:
             time.sleep(_CUT_PAUSE_SECONDS)
             # A connection may have been on the way.
             transport.cut(self._watch.endpoints)
-            if passed > _GIVE_UP_SECONDS:
-                # Most waits have ended with an error of their own, which says more.
-                self._patience.give_up()
+            # Most waits have ended with an error of their own by now, which says more.
+            self._interrupt.end_waits(_GIVE_UP_SECONDS, loss.error)
         now = _waiting_calls()
         stuck = [now[thread][0] for thread in now if now[thread] == before.get(thread)]
         del now, before
-        if not stuck:
-            return
+        while not stuck:
+            # What is still to be waited for may never come either.
+            time.sleep(_GIVE_UP_SECONDS)
+            self._interrupt.end_waits(_UNWIND_SECONDS, loss.error)
         error = loss.error()
         error.add_note(
             "It could not be raised: the worker waits in a call that cannot be interrupted, so it "
@@ -228,7 +227,6 @@ class Session:
         if self._failed or self._watch.loss is not None:
             self._tell()
             self._let_go()
-            self._patience.close(_GIVE_UP_SECONDS)
             jax_processes.forget_processes()
             # Whatever still waits for a lost worker now, in C++, is not waited for.
             faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True)
@@ -249,7 +247,6 @@ class Session:
             if self._tunnel is not None:
                 self._tunnel.close()
             self._watch.close()
-            self._patience.close(_EXIT_SECONDS)
 
     def _in_child(self) -> None:
         self._watch.drop()
@@ -257,6 +254,7 @@ class Session:
             self._tunnel.drop()
 
 
+_NETWORK: Final = "distribax: all workers still answer. Is the network the matter?"
 _ENDED: Final = (
     "has ended, but this worker still needs it: all workers must take the same steps, with the "
     "same number of batches"

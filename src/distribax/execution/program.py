@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from distribax import jax_compat
+from distribax import jax_compat, jax_processes
 from distribax.errors import ControlFlow, explained, is_lost, raise_if_lost
 from distribax.execution import frames, outputs, signature
 from distribax.execution.effects import Effects
@@ -118,6 +118,7 @@ class Program:
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
         self.effects.commit(done)
+        jax_processes.pace(arrays)
         return self.results.rebuild(arrays)
 
     def _check_peers(self, dynamic: list[Any]) -> None:

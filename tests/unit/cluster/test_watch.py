@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from distribax.cluster import transport
+from distribax.cluster.interrupt import SIGNAL, Interrupt
 from distribax.cluster.rendezvous import Meeting, Member
 from distribax.cluster.tunnel import Tunnel
 from distribax.cluster.watch import Loss, Watch
@@ -183,6 +186,61 @@ def test_where_descriptors_cannot_be_listed_nothing_is_cut(monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "listdir", refuse)
     assert transport.listening() == frozenset()
+
+
+# Calling the main thread back.
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Interrupt]:
+    yield Interrupt()
+    signal.signal(SIGNAL, signal.SIG_DFL)
+
+
+def wait_long(_: object) -> None:
+    wait_until(lambda: False)
+
+
+def test_wait_of_the_main_thread_is_ended(interrupt: Interrupt) -> None:
+    over = threading.Event()
+
+    def call_back() -> None:
+        while not over.wait(0.05):
+            interrupt.end_waits(0.1, lambda: KeyError("enough"))
+
+    thread = threading.Thread(target=call_back)
+    thread.start()
+    with pytest.raises(KeyError, match="enough"):
+        interrupt.wait(wait_long, None)
+    time.sleep(0.2)  # Not while it waits for nothing.
+    over.set()
+    thread.join()
+
+
+def test_other_threads_and_short_waits_are_left_alone(interrupt: Interrupt) -> None:
+    assert interrupt.wait(str, 1) == "1"
+    waits = threading.Event()
+    results: list[object] = []
+
+    def wait(_: object) -> str:
+        waits.set()
+        time.sleep(0.3)
+        return "done"
+
+    thread = threading.Thread(target=lambda: results.append(interrupt.wait(wait, None)))
+    thread.start()
+    assert waits.wait(20)
+    interrupt.end_waits(0.0, lambda: KeyError("enough"))
+    thread.join()
+    assert results == ["done"]
+
+
+def test_signal_that_is_in_use_is_not_taken() -> None:
+    def own(*_: object) -> None: ...
+
+    signal.signal(SIGNAL, own)
+    Interrupt()
+    assert signal.signal(SIGNAL, signal.SIG_DFL) is own
 
 
 # The tunnel.
