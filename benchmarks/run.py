@@ -26,6 +26,7 @@ from benchmarks.cases import (
     mlp_step,
     multi_worker,
     packing,
+    parameter_server,
 )
 from benchmarks.figures import Report
 from benchmarks.harness import RESULTS, Settings
@@ -42,6 +43,9 @@ CASES: dict[str, Callable[[Settings], Report]] = {
     "input_leak": input_loop.memory,
     "multi_worker": multi_worker.step,
     "multi_worker_packing": multi_worker.packing,
+    "ps_mlp": parameter_server.mlp,
+    "ps_trivial": parameter_server.trivial,
+    "ps_embedding": parameter_server.embedding,
 }
 
 

@@ -121,7 +121,7 @@ class Session:
         ended = self._watch.ended
         patience = 1.0 if ended else self._watch.longest_silence
         loss = self._watch.wait_for_loss(patience if is_broken else 0.0)
-        if loss is None and ended:
+        if loss is None and ended and is_broken:
             loss = Loss(ended, _ENDED)
         if loss is None:
             if is_broken:
@@ -144,9 +144,12 @@ class Session:
         at = _waiting_calls()
         note_loss(loss.error())
         self._let_go()
-        threading.Thread(
+        unwind = threading.Thread(
             target=self._unwind, args=(loss, at), name="distribax-unwind", daemon=True
-        ).start()
+        )
+        # Python starts no thread when it is about to end.
+        with contextlib.suppress(RuntimeError):
+            unwind.start()
 
     def _let_go(self) -> None:
         """Makes every call fail that waits for another process, and every later one too."""
