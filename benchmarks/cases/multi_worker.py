@@ -21,8 +21,9 @@ MIN_DDP = 1.1
 # The libraries round differently, and the difference grows with the steps.
 LOSS_TOLERANCE = 0.05
 
-SMALL_BYTES = (0, 4 * 1024, 64 * 1024, 1024**3)
-MIXES = ("24x128", "24x1024", "24x4096", "24x16384", "24x65536", "mlp")
+PACKS = ("0 0", "64 0", "2048 4096", "1048576 0")
+"""How large a tensor in a pack and the pack itself may be, in KiB."""
+MIXES = ("24x128", "24x1024", "24x4096", "24x16384", "24x65536", "6x262144", "4x2097152", "mlp")
 POOLS = (1, 4)
 
 
@@ -104,11 +105,11 @@ def _claims(batch_size: int, outcome: Outcome) -> list[Claim]:
 def packing(settings: Settings) -> Report:
     """Up to which size does a tensor belong in a pack? The answer sets distribax's default."""
     report = Report("multi_worker_packing")
-    ways = [f"{name} {small}" for name in ("all-reduce", "exchange") for small in SMALL_BYTES]
+    ways = [f"{name} {limits}" for name in ("all-reduce", "exchange") for limits in PACKS]
     for pool in POOLS:
         table = Table(
             f"{PROCESSES} processes, pools of {pool}; time to sum all tensors of a mix, each by an "
-            "all-reduce, and relative to that otherwise (packs of up to so many bytes)",
+            "all-reduce, and relative to that otherwise (KiB of a tensor in a pack, and of a pack)",
             ["mix (count x elements)", f"{ways[0]}, µs [quartiles]", *ways[1:]],
         )
         report.tables.append(table)

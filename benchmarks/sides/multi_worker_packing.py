@@ -15,7 +15,7 @@ from benchmarks.sides import multi_worker_crew
 from benchmarks.sides.mlp_shard_map import AXIS
 from benchmarks.sides.packing import sizes_of
 from distribax.collectives.exchange import sum_by_exchange
-from distribax.collectives.packing import reduce_packed
+from distribax.collectives.packing import PackLimits, reduce_packed
 
 
 def sum_by_all_reduce(values: list[Any]) -> list[Any]:
@@ -29,11 +29,14 @@ REDUCTIONS: dict[str, Callable[[list[Any]], list[Any]]] = {
 
 
 def make_program(mesh: jax.sharding.Mesh, way: str) -> Any:
-    """The program of a way such as "exchange 4096": tensors of up to 4,096 bytes are packed."""
-    name, small_bytes = way.split()
+    """The program of a way such as "exchange 64 4096": packs of up to 4 MiB, the tensors in them of
+    up to 64 KiB.
+    """
+    name, *kibibytes = way.split()
+    limits = PackLimits(*(1024 * int(number) for number in kibibytes))
 
     def body(values: list[Any]) -> list[Any]:
-        return reduce_packed(values, REDUCTIONS[name], 0, int(small_bytes))
+        return reduce_packed(values, REDUCTIONS[name], limits)
 
     split = PartitionSpec(AXIS)
     return jax.jit(

@@ -72,14 +72,12 @@ class Engine:
 
         Ray starts it again whenever it dies, and does not repeat what it was doing.
         """
-        threads = max(1, _num_cores() // max(1, self.num_workers))
-        # XLA's thread pool: with a thread for each core in each worker they get in the way.
-        variables = {"PJRT_NPROC": str(threads), "NPROC": str(threads)}
+        variables = _thread_pool(self.num_workers)
         return self._options(f"worker-{index}", self._workers[index], variables)
 
     def server_options(self, index: int) -> dict[str, Any]:
         """Returns Ray's options for the actor of a parameter server."""
-        variables = {"JAX_PLATFORMS": "cpu"}
+        variables = {"JAX_PLATFORMS": "cpu", **_thread_pool(self.num_workers + self.num_servers)}
         return self._options(f"server-{index}", self._servers[index], variables)
 
     def _options(self, name: str, place: Place, variables: dict[str, str]) -> dict[str, Any]:
@@ -234,6 +232,15 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
         "dx.Server(cluster_resolver).join() there, and check that their addresses can be reached "
         f"from here.{hint}"
     )
+
+
+def _thread_pool(num_processes: int) -> dict[str, str]:
+    """Returns the variables for an XLA thread pool in each of so many processes of a machine.
+
+    With a thread for each core in each of them they get in each other's way.
+    """
+    threads = str(max(1, _num_cores() // max(1, num_processes)))
+    return {"PJRT_NPROC": threads, "NPROC": threads}
 
 
 def _num_cores() -> int:

@@ -21,7 +21,7 @@ from distribax.collectives.cross_device_ops import (
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.options import CommunicationOptions
-from distribax.collectives.packing import reduce_packed, small_bytes
+from distribax.collectives.packing import PackLimits, pack_limits, reduce_packed
 from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
 from distribax.types import ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica, settle
@@ -45,9 +45,13 @@ class AllReduce(CrossDeviceOps):
 
     def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
         """Adds the replicas' values of each tensor inside an SPMD program."""
-        if can_exchange(mesh):
-            return sum_by_exchange(values)
-        return list(lax.psum(tuple(values), REPLICA_AXIS))
+        exchanged = [index for index, value in enumerate(values) if can_exchange(value, mesh)]
+        sums: list[Any] = [None] * len(values)
+        others = [index for index in range(len(values)) if index not in exchanged]
+        for way, chosen in ((sum_by_exchange, exchanged), (_sum_by_platform, others)):
+            for index, total in zip(chosen, way([values[i] for i in chosen]), strict=True):
+                sums[index] = total
+        return sums
 
     def all_reduce_in_program(
         self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
@@ -59,7 +63,10 @@ class AllReduce(CrossDeviceOps):
         if self.num_packs == 0:
             sums = total(values)
         else:
-            sums = reduce_packed(values, total, options.bytes_per_pack, small_bytes(mesh))
+            limits = pack_limits(mesh)
+            if options.bytes_per_pack:
+                limits = PackLimits(limits.tensor, options.bytes_per_pack)
+            sums = reduce_packed(values, total, limits)
         return [divided(value, reduce_op, mesh.size) for value in sums]
 
     def reduce_implementation(
@@ -118,6 +125,10 @@ class AllReduce(CrossDeviceOps):
 
 
 NcclAllReduce = AllReduce
+
+
+def _sum_by_platform(values: list[Any]) -> list[Any]:
+    return list(lax.psum(tuple(values), REPLICA_AXIS)) if values else []
 
 
 @lru_cache(maxsize=512)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,14 +10,18 @@ from jax.sharding import Mesh
 
 from distribax.topology import REPLICA_AXIS, has_cpus_of_several_processes
 
+_LARGEST: Final = 4 << 20
+"""Of what is exchanged, in bytes: more does not fit into the buffers of a connection."""
 
-def can_exchange(mesh: Mesh) -> bool:
+
+def can_exchange(value: Any, mesh: Mesh) -> bool:
     """Tells whether values are better exchanged than given to the platform's all-reduce.
 
     Gloo's all-reduce goes round a ring twice, in segments. Between two devices it moves as many
     bytes as one exchange does, with several times as many messages to wait for.
     """
-    return mesh.size == 2 and has_cpus_of_several_processes(mesh)
+    small = value.size * value.dtype.itemsize <= _LARGEST
+    return small and mesh.size == 2 and has_cpus_of_several_processes(mesh)
 
 
 def sum_by_exchange(values: list[Any]) -> list[Any]:
@@ -28,7 +32,8 @@ def sum_by_exchange(values: list[Any]) -> list[Any]:
 def _sum(value: Any) -> Any:
     # As lax.psum does it: the sum of two truths is a number.
     own = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
-    # Both add what has arrived, their own part included: computed once more inside the addition, as
-    # the compiler would do it, their own part could differ in the last bit from what was sent.
-    both = lax.all_gather(own, REPLICA_AXIS)
-    return both[0] + both[1]
+    # Both add what was sent, their own part included: computed once more inside the addition, as
+    # the compiler would do it, their own part could differ in the last bit from what was sent. What
+    # goes to oneself is copied, and the compiler cannot look through that.
+    kept = lax.ppermute(own, REPLICA_AXIS, [(0, 0), (1, 1)])
+    return kept + lax.ppermute(own, REPLICA_AXIS, [(0, 1), (1, 0)])

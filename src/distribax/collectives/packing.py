@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,32 +11,37 @@ from jax.sharding import Mesh
 
 from distribax.topology import has_cpus_of_several_processes
 
+
+@dataclass(frozen=True)
+class PackLimits:
+    """Up to which size, in bytes, a tensor is worth a copy into a pack, and a pack may grow to.
+
+    A pack of 0 bytes is not limited.
+    """
+
+    tensor: int
+    pack: int = 0
+
+
 # Measured (docs/benchmarks.md): a tensor of up to 4 KiB costs less to copy into a pack than to
 # reduce alone, on 2 to 8 devices; a larger one may not.
-_SMALL_BYTES = 4 * 1024
+_WITHIN_PROCESS = PackLimits(4 << 10)
 
-# Between processes each reduction costs the wait for messages as well.
-_SMALL_BYTES_BETWEEN_PROCESSES = 64 * 1024
+# Between processes each reduction costs the wait for messages as well; but messages of more than a
+# few megabytes do not fit into the buffers of a connection, and are slow.
+_BETWEEN_PROCESSES = PackLimits(2 << 20, 4 << 20)
 
 
-def small_bytes(mesh: Mesh) -> int:
-    """Returns up to which size a tensor is worth a copy into a pack on these devices."""
-    if has_cpus_of_several_processes(mesh):
-        return _SMALL_BYTES_BETWEEN_PROCESSES
-    return _SMALL_BYTES
+def pack_limits(mesh: Mesh) -> PackLimits:
+    """Returns the limits that are best on these devices."""
+    return _BETWEEN_PROCESSES if has_cpus_of_several_processes(mesh) else _WITHIN_PROCESS
 
 
 def reduce_packed(
-    values: list[Any],
-    reduce_all: Callable[[list[Any]], list[Any]],
-    bytes_per_pack: int,
-    small_bytes: int,
+    values: list[Any], reduce_all: Callable[[list[Any]], list[Any]], limits: PackLimits
 ) -> list[Any]:
-    """Reduces `values` with those of up to `small_bytes` joined into packs, by data type.
-
-    `bytes_per_pack` limits the size of a pack; 0 sets no limit.
-    """
-    packs = _packs(values, bytes_per_pack, small_bytes)
+    """Reduces `values` with the small ones joined into packs, by data type."""
+    packs = _packs(values, limits)
     joined = [
         values[members[0]]
         if len(members) == 1
@@ -55,18 +61,18 @@ def reduce_packed(
     return results
 
 
-def _packs(values: list[Any], bytes_per_pack: int, small_bytes: int) -> list[list[int]]:
+def _packs(values: list[Any], limits: PackLimits) -> list[list[int]]:
     """Returns which values are reduced together, as lists of their indices."""
     packs: list[list[int]] = []
     filling: dict[Any, tuple[list[int], int]] = {}
     for index, value in enumerate(values):
         dtype = jnp.result_type(value)
         size = jnp.size(value) * dtype.itemsize
-        if size > small_bytes:
+        if size > limits.tensor:
             packs.append([index])
             continue
         members, filled = filling.get(dtype, ([], 0))
-        if not members or (bytes_per_pack and filled + size > bytes_per_pack):
+        if not members or (limits.pack and filled + size > limits.pack):
             members, filled = [], 0
             packs.append(members)
         members.append(index)

@@ -8,7 +8,7 @@ from typing import Final
 
 from distribax.coordinator.queue import Closure
 
-BATCH_SECONDS: Final = 0.015
+BATCH_SECONDS: Final = 0.06
 """A call of Ray costs about half a millisecond; this much work makes up for it."""
 MAX_BATCH: Final = 2048
 MAX_BATCH_BYTES: Final = 8 << 20
