@@ -60,14 +60,16 @@ def make_steps(
     labels = torch.from_numpy(problem.labels[share]).long()
 
     def run_steps(steps: int) -> float:
-        loss = torch.zeros(())
+        mean = torch.zeros(())
         for _ in range(steps):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
+            # Like every side, it has the loss over all replicas of each step.
+            mean = loss.detach() / replicas
+            reduction = dist.all_reduce(mean, async_op=True)
             optimizer.step()
-        mean = loss.detach() / replicas
-        dist.all_reduce(mean)
+            reduction.wait()
         return float(mean)
 
     return run_steps
