@@ -205,6 +205,41 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
     assert program.finish()[0] == 0
 
 
+def test_training_on_a_ray_cluster_that_is_there(
+    cluster: tuple[str, str], run_fresh: Callable[..., str]
+) -> None:
+    program = f"""
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        os.environ |= dict(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN={cluster[1]!r})
+        import distribax as dx
+
+        strategy = dx.ParameterServerStrategy(address={cluster[0]!r}, num_workers=2, num_ps=1)
+        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
+        with strategy.scope():
+            v = dx.Variable(0.0)
+        for _ in range(20):
+            coordinator.schedule(lambda: v.assign_add(1.0))
+        coordinator.join()
+        assert float(v) == 20.0
+        # A death is the coordinator's to tell, not Ray's: nothing is printed.
+        os.kill(coordinator.status().workers[0].pid, signal.SIGKILL)
+        for _ in range(20):
+            coordinator.schedule(time.sleep, args=(0.05,))
+        coordinator.join()
+        (path,) = map(Path, strategy.snapshot())
+        assert path.exists()
+        strategy.close()
+        # The cluster stays; the folder, three levels up, was made for this strategy.
+        assert not path.parents[2].exists(), path
+        print("done")
+    """
+    assert run_fresh(program, timeout=100) == "done"
+
+
 def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable[..., str]) -> None:
     # In a process of its own: one that other tests have connected to Ray answers otherwise.
     program = f"""

@@ -146,7 +146,12 @@ def resources() -> dict[str, float]:
 
 def _init(address: str, token: str | None, node: RayNode | None) -> None:
     ray = import_ray()
-    with ray_token.token_in_force(token), _undisturbed(), _loopback_stays(address):
+    with (
+        ray_token.token_in_force(token),
+        _undisturbed(),
+        _deaths_unprinted(),
+        _loopback_stays(address),
+    ):
         ray.init(
             address=address,
             log_to_driver=False,
@@ -170,6 +175,22 @@ def _undisturbed() -> Iterator[None]:
     finally:
         if in_main_thread and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _deaths_unprinted() -> Iterator[None]:
+    """Keeps Ray from printing a paragraph for each process that dies.
+
+    The coordinator tells the user, and what it does about it; Ray's own words are in its logs.
+    """
+    from ray._private import worker
+
+    listen = worker.listen_error_messages
+    worker.listen_error_messages = lambda *_: None
+    try:
+        yield
+    finally:
+        worker.listen_error_messages = listen
 
 
 @contextlib.contextmanager

@@ -166,13 +166,14 @@ class Dispatcher:
             self._recall(self._workers)
             return
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
-        for worker in sorted(ready, key=lambda worker: worker.load):
-            while len(worker.batches) < _BATCHES_IN_FLIGHT and worker.load <= _AHEAD_SECONDS:
-                share = -(-self._queue.num_ready // len(ready))
-                closures = self._queue.take(functools.partial(self._pace.batch, share=share))
-                if not closures:
-                    return
-                self._send(worker, closures)
+        while free := [worker for worker in ready if _has_room(worker)]:
+            # One that has nothing to do comes before all others.
+            worker = min(free, key=lambda worker: (len(worker.batches), worker.load))
+            share = -(-self._queue.num_ready // len(ready))
+            closures = self._queue.take(functools.partial(self._pace.batch, share=share))
+            if not closures:
+                return
+            self._send(worker, closures)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
         number = worker.next_number()
@@ -314,6 +315,10 @@ class Dispatcher:
         while now - self._samples[0][0] > _RATE_WINDOW_SECONDS and len(self._samples) > 1:
             self._samples.popleft()
         self._on_beat(status)
+
+
+def _has_room(worker: WorkerHandle) -> bool:
+    return len(worker.batches) < _BATCHES_IN_FLIGHT and worker.load <= _AHEAD_SECONDS
 
 
 def _nothing() -> None:

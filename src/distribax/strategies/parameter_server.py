@@ -24,6 +24,7 @@ from distribax.variables.served import ParameterLink, Served
 
 # How long a process waits for a server that does not answer, or is being restarted.
 _SERVER_SECONDS = 60.0
+_END_SECONDS = 5.0
 _LOCATE_SECONDS = 5.0
 _NUM_WORKERS, _NUM_SERVERS = 2, 1
 # What can be given to `dx.Variable` without its name.
@@ -151,6 +152,7 @@ class ParameterServerStrategy(Strategy):
         self._closed = False
         self._contributions = self.engine.num_workers if synchronous else 1
         try:
+            self._removes_snapshots = snapshot_dir is None
             folder = os.fspath(snapshot_dir or self.engine.snapshot_folder())
             self.server_actors = self._start_servers(folder, snapshot_interval)
             client = _client(self.engine, f"coordinator-{self._uid}")
@@ -243,7 +245,17 @@ class ParameterServerStrategy(Strategy):
         self._watch.close()
         with contextlib.suppress(OSError):
             self._link.client.close()
+        if self._removes_snapshots:
+            self._end_servers()
         self.engine.close()
+
+    def _end_servers(self) -> None:
+        """Has the servers remove their snapshots, which may be on other machines."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, RuntimeError):  # They may be gone.
+            pending = [actor.end.remote() for actor in self.server_actors]
+            ray.wait(pending, num_returns=len(pending), timeout=_END_SECONDS)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _here, (self._uid,)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
+import shutil
 import threading
 import time
 from dataclasses import dataclass, field
@@ -49,6 +52,7 @@ class ServerActor:
         import ray
 
         keep_freed_memory()
+        self._settings = settings
         self._server = ParameterServer(
             settings.index,
             host=settings.host or ray.util.get_node_ip_address(),
@@ -70,6 +74,16 @@ class ServerActor:
     def snapshot(self) -> str:
         """Writes a snapshot now, and returns where it is."""
         return str(self._server.snapshot())
+
+    def end(self) -> None:
+        """Ends the server, and removes its snapshots and the folders that are empty without."""
+        self._server.close()
+        folder = self._settings.snapshot_dir
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                for above in itertools.islice(folder.parents, 3):
+                    above.rmdir()
 
 
 @dataclass

@@ -253,7 +253,11 @@ class Served(Placement):
         return _nothing()
 
     def store(self, value: Any) -> jax.Array:
-        raise AssertionError("served variables are written by operations")
+        raise NotImplementedError(
+            "ParameterServerStrategy: the state of a flax.nnx module cannot live on parameter "
+            "servers. Make a dx.Variable of each parameter inside `with strategy.scope():`, and "
+            "in the function put their values into the module: nnx.merge(graphdef, state)."
+        )
 
     def current(self, buffer: jax.Array) -> jax.Array:
         return self.source.pull_specs([self.specs[0]])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax
@@ -192,3 +193,55 @@ def test_the_coordinator_knows_an_optimizer_that_workers_built(
     np.testing.assert_array_equal(same.numpy(), before)
     for ours, theirs in zip(optimizer.variables, again.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_synchronous_training_is_that_of_one_device() -> None:
+    """Each worker has half of the batch; dense and sparse gradients are averaged alike."""
+    ids = np.array([[0, 1], [1, 5]])
+    targets = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+
+    def make(where: Any) -> tuple[Any, Any, Any]:
+        with where.scope():
+            scale = dx.Variable(np.float32(0.5), name="scale")
+            table = dx.Variable(np.linspace(-1, 1, 8 * 3, dtype=np.float32).reshape(8, 3))
+            optimizer = dx.Optimizer(optax.adam(0.1))
+
+        def step(half: Any) -> Any:
+            def replica(ids: Any, targets: Any) -> Any:
+                def loss_fn() -> Any:
+                    rows = dx.embedding_lookup(table, ids)
+                    return jnp.mean((jnp.sum(rows, -1) * scale.value() - targets) ** 2)
+
+                variables = [scale, table]
+                loss, grads = dx.value_and_grad(loss_fn, variables)()
+                optimizer.apply_gradients(zip(grads, variables, strict=True))
+                return loss
+
+            return where.run(replica, args=half)
+
+        return scale, table, dx.function(step)
+
+    one = dx.OneDeviceStrategy("CPU:0")
+    scale, table, step = make(one)
+    for _ in range(6):
+        step((ids.reshape(-1), targets.reshape(-1)))
+    expected = float(scale), table.numpy()
+
+    strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1, synchronous=True)
+    try:
+        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
+        scale, table, step = make(strategy)
+        # Both take part from the beginning: who runs two functions would wait for the other.
+        coordinator.join()
+        deadline = time.monotonic() + 60
+        while any(worker.state != "ready" for worker in coordinator.status().workers):
+            assert time.monotonic() < deadline, coordinator.status()
+            time.sleep(0.05)
+        for _ in range(6):
+            for half in zip(ids, targets, strict=True):
+                coordinator.schedule(step, args=(half,))
+            coordinator.join()
+        np.testing.assert_allclose(float(scale), expected[0], rtol=1e-5)
+        np.testing.assert_allclose(table.numpy(), expected[1], rtol=1e-5, atol=1e-6)
+    finally:
+        strategy.close()

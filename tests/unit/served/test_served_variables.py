@@ -190,3 +190,15 @@ def test_synchronous_updates_average_the_contributions() -> None:
 def test_non_slot_devices_need_variables(strategy: Any) -> None:
     with pytest.raises(ValueError, match=r"non_slot_devices: var_list is empty"):
         strategy.extended.non_slot_devices([])
+
+
+def test_nnx_modules_are_refused(strategy: Any) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    @dx.function
+    def step(x: Any) -> Any:
+        return strategy.run(lambda x: model(x), args=(x,))
+
+    with pytest.raises(NotImplementedError, match=r"flax\.nnx module .* Make a dx\.Variable"):
+        step(jnp.ones((1, 3)))
