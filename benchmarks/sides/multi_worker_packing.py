@@ -14,8 +14,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.sides import multi_worker_crew
 from benchmarks.sides.mlp_shard_map import AXIS
 from benchmarks.sides.packing import sizes_of
-from distribax.collectives.exchange import sum_by_exchange
+from distribax.collectives import exchange
 from distribax.collectives.packing import PackLimits, reduce_packed
+
+
+def sum_by_exchange(values: list[Any]) -> list[Any]:
+    return [exchange.sum_by_exchange(value) for value in values]
 
 
 def sum_by_all_reduce(values: list[Any]) -> list[Any]:

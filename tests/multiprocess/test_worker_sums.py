@@ -21,7 +21,7 @@ strategy = dx.MultiWorkerMirroredStrategy()
 def replica():
     context = dx.get_replica_context()
     number = context.replica_id_in_sync_group
-    # Small ones of two types, and two that are too large for a pack.
+    # Small ones of several types, one too large for a pack, and one too large for an exchange.
     key = jax.random.fold_in(jax.random.key(0), number)
     values = {{
         "truth": jnp.asarray([True, False]) & (number >= 0),
@@ -29,7 +29,8 @@ def replica():
         "half": jnp.full((3,), number + 1, jnp.bfloat16),
         "scalar": jnp.asarray(number + 0.5, jnp.float32),
         "large": jax.random.normal(key, (200, 100)),
-        "larger": jnp.full((30_000,), number + 1.0),
+        "larger": jnp.full((600_000,), number + 1.0),
+        "largest": jnp.full((1_200_000,), number + 1.0),
     }}
     own = jax.tree.map(lambda value: value.astype(jnp.float32), values)
     sums = {{
@@ -74,6 +75,7 @@ def test_sums_between_workers(devices: int) -> None:
         "half": [total],
         "scalar": [total - count / 2],
         "larger": [total],
+        "largest": [total],
     }
     for result in first.values():
         assert result["mean"] == [total / count]

@@ -45,13 +45,13 @@ class AllReduce(CrossDeviceOps):
 
     def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
         """Adds the replicas' values of each tensor inside an SPMD program."""
-        exchanged = [index for index, value in enumerate(values) if can_exchange(value, mesh)]
-        sums: list[Any] = [None] * len(values)
-        others = [index for index in range(len(values)) if index not in exchanged]
-        for way, chosen in ((sum_by_exchange, exchanged), (_sum_by_platform, others)):
-            for index, total in zip(chosen, way([values[i] for i in chosen]), strict=True):
-                sums[index] = total
-        return sums
+        swapped = [can_exchange(value, mesh) for value in values]
+        others = [value for value, swap in zip(values, swapped, strict=True) if not swap]
+        sums = iter(lax.psum(tuple(others), REPLICA_AXIS) if others else ())
+        return [
+            sum_by_exchange(value) if swap else next(sums)
+            for value, swap in zip(values, swapped, strict=True)
+        ]
 
     def all_reduce_in_program(
         self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
@@ -125,10 +125,6 @@ class AllReduce(CrossDeviceOps):
 
 
 NcclAllReduce = AllReduce
-
-
-def _sum_by_platform(values: list[Any]) -> list[Any]:
-    return list(lax.psum(tuple(values), REPLICA_AXIS)) if values else []
 
 
 @lru_cache(maxsize=512)

@@ -24,12 +24,8 @@ def can_exchange(value: Any, mesh: Mesh) -> bool:
     return small and mesh.size == 2 and has_cpus_of_several_processes(mesh)
 
 
-def sum_by_exchange(values: list[Any]) -> list[Any]:
-    """Adds both replicas' values of each tensor inside an SPMD program."""
-    return [_sum(value) for value in values]
-
-
-def _sum(value: Any) -> Any:
+def sum_by_exchange(value: Any) -> Any:
+    """Adds both replicas' values of a tensor inside an SPMD program."""
     # As lax.psum does it: the sum of two truths is a number.
     own = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
     # Both add what was sent, their own part included: computed once more inside the addition, as
