@@ -31,7 +31,11 @@ class ClusterCoordinator:
 
     A function that is scheduled is run at least once. If its worker dies (which is noticed within
     seconds) or gives no sign of life for `worker_timeout` seconds, another worker runs it, and the
-    worker is started again. There is one coordinator for a strategy.
+    worker is started again. There is one coordinator for a strategy: making another one returns
+    the first, with the settings that it has.
+
+    Workers compute with JAX's settings (`jax_enable_x64`, ...) as they are here when the
+    coordinator is made.
 
     Args:
         strategy: A `dx.ParameterServerStrategy`.
@@ -132,6 +136,10 @@ class ClusterCoordinator:
             )
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise TypeError(f"schedule: kwargs={kwargs!r} is not a dict of arguments by name.")
+        if kwargs is not None and not all(isinstance(name, str) for name in kwargs):
+            raise TypeError(
+                f"schedule: kwargs={kwargs!r} has a key that is not an argument's name."
+            )
         with shipping.shipping(self._strategy):
             function = self._functions.definition(fn)
             arguments, needs = dump_arguments(fn, args or (), kwargs or {})

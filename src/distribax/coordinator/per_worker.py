@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distribax.coordinator.references import Definition, Kind, Reference
-from distribax.coordinator.shipping import described, dumps, pickle_callable
+from distribax.coordinator.shipping import described, dumps, pickle_callable, reason
 
 
 class PerWorkerValues(Reference):
@@ -58,7 +58,8 @@ class PerWorkerDataset(Reference):
 
     def __init__(self, dataset: Any, element_spec: Callable[[PerWorkerDataset], Any]) -> None:
         self._element_spec = element_spec
-        if hasattr(dataset, "__iter__"):
+        # A class has what its instances have, but is called for one; a text is a mistake.
+        if hasattr(type(dataset), "__iter__") and not isinstance(dataset, (str, bytes)):
             kind, name = Kind.DATASET, "a data set"
             data, needs = _pickled(dataset)
         elif callable(dataset):
@@ -130,5 +131,5 @@ def _pickled(dataset: Any) -> tuple[bytes, tuple[Reference, ...]]:
     except Exception as error:
         raise TypeError(
             f"create_per_worker_dataset: dataset_fn={dataset!r} cannot be sent to a worker: "
-            f"{error}. Pass a function that makes the data set on the worker."
+            f"{reason(error)}. Pass a function that makes the data set on the worker."
         ) from error

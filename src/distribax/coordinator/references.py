@@ -26,6 +26,8 @@ class Kind(enum.Enum):
 
     OBJECT = "object"
     """The object that was pickled."""
+    VALUE = "value"
+    """A new copy of the object that was pickled, for each function that uses it."""
     DATASET = "dataset"
     """The data set that was pickled."""
     DATASET_FUNCTION = "dataset function"

@@ -105,7 +105,7 @@ class RemoteValue(Reference):
         if self._definition is None:
             data, needs = dumps(self._result)
             self._definition = Definition(
-                Kind.OBJECT, "a remote value", lambda _: data, needs, self.reference_number
+                Kind.VALUE, "a remote value", lambda _: data, needs, self.reference_number
             )
         return self._definition
 

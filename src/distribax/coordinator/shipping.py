@@ -93,9 +93,9 @@ def dump_arguments(
         return dumps((tuple(args), dict(kwargs)))
     except Exception as error:
         raise TypeError(
-            f"schedule: the arguments of {described(fn)} cannot be sent to a worker: {error}. Pass "
-            "numbers, arrays, nests of them and objects that can be pickled; make what cannot be "
-            "(locks, open files, generators) inside the function."
+            f"schedule: the arguments of {described(fn)} cannot be sent to a worker: "
+            f"{reason(error)}. Pass numbers, arrays, nests of them and objects that can be "
+            "pickled; make what cannot be (locks, open files, generators) inside the function."
         ) from error
 
 
@@ -113,6 +113,11 @@ def described(fn: Any) -> str:
     plain = _plain(fn)
     name = getattr(plain, "__qualname__", None)
     return f"{plain.__module__}.{name}" if name else repr(fn)
+
+
+def reason(error: BaseException) -> str:
+    """Returns an exception's message as a part of another one."""
+    return str(error).rstrip(".")
 
 
 class FunctionCatalogue:
@@ -180,9 +185,9 @@ def pickle_callable(fn: StepFn, method: str, argument: str) -> tuple[bytes, tupl
             _by_name.add(module.__name__)
             return pickle_callable(fn, method, argument)
         raise TypeError(
-            f"{method}: {argument}={described(fn)} cannot be sent to a worker: {error}. A function "
-            "takes along the variables that it uses from outside; make those that cannot be "
-            "pickled (locks, open files, generators) inside the function."
+            f"{method}: {argument}={described(fn)} cannot be sent to a worker: {reason(error)}. A "
+            "function takes along the variables that it uses from outside; make those that cannot "
+            "be pickled (locks, open files, generators) inside the function."
         ) from error
 
 

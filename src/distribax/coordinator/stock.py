@@ -39,7 +39,11 @@ class Stock:
         try:
             return self._objects[number]
         except KeyError:
-            made = self._objects[number] = self._make(self._shipments[number])
+            shipment = self._shipments[number]
+            made = self._make(shipment)
+            # What one function does to a value must not be seen by the next.
+            if shipment.kind != Kind.VALUE.value:
+                self._objects[number] = made
             return made
 
     def _make(self, shipment: Shipment) -> Any:
@@ -47,7 +51,7 @@ class Stock:
         try:
             loaded = run(pickle.loads, (shipment.data,), {})
             match Kind(shipment.kind):
-                case Kind.OBJECT:
+                case Kind.OBJECT | Kind.VALUE:
                     return loaded
                 case Kind.DATASET:
                     return iterators.own_dataset(loaded)

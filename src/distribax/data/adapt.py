@@ -40,7 +40,7 @@ def as_dataset(value: Any) -> Dataset:
         return _of_tensorflow(value)
     if "torch" in family and hasattr(value, "__iter__"):
         return _foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
-    if not hasattr(value, "__iter__"):
+    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
         if callable(value):
             make: Callable[[], Any] = value
             return Dataset.from_generator(make)
@@ -86,9 +86,9 @@ def _length(value: Any) -> int:
 def _of_iterable(value: Any) -> Dataset:
     if iter(value) is not value:
         kind = f"an iterable of type {type(value).__name__}"
-        return _foreign(kind, lambda: iter(value), length=_length(value))
+        return _foreign(kind, lambda: iter(value), length=_length(value), reuses_arrays=True)
     once = _Once(value)
-    return _foreign("a generator or iterator", once.start, repeatable=False)
+    return _foreign("a generator or iterator", once.start, repeatable=False, reuses_arrays=True)
 
 
 class _Once:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from distribax.data.options import AUTOTUNE
 
@@ -12,11 +15,49 @@ from distribax.data.options import AUTOTUNE
 def whole_number(value: Any, name: str) -> int:
     """Returns an integer argument as an int."""
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError  # An index for Python, a mistake for a number of elements.
         return operator.index(value)
     except TypeError:
         raise TypeError(
             f"{name}={value!r} of type {type(value).__name__} is not a whole number."
         ) from None
+
+
+def flag(value: Any, name: str) -> bool:
+    """Returns an argument that must be True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} of type {type(value).__name__} is not True or False.")
+    return bool(value)
+
+
+def dtype(value: Any, name: str) -> np.dtype[Any]:
+    """Returns a data type; text is kept as bytes objects, as tf.data's NumPy iterators give it."""
+    if any(value is text or value == text for text in (str, bytes, "string")):
+        return np.dtype(object)
+    try:
+        return np.dtype(value)
+    except TypeError:
+        raise TypeError(
+            f"{name}={value!r} is not a data type. Expected one such as np.float32 or 'int64'."
+        ) from None
+
+
+def path(value: Any, name: str) -> str:
+    """Returns the name of a file."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(
+            f"{name}={value!r} of type {type(value).__name__} is not a file name."
+        ) from None
+
+
+def paths(value: Any, name: str) -> list[str]:
+    """Returns one file name or several as a list."""
+    if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable):
+        return [path(value, name)]
+    return [path(item, name) for item in value]
 
 
 def positive(value: Any, name: str) -> int:

@@ -6,7 +6,6 @@ import builtins
 import copy
 import functools
 import glob
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from distribax.data.options import AUTOTUNE, SHARD_HINT, Options
 from distribax.data.plan import order, sources, transforms
 from distribax.data.plan.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.data.plan.padding import parse_padded_shapes
-from distribax.data.spec import TensorSpec
+from distribax.data.plan.signature import parse_signature
 
 _T = TypeVar("_T")
 
@@ -59,6 +58,8 @@ class Dataset:
         """
         arrays = nests.to_element(tensors)
         sizes: set[int] = set()
+        if not nests.leaves(arrays):
+            raise ValueError(f"tensors={tensors!r} has no component. Expected at least one array.")
         for leaf in nests.leaves(arrays):
             if np.ndim(leaf) == 0:
                 raise ValueError(
@@ -92,25 +93,11 @@ class Dataset:
         an iterator, the generator is started again and read up to the saved place.
         """
         check.function(generator, "generator")
-        if output_signature is not None and output_types is not None:
-            raise ValueError(
-                "output_signature and output_types were both given; they say the same. Keep "
-                "output_signature."
-            )
-        signature = output_signature
-        if output_types is not None:
-            shapes = output_shapes
-            if shapes is None:
-                # Types alone leave even the number of dimensions open.
-                signature = None
-            else:
-                signature = nests.map_leaves(
-                    lambda dtype, shape: TensorSpec(shape.dims, dtype),
-                    output_types,
-                    parse_padded_shapes(shapes),
-                )
+        if args is not None and not isinstance(args, (tuple, list)):
+            raise TypeError(f"args={args!r} is not a tuple of arguments for the generator.")
+        signature, types = parse_signature(output_signature, output_types, output_shapes)
         make = functools.partial(generator, *(args or ()))
-        return Dataset(sources.Generator(make, signature))
+        return Dataset(sources.Generator(make, signature, types))
 
     @staticmethod
     def range(*args: int, output_type: Any = np.int64) -> Dataset:
@@ -120,7 +107,9 @@ class Dataset:
             raise TypeError(f"range takes 1 to 3 whole numbers, but {len(bounds)} were given.")
         if len(bounds) == 3 and bounds[2] == 0:
             raise ValueError("range was given a step of 0. Expected a positive or negative step.")
-        return Dataset(sources.Range(builtins.range(*bounds), np.dtype(output_type)))
+        return Dataset(
+            sources.Range(builtins.range(*bounds), check.dtype(output_type, "output_type"))
+        )
 
     @staticmethod
     def list_files(
@@ -130,12 +119,13 @@ class Dataset:
 
         The names are shuffled unless `shuffle` is False.
         """
-        patterns = [file_pattern] if isinstance(file_pattern, (str, os.PathLike)) else file_pattern
-        names = sorted({name for pattern in patterns for name in glob.glob(os.fspath(pattern))})
+        patterns = check.paths(file_pattern, "file_pattern")
+        in_order = shuffle is not None and not check.flag(shuffle, "shuffle")
+        names = sorted({name for pattern in patterns for name in glob.glob(pattern)})
         if not names:
             raise ValueError(f"file_pattern={file_pattern!r} matches no file.")
         dataset = Dataset(sources.FileNames(nests.to_element(names)))
-        return dataset if shuffle is False else dataset.shuffle(len(names), seed=seed)
+        return dataset if in_order else dataset.shuffle(len(names), seed=seed)
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None) -> Dataset:
@@ -144,6 +134,8 @@ class Dataset:
         >>> list(Dataset.zip(Dataset.range(2), Dataset.range(5, 9)))
         [(np.int64(0), np.int64(5)), (np.int64(1), np.int64(6))]
         """
+        if args and datasets is not None:
+            raise TypeError("zip was given data sets both as arguments and as datasets=. Keep one.")
         nest = datasets if datasets is not None else (args[0] if len(args) == 1 else args)
         if isinstance(nest, list):
             nest = tuple(nest)
@@ -186,7 +178,8 @@ class Dataset:
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
         """Makes a data set of every element and gives their elements, one after the other."""
-        return Dataset(order.Interleave(self._plan, check.function(map_func, "map_func")))
+        function = check.function(map_func, "map_func")
+        return Dataset(order.Interleave(self._plan, function, step="flat_map"))
 
     def interleave(
         self,
@@ -220,7 +213,9 @@ class Dataset:
     ) -> Dataset:
         """Stacks `batch_size` elements into one; the last batch may be smaller or left out."""
         size = check.positive(batch_size, "batch_size")
-        return Dataset(transforms.Batch(self._plan, size, bool(drop_remainder)))
+        return Dataset(
+            transforms.Batch(self._plan, size, check.flag(drop_remainder, "drop_remainder"))
+        )
 
     def padded_batch(
         self,
@@ -238,7 +233,7 @@ class Dataset:
         size = check.positive(batch_size, "batch_size")
         shapes = None if padded_shapes is None else parse_padded_shapes(padded_shapes)
         node = transforms.PaddedBatch(
-            self._plan, size, bool(drop_remainder), shapes, padding_values
+            self._plan, size, check.flag(drop_remainder, "drop_remainder"), shapes, padding_values
         )
         return Dataset(node)
 
@@ -272,7 +267,10 @@ class Dataset:
         return Dataset(order.Repeat(self._plan, None if forever else number))
 
     def shuffle(
-        self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
     ) -> Dataset:
         """Gives elements in a random order, drawn from a buffer of `buffer_size` elements.
 
@@ -289,7 +287,9 @@ class Dataset:
                 "a buffer of all elements."
             )
         number = None if seed is None else check.whole_number(seed, "seed")
-        return Dataset(order.Shuffle(self._plan, size, number, bool(reshuffle_each_iteration)))
+        again = reshuffle_each_iteration
+        again = again is None or check.flag(again, "reshuffle_each_iteration")
+        return Dataset(order.Shuffle(self._plan, size, number, again))
 
     def take(self, count: int) -> Dataset:
         """Gives the first `count` elements; -1 gives all."""
@@ -325,7 +325,7 @@ class Dataset:
         Later iterations read them from there. A file is used by later processes too; delete it when
         the pipeline before it changes, and read only files that you trust (it holds pickles).
         """
-        return Dataset(transforms.Cache(self._plan, os.fspath(filename)))
+        return Dataset(transforms.Cache(self._plan, check.path(filename, "filename")))
 
     def with_options(self, options: Options) -> Dataset:
         """Attaches options; of two settings of one option the later counts."""
@@ -341,7 +341,7 @@ class Dataset:
 
     def apply(self, transformation_func: Callable[[Dataset], _T]) -> _T:
         """Returns what a function makes of this data set."""
-        return transformation_func(self)
+        return check.function(transformation_func, "transformation_func")(self)
 
     # Looking at it.
 

@@ -99,9 +99,12 @@ def _from_sequence(value: Sequence[Any]) -> np.ndarray[Any, Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"a list whose items differ in shape cannot become one array: {_short(value)}. "
+            f"a list whose items differ in shape cannot become one array: {short(value)}. "
             "Pad the items to one shape, or keep them apart in a tuple."
         ) from error
+    if array.dtype.kind in "US":
+        # Fixed-width text would lose trailing zero bytes, and turn numbers among it into text.
+        return np.array(value, _BYTES_DTYPE)
     if array.dtype in (np.float64, np.int64) and not _holds_arrays(value):
         return _narrow(array)
     return array
@@ -142,12 +145,13 @@ def _bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _not_an_element(value: Any) -> TypeError:
     return TypeError(
-        f"{_short(value)} of type {type(value).__name__} cannot be part of a data set's element. "
+        f"{short(value)} of type {type(value).__name__} cannot be part of a data set's element. "
         "Expected arrays, numbers, text or bytes, in tuples, named tuples or dicts."
     )
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Returns how a value reads, for error messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -166,7 +170,7 @@ def _check_keys(nest: dict[Any, Any], others: Sequence[Any]) -> None:
 
 def _different_structures(first: Any, second: Any) -> ValueError:
     return ValueError(
-        f"elements have different structures: {_short(first)} and {_short(second)}. Every element "
+        f"elements have different structures: {short(first)} and {short(second)}. Every element "
         "of a data set needs the same nest of tuples and dicts."
     )
 
@@ -194,6 +198,8 @@ def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Stacks arrays or scalars of one shape and dtype."""
     first = values[0]
     if isinstance(first, bytes):
+        if not all(isinstance(value, bytes) for value in values):
+            raise _different_dtypes(values)
         result = np.empty(len(values), _BYTES_DTYPE)
         result[:] = values
         return result
@@ -203,12 +209,16 @@ def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     except ValueError:
         raise _different_shapes(values) from None
     if result.dtype != first.dtype:
-        raise TypeError(
-            f"cannot batch elements of different dtypes: element 0 of the batch is {first.dtype}, "
-            f"others are {sorted({str(leaf_dtype(value)) for value in values})}. Convert them "
-            "to one dtype with map."
-        )
+        raise _different_dtypes(values)
     return result
+
+
+def _different_dtypes(values: Sequence[Any]) -> TypeError:
+    first, *others = (str(leaf_dtype(value)) for value in values)
+    return TypeError(
+        f"cannot batch elements of different dtypes: element 0 of the batch is {first}, "
+        f"others are {sorted(set(others))}. Convert them to one dtype with map."
+    )
 
 
 def _different_shapes(values: Sequence[Any]) -> ValueError:

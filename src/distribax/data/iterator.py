@@ -92,7 +92,7 @@ class DatasetIterator:
         training that goes on after a restart shuffles as it would have without.
         """
         own = fingerprint(self._plan)
-        if not isinstance(state, dict) or state.get("version") != _VERSION:
+        if not isinstance(state, dict) or state.get("version") != _VERSION or "run" not in state:
             raise ValueError(
                 f"state={str(state)[:80]!r} is not a position of a data set iterator. Expected "
                 "what get_state() returned."

@@ -69,6 +69,8 @@ class OptionGroup:
             return kind.parse(value, where)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise TypeError(f"{where}={value!r} is not allowed; expected a {kind.__name__}.")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{where}={value!r} is negative; expected a count of at least 0.")
         return value
 
     def merge(self, later: OptionGroup) -> Any:

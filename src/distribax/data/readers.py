@@ -108,6 +108,8 @@ class ParquetDataset(Dataset):
         columns: list[str] | tuple[str, ...] | None = None,
         num_parallel_reads: int | None = None,
     ) -> None:
+        if columns is not None and not isinstance(columns, (list, tuple)):
+            raise TypeError(f"columns={columns!r} is not a list of names of columns.")
         file_format = ParquetFormat(None if columns is None else tuple(columns))
         super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
 

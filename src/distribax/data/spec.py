@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from distribax.data import arguments as check
 from distribax.data import elements as nests
 
 
@@ -22,17 +25,20 @@ class TensorSpec:
     dtype: np.dtype[Any]
 
     def __init__(self, shape: Any = (), dtype: Any = np.float32) -> None:
-        # Text is bytes objects in NumPy arrays, as tf.data's own NumPy iterators give them.
-        if dtype in (str, bytes, "string"):
-            dtype = object
-        dims = tuple(None if dim is None or dim == -1 else int(dim) for dim in shape)
+        try:
+            dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shape)
+        except TypeError:
+            raise TypeError(
+                f"shape={shape!r} is not a shape. Expected a list or tuple of sizes, with None "
+                "for a dimension that varies."
+            ) from None
         if any(dim is not None and dim < 0 for dim in dims):
             raise ValueError(
                 f"shape={shape!r} has a negative dimension. Expected sizes, or None (or -1) for a "
                 "dimension that varies."
             )
         object.__setattr__(self, "shape", dims)
-        object.__setattr__(self, "dtype", np.dtype(dtype))
+        object.__setattr__(self, "dtype", check.dtype(dtype, "dtype"))
 
     def is_compatible_with(self, value: Any) -> bool:
         """Tells whether an array (or another spec) has this dtype and a shape that fits."""
@@ -59,6 +65,8 @@ def common_spec(first: Any, second: Any) -> Any:
     """Returns the spec that covers two specs: dimensions that differ become None."""
 
     def merge(one: TensorSpec, two: TensorSpec) -> TensorSpec:
+        if not isinstance(two, TensorSpec):
+            raise TypeError(f"elements of different structures in one data set: {one} and {two}.")
         if one.dtype != two.dtype or len(one.shape) != len(two.shape):
             raise TypeError(
                 f"elements of different types in one data set: {one} and {two}. Convert them "
@@ -86,6 +94,51 @@ def without_batch_dim(spec: Any) -> Any:
         return TensorSpec(leaf.shape[1:], leaf.dtype)
 
     return nests.map_leaves(strip, spec)
+
+
+def resized(element: nests.Element, spec: Any) -> nests.Element | None:
+    """Returns an element of other sizes in the dimensions that vary; None if none does."""
+    varies = False
+
+    def resize(leaf: Any, leaf_spec: TensorSpec) -> Any:
+        nonlocal varies
+        for axis, dim in enumerate(leaf_spec.shape):
+            if dim is None:
+                varies = True
+                leaf = _resized_axis(leaf, axis)
+        return leaf
+
+    other = nests.map_leaves(resize, element, spec)
+    return other if varies else None
+
+
+def _resized_axis(leaf: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
+    size = leaf.shape[axis]
+    if size > 1:
+        return leaf.take(range(size - 1), axis)
+    if size == 1:
+        return np.repeat(leaf, 2, axis)
+    shape = (*leaf.shape[:axis], 1, *leaf.shape[axis + 1 :])
+    return np.full(shape, b"", object) if leaf.dtype.hasobject else np.zeros(shape, leaf.dtype)
+
+
+def varying_spec(
+    spec_for: Callable[[nests.Element], Any], sample: nests.Element, given: Any
+) -> Any:
+    """Returns what a function makes of specs, by running it on `sample` and on other sizes.
+
+    The second run tells which dimensions of the result vary with those of the argument.
+    """
+    result = spec_for(sample)
+    other = resized(sample, given)
+    if other is None:
+        return result
+    try:
+        second = spec_for(other)
+    except Exception:
+        # A function for just this size, such as a reshape to a fixed shape.
+        return result
+    return common_spec(result, second)
 
 
 def zeros(spec: Any) -> nests.Element:

@@ -237,7 +237,9 @@ class Link:
             self._disconnect()
         while self._connection is None:
             if self._closed:
-                raise RuntimeError("This parameter client is closed.")
+                raise RuntimeError(
+                    "This parameter client is closed: its strategy was closed or has ended."
+                )
             try:
                 self._meet(deadline)
                 self._resend(deadline)

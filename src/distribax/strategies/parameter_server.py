@@ -10,12 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from distribax.cluster import engine as engines
 from distribax.execution import shipping
 from distribax.parameters import Endpoint, ParameterClient, ParameterSpec, keep_freed_memory
 from distribax.strategies.extended import colocated
 from distribax.strategies.one_device import SingleExtended
-from distribax.strategies.server_actor import ServerActor, ServerHealth, ServerSettings, ServerWatch
+from distribax.strategies.server_actor import (
+    ServerActor,
+    ServerHealth,
+    ServerSettings,
+    ServerWatch,
+    check_cluster,
+    check_settings,
+    take_snapshots,
+)
 from distribax.strategies.strategy import Strategy
 from distribax.training.served_update import ServedUpdate, note_key
 from distribax.types import Args, Kwargs, VariableSynchronization
@@ -29,6 +39,16 @@ _LOCATE_SECONDS = 5.0
 _NUM_WORKERS, _NUM_SERVERS = 2, 1
 # What can be given to `dx.Variable` without its name.
 _POSITIONAL = ("initial_value", "trainable", "name", "dtype")
+# JAX's settings that numbers depend on: a worker computes with those of the coordinator.
+_NUMERIC_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_debug_nans",
+)
 
 
 class ParameterServerExtended(SingleExtended):
@@ -140,12 +160,10 @@ class ParameterServerStrategy(Strategy):
         server_timeout: float = 20.0,
     ) -> None:
         _refuse_in_worker()
-        if variable_partitioner is not None and not callable(variable_partitioner):
-            raise TypeError(
-                f"ParameterServerStrategy: variable_partitioner={variable_partitioner!r} is not "
-                "callable. Pass a partitioner, for example "
-                "dx.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)."
-            )
+        check_cluster(cluster_resolver, num_workers, num_ps, address)
+        check_settings(
+            variable_partitioner, snapshot_interval, snapshot_dir, server_timeout, synchronous
+        )
         self.engine = _engine(cluster_resolver, num_workers, num_ps, address)
         self._resolver = cluster_resolver
         self._uid = shipping.new_uid()
@@ -206,14 +224,12 @@ class ParameterServerStrategy(Strategy):
 
     def snapshot(self) -> list[str]:
         """Has every server save its state now; returns where."""
-        import ray
-
-        pending = [actor.snapshot.remote() for actor in self.server_actors]
-        paths: list[str] = ray.get(pending, timeout=_SERVER_SECONDS)
-        return paths
+        self._require_open("snapshot")
+        return take_snapshots(self.server_actors, _SERVER_SECONDS)
 
     def worker_setup(self) -> WorkerSetup:
         """Returns what a worker process needs to take part in this strategy."""
+        self._require_open("ClusterCoordinator")
         return WorkerSetup(
             self._uid,
             self.engine.namespace,
@@ -221,7 +237,15 @@ class ParameterServerStrategy(Strategy):
             self.engine.num_workers,
             self.engine.num_servers,
             self._contributions,
+            {name: getattr(jax.config, name) for name in _NUMERIC_SETTINGS},
         )
+
+    def _require_open(self, what: str) -> None:
+        if self._closed:
+            raise RuntimeError(
+                f"{what}: the strategy was closed, and its servers have ended. Make another "
+                "ParameterServerStrategy, and its variables in its scope."
+            )
 
     def complete_rounds(self) -> None:
         """Applies the gradients of a synchronous update that not all workers have sent yet."""
@@ -258,6 +282,11 @@ class ParameterServerStrategy(Strategy):
             ray.wait(pending, num_returns=len(pending), timeout=_END_SECONDS)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if shipping.destination() not in (None, self):
+            raise TypeError(
+                "it refers to another ParameterServerStrategy than that of the coordinator, or to "
+                "a variable of another one, which only the workers of that one know"
+            )
         return _here, (self._uid,)
 
 
@@ -286,6 +315,7 @@ class WorkerSetup:
     num_workers: int
     num_servers: int
     contributions: int
+    jax_settings: dict[str, Any]
     strategy: WorkerStrategy | None = None
 
     def start(self, worker_index: int) -> None:
@@ -293,6 +323,8 @@ class WorkerSetup:
         global _in_worker
         _in_worker = True
         keep_freed_memory()
+        for name, value in self.jax_settings.items():
+            jax.config.update(name, value)
         self.strategy = WorkerStrategy(self, worker_index)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -329,11 +361,6 @@ def _here(uid: str) -> Any:
 def _engine(
     resolver: Any, num_workers: int | None, num_ps: int | None, address: str | None
 ) -> engines.Engine:
-    for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
-        if count is not None and (not isinstance(count, int) or count < 1):
-            raise ValueError(
-                f"ParameterServerStrategy: {name}={count!r}. Expected a number of at least 1."
-            )
     if resolver is None and num_workers is None and num_ps is None and address is None:
         # Started by `distribax run --ps`, or by somebody else who sets TF_CONFIG.
         resolver = engines.surrounding_resolver()

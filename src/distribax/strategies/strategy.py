@@ -137,6 +137,11 @@ class Strategy:
     ) -> Any:
         """Makes a distributed value out of `value_fn(context)`, called once for each replica."""
         context.require_cross_replica(self, "experimental_distribute_values_from_function")
+        if not callable(value_fn):
+            raise TypeError(
+                f"experimental_distribute_values_from_function: value_fn={value_fn!r} is not "
+                "callable. Expected a function of a dx.ValueContext that returns a replica's value."
+            )
         return self._extended.distribute_values(value_fn)
 
     # Input.

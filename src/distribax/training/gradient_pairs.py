@@ -19,10 +19,17 @@ def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], 
     """
     grads: list[Any] = []
     variables: list[Any] = []
+    pairs: dict[Any, int] = {}
     for index, (grad, variable) in enumerate(grads_and_vars):
         if grad is None:
             continue
         _check(index, grad, variable)
+        for _, each in variable.row_shards:
+            if pairs.setdefault(each, index) != index:
+                raise ValueError(
+                    f"apply_gradients: {variable.described} is in the pairs {pairs[each]} and "
+                    f"{index}. Add up its gradients, and pass it once."
+                )
         if isinstance(grad, IndexedSlices):
             grad = IndexedSlices(grad.values, grad.indices, variable.shape)
         if variable.source is None and isinstance(grad, IndexedSlices):
@@ -56,6 +63,8 @@ def _check(index: int, grad: Any, variable: Any) -> None:
     if isinstance(grad, IndexedSlices):
         _check_slices(index, grad, variable)
     shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
+    if isinstance(grad, (int, float)):
+        shape = ()
     if shape is not None and tuple(shape) != variable.shape:
         raise ValueError(
             f"apply_gradients: the gradient of pair {index} has shape {tuple(shape)}, but "

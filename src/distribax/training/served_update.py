@@ -24,6 +24,7 @@ from distribax.parameters import Apply, AssignAdd, Op, OptimizerSpec, ParameterS
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import IndexedSlices
 from distribax.variables import Variable
+from distribax.variables.division import check_ids
 from distribax.variables.served import ParameterLink, Served
 
 
@@ -155,6 +156,7 @@ class ServedUpdate:
     def _register(self) -> None:
         import cloudpickle  # Comes with the extra that brings the servers.
 
+        self._claim()
         pickled = cloudpickle.dumps(self._transformation)
         counter = self.counter.placement.specs[0]
         for server in self._servers:
@@ -163,8 +165,17 @@ class ServedUpdate:
             slots = tuple(self._by_server[server])
             spec = OptimizerSpec(self._uid, pickled, targets, slots, own, self._rounds)
             self._link.client.register_optimizer(server, spec)
+
+    def _claim(self) -> None:
+        """Notes what the optimizer updates; raises if another process has begun otherwise."""
         names = [shipping_name(target) for target in self._targets]
-        self._link.client.set_note(note_key(self._uid), json.dumps(names).encode())
+        note = self._link.client.set_note(note_key(self._uid), json.dumps(names).encode())
+        if json.loads(note) != names:
+            raise ValueError(
+                "dx.Optimizer: another worker has built it for other variables than "
+                f"{[target.name for target in self._targets]}, which it is given here. Use one "
+                "optimizer for each list of variables."
+            )
 
     # Updating.
 
@@ -179,6 +190,10 @@ class ServedUpdate:
     def operations(self, arrays: Any) -> list[tuple[int, Op]]:
         """Returns what each server is to do with the gradients."""
         grads, extra_args = arrays
+        for target, grad in zip(self._targets, grads, strict=True):
+            if isinstance(grad, IndexedSlices):
+                indices = np.asarray(grad.indices)
+                check_ids("apply_gradients", target.shape, target.described, indices)
         pieces = [
             _gradient(piece)
             for target, grad in zip(self._targets, grads, strict=True)

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from distribax import jax_compat
+from distribax.values import ArrayLike
 from distribax.variables.lookup import RowAccess, looked_up, plain, taken
 from distribax.variables.sharded import ShardedVariable
-from distribax.variables.variable import Variable
 
 
 def embedding_lookup(
@@ -24,7 +26,7 @@ def embedding_lookup(
 
     Args:
         params: The table: a `dx.Variable`, a `dx.ShardedVariable` or an array. A list of variables
-            is one table, with their rows one after the other.
+            or arrays is one table, with their rows one after the other.
         ids: Integers of any shape.
         max_norm: If given, rows with a larger norm are scaled down to it.
         name: Not used; TensorFlow has it.
@@ -38,15 +40,57 @@ def embedding_lookup(
         >>> dx.embedding_lookup(table, [2, 0]).tolist()
         [[4.0, 5.0], [0.0, 1.0]]
     """
-    ids = plain(ids)
-    if isinstance(params, (list, tuple)) and params and isinstance(params[0], Variable):
-        params = ShardedVariable.of(params)
-    if isinstance(params, RowAccess):
-        rows = looked_up(params, ids, "embedding_lookup")
+    _check_norm(max_norm)
+    ids = _of_any_shape(ids)
+    table = _joined(params)
+    if isinstance(table, RowAccess):
+        rows = looked_up(table, ids, "embedding_lookup")
     else:
-        table = jnp.asarray(plain(params))
         rows = taken(table, ids, "embedding_lookup", f"the table of shape {table.shape}")
     return rows if max_norm is None else _limited(rows, ids.ndim, max_norm)
+
+
+def _of_any_shape(ids: Any) -> Any:
+    try:
+        found = plain(ids)
+    except ValueError as error:
+        raise ValueError(
+            f"embedding_lookup: ids={ids!r:.100} is no array: {error} Expected integers of one "
+            "shape; fill up lists that are shorter than others."
+        ) from error
+    # NumPy takes an empty list for one of floats.
+    is_empty_list = isinstance(ids, (list, tuple)) and not found.size
+    return found.astype(np.int32) if is_empty_list else found
+
+
+def _joined(params: Any) -> Any:
+    """Returns the table as one: a variable, or an array."""
+    if isinstance(params, RowAccess):
+        return params
+    is_list = isinstance(params, (list, tuple))
+    if is_list and params and all(isinstance(part, RowAccess) for part in params):
+        return ShardedVariable.of([each for part in params for _, each in part.row_shards])
+    try:
+        if is_list and any(map(_has_rows, params)):
+            return jnp.concatenate([jnp.asarray(plain(part)) for part in params])
+        return jnp.asarray(plain(params))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"embedding_lookup: params={params!r:.100} is not a table: {error} Expected a "
+            "dx.Variable, a dx.ShardedVariable, an array, or a list of them which have the same "
+            "number of columns."
+        ) from error
+
+
+def _has_rows(part: Any) -> bool:
+    return isinstance(part, (np.ndarray, jax.Array, ArrayLike)) and bool(np.ndim(part))
+
+
+def _check_norm(max_norm: Any) -> None:
+    if max_norm is None or jax_compat.is_tracer(max_norm):
+        return
+    if np.ndim(max_norm) or np.asarray(max_norm).dtype.kind not in "iuf" or not max_norm > 0:
+        raise ValueError(f"embedding_lookup: max_norm={max_norm!r}. Expected a number above 0.")
 
 
 def _limited(rows: Any, ids_ndim: int, max_norm: float) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class FixedShardsPartitioner(Partitioner):
         _require_positive(self, "num_shards")
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        return _along(shape, axis, self.num_shards)
+        return _along(*_checked(shape, axis), self.num_shards)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class MinSizePartitioner(Partitioner):
         _require_positive(self, "min_shard_bytes", "max_shards", "bytes_per_string")
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        shape, axis = _checked(shape, axis)
         nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
         shards = math.ceil(nbytes / self.min_shard_bytes)
         return _along(shape, axis, min(self.max_shards, shards))
@@ -113,7 +115,8 @@ class MaxSizePartitioner(Partitioner):
             _require_positive(self, "max_shards")
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        rows = shape[_checked_axis(shape, axis)]
+        shape, axis = _checked(shape, axis)
+        rows = shape[axis]
         nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
         if nbytes == 0:
             return _along(shape, axis, 1)
@@ -123,23 +126,41 @@ class MaxSizePartitioner(Partitioner):
 
 
 def _along(shape: Sequence[int], axis: int, shards: int) -> list[int]:
-    axis = _checked_axis(shape, axis)
     parts = [1] * len(shape)
-    parts[axis] = max(1, min(shards, int(shape[axis])))
+    parts[axis] = max(1, min(shards, shape[axis]))
     return parts
 
 
-def _checked_axis(shape: Sequence[int], axis: int) -> int:
+def _checked(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
+    """Returns the shape as a tuple, and the axis counted from the front."""
+    try:
+        shape = tuple(map(operator.index, shape))
+    except TypeError:
+        fits = False
+    else:
+        fits = all(size >= 0 for size in shape)
+    if not fits:
+        raise ValueError(
+            f"partitioner: shape={shape!r}. Expected a tuple of whole numbers, none of them "
+            "unknown (None) or negative."
+        )
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise ValueError(f"partitioner: axis={axis!r}. Expected the number of a dimension.")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"partitioner: axis={axis}, but shape={tuple(shape)} has {len(shape)} dimension(s). "
+            f"partitioner: axis={axis}, but shape={shape} has {len(shape)} dimension(s). "
             "Name one of them; a scalar cannot be divided."
         )
-    return axis % len(shape)
+    return shape, int(axis) % len(shape)
 
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"partitioner: dtype={dtype!r} is not a data type, such as jnp.float32 or 'float32'."
+        ) from error
     return bytes_per_string if kind.kind in "SUO" else kind.itemsize
 
 

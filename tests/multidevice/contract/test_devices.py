@@ -104,3 +104,8 @@ def test_bad_devices_are_refused(devices: Any) -> None:
         dx.MirroredStrategy(devices)
     with pytest.raises((ValueError, TypeError), match=r"CPU:|device"):
         dx.CentralStorageStrategy(devices)
+
+
+def test_values_come_from_a_function(strategy: Any) -> None:
+    with pytest.raises(TypeError, match=r"from_function: value_fn=3 is not callable"):
+        strategy.experimental_distribute_values_from_function(3)

@@ -25,6 +25,29 @@ Dataset = dx.data.Dataset
 # Iterators.
 
 
+@pytest.mark.parametrize("kind", ["function", "generator", "iterable", "from_generator"])
+def test_batches_stay_what_they_were_when_their_array_is_filled_again(
+    strategy: Any, kind: str
+) -> None:
+    # Large enough, and placed so, that JAX would use the memory as it is.
+    memory = np.empty(2**17 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + 2**17].view(np.float32)
+
+    class Refilled:
+        def __iter__(self) -> Any:
+            for number in range(6):
+                array[:] = number
+                yield array
+
+    make = Refilled().__iter__
+    sources = {"function": make, "generator": make(), "iterable": Refilled()}
+    source = sources.get(kind) or Dataset.from_generator(make)
+    batches = list(strategy.experimental_distribute_dataset(source))
+    seen = [sorted({x for piece in rows(strategy, b) for x in piece}) for b in batches]
+    assert seen == [[number] for number in range(6)]
+
+
 def test_dataset_can_be_iterated_many_times_and_left_early(strategy: Any) -> None:
     distributed = strategy.experimental_distribute_dataset(Dataset.range(100).batch(4))
     for _ in range(3):
@@ -171,6 +194,57 @@ def test_strange_positions_are_refused() -> None:
     ]
     with pytest.raises(ValueError, match="2 pipelines, this iterator has 3"):
         own[1].set_state(own[0].get_state())
+
+
+def test_position_after_an_error_that_was_passed_over() -> None:
+    def faulty(x: Any) -> Any:
+        if x == 2:
+            raise KeyError("label")
+        return x
+
+    strategy = mirrored(2)
+    options = dx.InputOptions(experimental_per_replica_buffer_size=0)
+
+    def start() -> Any:
+        dataset = Dataset.range(10).batch(2).map(lambda x: x + faulty(x[0]) * 0)
+        return iter(strategy.experimental_distribute_dataset(dataset, options))
+
+    iterator = start()
+    next(iterator)
+    with pytest.raises(KeyError):
+        next(iterator)
+    before = start()
+    before.set_state(iterator.get_state())
+    with pytest.raises(KeyError):
+        next(before)
+    assert rows(strategy, next(iterator)) == [[4], [5]]
+    after = start()
+    after.set_state(iterator.get_state())
+    assert flat(strategy, after) == [6, 7, 8, 9]
+
+
+def test_iterator_stays_where_it_is_when_a_position_does_not_fit() -> None:
+    strategy = mirrored(2)
+    iterator = iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(2)))
+    next(iterator)
+    other = iter(strategy.experimental_distribute_dataset(Dataset.range(9).batch(2)))
+    on_host = iter(Dataset.range(8).batch(2))
+    for state, message in ((other.get_state(), "another pipeline"), (on_host.get_state(), "state")):
+        with pytest.raises(ValueError, match=message):
+            iterator.set_state(state)
+    assert flat(strategy, iterator) == list(range(2, 8))
+
+
+def test_positions_of_the_two_ways_to_distribute_do_not_fit_each_other() -> None:
+    strategy = mirrored(2)
+    divided = iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(2)))
+    by_function = iter(
+        strategy.distribute_datasets_from_function(lambda context: Dataset.range(8).batch(2))
+    )
+    with pytest.raises(ValueError, match="saved by an iterator of experimental_distribute"):
+        by_function.set_state(divided.get_state())
+    with pytest.raises(ValueError, match="not a position"):
+        divided.set_state(by_function.get_state())
 
 
 def test_iterator_is_saved_and_restored_by_checkpoint(tmp_path: Any) -> None:

@@ -134,6 +134,35 @@ def test_incomplete_last_step_gives_empty_batches_or_is_dropped() -> None:
     assert steps(Dataset.range(6).batch(2, drop_remainder=True)) == [[[0, 1], [2, 3]]]
 
 
+def test_incomplete_last_step_of_batches_with_a_number() -> None:
+    strategy = mirrored(2)
+    numbered = strategy.distribute_datasets_from_function(
+        lambda context: Dataset.range(3).batch(1).map(lambda x: (x.sum() + 5, b"t", x))
+    )
+    steps = [tuple(rows(strategy, part) for part in step) for step in numbered]
+    assert [step[0] for step in steps] == [[5, 6], [7, 0]]
+    assert [step[1] for step in steps] == [[b"t", b"t"], [b"t", b""]]
+    assert [step[2] for step in steps] == [[[0], [1]], [[2], []]]
+
+
+def test_functions_may_make_data_sets_without_any_element() -> None:
+    strategy = mirrored(2)
+    for empty in (
+        Dataset.from_generator(lambda: iter(())).batch(2),
+        Dataset.range(0).flat_map(Dataset.range).batch(2),
+        Dataset.range(0).batch(2),
+    ):
+        made = strategy.distribute_datasets_from_function(lambda context, made=empty: made)
+        assert list(made) == []
+
+
+def test_functions_for_one_size_of_batch() -> None:
+    strategy = mirrored(2)
+    squares = Dataset.range(16).batch(4).map(lambda batch: batch.reshape(2, 2))
+    made = strategy.distribute_datasets_from_function(lambda context: squares)
+    assert flat(strategy, made) == [[i, i + 1] for i in range(0, 16, 2)]
+
+
 def test_context_of_a_worker_and_of_a_replica() -> None:
     seen: list[dx.InputContext] = []
 
@@ -154,6 +183,24 @@ def test_context_of_a_worker_and_of_a_replica() -> None:
 def test_global_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match=r"global_batch_size=7 .* 2 replicas. Use 6 or 8"):
         dx.InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(7)
+    size = dx.InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(np.int64(8))
+    assert type(size) is int and size == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda c: c.get_per_replica_batch_size("8"), TypeError, "global_batch_size='8'"),
+        (lambda c: c.get_per_replica_batch_size(8.0), TypeError, "global_batch_size=8.0"),
+        (lambda c: c.get_per_replica_batch_size(0), ValueError, "global_batch_size=0"),
+        (lambda c: dx.InputContext(0), ValueError, "num_input_pipelines=0"),
+        (lambda c: dx.InputContext(2, 2), ValueError, "input_pipeline_id=2 is outside 0 to 1"),
+        (lambda c: dx.InputContext(1, 0, 0), ValueError, "num_replicas_in_sync=0"),
+    ],
+)
+def test_contexts_are_checked(wrong: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        wrong(dx.InputContext())
 
 
 # Anything that can be iterated.
@@ -217,6 +264,8 @@ def test_wrong_arguments_are_explained() -> None:
         strategy.experimental_distribute_dataset(dataset, options)
     with pytest.raises(ValueError, match="experimental_place_dataset_on_device"):
         dx.InputOptions(experimental_place_dataset_on_device=True)
+    with pytest.raises(TypeError, match="experimental_fetch_to_device='no' of type str"):
+        dx.InputOptions(experimental_fetch_to_device="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="buffer_size=-1"):
         dx.InputOptions(experimental_per_replica_buffer_size=-1)
 

@@ -99,6 +99,30 @@ def test_a_generator_function_gives_elements(coordinator: ClusterCoordinator) ->
     assert coordinator.schedule(pull, args=(iterator,)).fetch()[1] == 5
 
 
+class Numbers:
+    """Something iterable, whose class is a function that makes it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((7, 8))
+
+
+def test_a_class_makes_the_data_set(coordinator: ClusterCoordinator) -> None:
+    for given in (Numbers, Numbers()):
+        iterator = iter(coordinator.create_per_worker_dataset(given))
+        assert coordinator.schedule(pull, args=(iterator,)).fetch()[1] == 7
+
+
+def test_an_element_if_there_is_one(coordinator: ClusterCoordinator) -> None:
+    def total(iterator: Any) -> int:
+        found = 0
+        while (optional := iterator.get_next_as_optional()).has_value():
+            found += int(optional.get_value())
+        return found
+
+    iterator = iter(coordinator.create_per_worker_dataset(dx.data.Dataset.range(5)))
+    assert coordinator.schedule(total, args=(iterator,)).fetch() == 10
+
+
 def test_a_distributed_data_set(coordinator: ClusterCoordinator) -> None:
     def make() -> Any:
         strategy = dx.OneDeviceStrategy("CPU:0")
@@ -178,6 +202,8 @@ def test_what_is_no_data_set(coordinator: ClusterCoordinator) -> None:
         coordinator.create_per_worker_dataset(x for x in [1])
     with pytest.raises(TypeError, match="neither a data set nor a function"):
         coordinator.create_per_worker_dataset(3)
+    with pytest.raises(TypeError, match=r"dataset_fn='train\.csv' is neither a data set nor"):
+        coordinator.create_per_worker_dataset("train.csv")
 
 
 def test_the_iterator_gives_nothing_here(coordinator: ClusterCoordinator) -> None:

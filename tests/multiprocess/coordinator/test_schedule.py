@@ -157,6 +157,17 @@ def test_remote_values_are_arguments(coordinator: ClusterCoordinator) -> None:
     assert coordinator.fetch((second, [third]))[1][0].tolist() == [1, 3, 5]
 
 
+def test_what_a_function_does_to_a_remote_value_is_its_own(coordinator: ClusterCoordinator) -> None:
+    def change(array: Any) -> Any:
+        array += 1
+        return array
+
+    zeros = coordinator.schedule(lambda: np.zeros(2))
+    changed = coordinator.fetch([coordinator.schedule(change, args=(zeros,)) for _ in range(5)])
+    assert np.array_equal(changed, np.ones((5, 2)))
+    assert not zeros.fetch().any()
+
+
 def test_a_function_may_capture_a_remote_value(coordinator: ClusterCoordinator) -> None:
     captured = coordinator.schedule(lambda: time.sleep(0.2) or 20)
     assert coordinator.schedule(lambda: captured + 1).fetch() == 21  # type: ignore[operator]
@@ -286,6 +297,7 @@ def test_what_is_not_used_any_more_is_forgotten_by_workers(all_up: ClusterCoordi
         ({"fn": 3}, TypeError, "fn=3 is not callable"),
         ({"fn": add, "args": 3}, TypeError, "args=3 is not a tuple"),
         ({"fn": add, "kwargs": [1]}, TypeError, r"kwargs=\[1\] is not a dict"),
+        ({"fn": add, "kwargs": {1: 2}}, TypeError, r"kwargs=\{1: 2\} has a key that is not"),
         ({"fn": add, "args": (threading.Lock(),)}, TypeError, "cannot be sent to a worker"),
         ({"fn": add, "args": (PerWorkerValues([1]),)}, ValueError, "has 1 values for 2 workers"),
     ],

@@ -245,3 +245,22 @@ def test_synchronous_training_is_that_of_one_device() -> None:
         np.testing.assert_allclose(table.numpy(), expected[1], rtol=1e-5, atol=1e-6)
     finally:
         strategy.close()
+
+
+# With the session's strategy, whose Ray the one of the test shares.
+@pytest.mark.usefixtures("strategy")
+def test_workers_compute_with_the_settings_of_the_coordinator() -> None:
+    own = dx.ParameterServerStrategy(num_workers=1, num_ps=1)
+    try:
+        with jax.enable_x64(True):
+            coordinator = dx.coordinator.ClusterCoordinator(own, view="none")
+            with own.scope():
+                large = dx.Variable(2**40)
+                third = dx.Variable(1 / 3)
+            step = dx.function(lambda: (large.assign_add(1).value(), third.value() * 3))
+            for fn in (step, step.python_function):
+                number, one = coordinator.schedule(fn).fetch()
+                assert number > 2**40 and one == 1.0
+            assert large.numpy() == 2**40 + 2
+    finally:
+        own.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from distribax.coordinator.failure import Decision, FailurePolicy
-from distribax.coordinator.pace import MAX_BATCH, MAX_BATCH_BYTES, Pace
+from distribax.coordinator.pace import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, Pace
 from distribax.coordinator.queue import Closure, ClosureQueue
 from tests.unit.coordinator.closures import closure
 
@@ -23,13 +23,13 @@ def test_an_unknown_function_is_tried_alone() -> None:
     assert pace.seconds(some(1)) == math.inf
 
 
-def test_a_batch_is_about_fifteen_milliseconds() -> None:
+def test_a_batch_makes_up_for_a_call_of_ray() -> None:
     pace = Pace()
-    pace.learn("fn", 2, 0.004)
+    pace.learn("fn", 2, 2 * BATCH_SECONDS / 7.5)
     assert pace.batch(iter(some(100)), share=100) == 7
     assert pace.batch(iter(some(100)), share=3) == 3
     assert pace.batch(iter(some(2)), share=100) == 2
-    assert math.isclose(pace.seconds(some(5)), 0.010)
+    assert math.isclose(pace.seconds(some(5)), 5 * BATCH_SECONDS / 7.5)
     pace.learn("slow", 1, 2.0)
     assert pace.batch(iter(some(5, "slow")), share=5) == 1
 

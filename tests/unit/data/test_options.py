@@ -70,6 +70,8 @@ def test_unknown_and_wrong_options_are_refused() -> None:
         options.deterministic = 1  # type: ignore[assignment]
     with pytest.raises(TypeError, match="num_devices=True"):
         options.experimental_distribute.num_devices = True
+    with pytest.raises(ValueError, match=r"Options.worker_processes=-2 is negative"):
+        options.worker_processes = -2
     with pytest.raises(TypeError, match=r"Options.threading=None"):
         options.threading = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"AutoShardPolicy.HINT"):

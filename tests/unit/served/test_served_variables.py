@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,7 @@ import optax
 import pytest
 
 import distribax as dx
+from distribax.execution import shipping
 from distribax.testing import local_servers
 
 
@@ -173,6 +177,26 @@ def test_gradient_accumulation_runs_on_the_server(strategy: Any) -> None:
     for gradient, expected in ((1.0, 0.0), (3.0, -2.0), (1.0, -2.0)):
         optimizer.apply_gradients([(jnp.float32(gradient), v)])
         assert float(v) == expected
+
+
+def test_two_workers_begin_with_different_variables(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with strategy.scope():
+        a, b = dx.Variable(0.0, name="a"), dx.Variable(0.0, name="b")
+        optimizer = dx.Optimizer(optax.sgd(1.0))
+    with shipping.shipping(strategy):
+        elsewhere = cloudpickle.dumps(optimizer)
+    optimizer.apply_gradients([(jnp.float32(1.0), a)])
+    # As another process would make it that has asked who builds it at the same moment.
+    monkeypatch.setattr(strategy.link.client, "note", lambda key: None)
+    monkeypatch.setattr(shipping, "_known", weakref.WeakValueDictionary(shipping._known))
+    del shipping._known[optimizer._uid]
+    other = pickle.loads(elsewhere)
+    assert other is not optimizer
+    with pytest.raises(ValueError, match=r"another worker has built it .* \['b:0'\]"):
+        other.apply_gradients([(jnp.float32(1.0), b)])
+    assert float(b) == 0.0
 
 
 def test_synchronous_updates_average_the_contributions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -57,6 +58,16 @@ def test_a_list_of_variables_is_one_table(strategy: Any) -> None:
     for parts in (served.variables, [dx.Variable(TABLE[:60]), dx.Variable(TABLE[60:])]):
         np.testing.assert_array_equal(dx.embedding_lookup(parts, [0, 99]), TABLE[[0, 99]])
     np.testing.assert_array_equal(dx.embedding_lookup([dx.Variable(TABLE)], 5), TABLE[5])
+    np.testing.assert_array_equal(dx.embedding_lookup([served], 5), TABLE[5])
+    for twice in ([served, served], [served, TABLE], [TABLE, jnp.asarray(TABLE)]):
+        rows = dx.embedding_lookup(twice, [99, 100, 199])
+        np.testing.assert_array_equal(rows, TABLE[[99, 0, 99]])
+    np.testing.assert_array_equal(dx.embedding_lookup(TABLE.tolist(), [7]), TABLE[[7]])
+
+
+def test_no_ids_in_a_list(table: Any) -> None:
+    assert dx.embedding_lookup(table, []).shape == (0, 4)
+    assert dx.embedding_lookup(table, [[], []]).shape == (2, 0, 4)
 
 
 @pytest.mark.parametrize("ids", [[0, 100], [[1, -1]]], ids=str)
@@ -86,6 +97,19 @@ def test_what_is_not_an_id(table: Any) -> None:
         dx.embedding_lookup(table, [0.5])
     with pytest.raises(ValueError, match=r"data type float32. Expected integers"):
         dx.function(lambda i: dx.embedding_lookup(table, i))(jnp.ones(2))
+    with pytest.raises(ValueError, match=r"ids=\[\[1\], \[2, 3\]\] is no array"):
+        dx.embedding_lookup(table, [[1], [2, 3]])
+    for norm in ("1", -1.0, 0, [1.0, 2.0], True):
+        with pytest.raises(ValueError, match=rf"max_norm={re.escape(repr(norm))}\. Expected a"):
+            dx.embedding_lookup(table, [1], max_norm=norm)
+
+
+@pytest.mark.parametrize(
+    "params", [None, [TABLE, TABLE[:, :3]], [TABLE, 1.0]], ids=["none", "columns", "scalar"]
+)
+def test_what_is_not_a_table(params: Any) -> None:
+    with pytest.raises(TypeError, match=r"(?s)params=.{1,100} is not a table"):
+        dx.embedding_lookup(params, [0])
 
 
 def test_a_scalar_has_no_rows(strategy: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -87,6 +88,30 @@ def test_an_axis_that_there_is_not() -> None:
         partitioner((10, 3), np.float32, axis=2)
     with pytest.raises(ValueError, match="a scalar cannot be divided"):
         partitioner((), np.float32)
+
+
+@pytest.mark.parametrize(
+    "partitioner",
+    [
+        partitioners.FixedShardsPartitioner(2),
+        partitioners.MinSizePartitioner(1, 2),
+        partitioners.MaxSizePartitioner(1),
+    ],
+    ids=lambda partitioner: type(partitioner).__name__,
+)
+def test_wrong_arguments_are_named(partitioner: Any) -> None:
+    for shape in (5, (None, 3), (4.0, 3), (-4, 3), "ab"):
+        with pytest.raises(ValueError, match=re.escape(f"shape={shape!r}. Expected a tuple")):
+            partitioner(shape, np.float32)
+    for axis in ("x", 0.0, True, None):
+        with pytest.raises(ValueError, match=rf"axis={axis!r}\. Expected the number"):
+            partitioner((10, 3), np.float32, axis=axis)
+    assert partitioner(np.array([10, 3]), np.float32, axis=np.int64(-1))[0] == 1
+
+
+def test_a_data_type_that_there_is_not() -> None:
+    with pytest.raises(TypeError, match="dtype='float33' is not a data type"):
+        partitioners.MinSizePartitioner(1, 2)((10, 3), "float33")
 
 
 def test_a_rule_of_ones_own(strategy: Any) -> None:

@@ -289,6 +289,39 @@ def test_sparse_gradients_that_do_not_fit(where: Any) -> None:
         optimizer.apply_gradients([(dx.IndexedSlices(jnp.ones((2, 4)), good.indices), table)])
     with pytest.raises(ValueError, match=r"has shape \(21, 3\), but"):
         optimizer.apply_gradients([(dx.IndexedSlices(good.values, good.indices, (21, 3)), table)])
+    with where.scope(), pytest.raises(ValueError, match=r"apply_gradients: ids\[1\] is 20, but"):
+        optimizer.apply_gradients([(dx.IndexedSlices(good.values, jnp.array([3, 20])), table)])
+    np.testing.assert_array_equal(table.numpy(), TABLE)
+
+
+@pytest.mark.parametrize("outside", [-1, 20])
+def test_rows_outside_the_table_in_a_compiled_step(where: Any, outside: int) -> None:
+    table, _ = _model(where)
+    optimizer = dx.Optimizer(optax.sgd(1.0))
+
+    @dx.function
+    def step(ids: Any) -> None:
+        optimizer.apply_gradients([(dx.IndexedSlices(jnp.ones((2, 3)), ids), table)])
+
+    with where.scope():
+        step(jnp.array([0, 0]))
+        with pytest.raises(ValueError, match=rf"apply_gradients: ids\[1\] is {outside}, but"):
+            step(jnp.array([0, outside]))
+    np.testing.assert_array_equal(table.numpy()[0], TABLE[0] - 2)
+
+
+def test_a_variable_in_two_pairs(where: Any) -> None:
+    table, w = _model(where)
+    optimizer = dx.Optimizer(optax.sgd(1.0))
+    grad = jnp.ones((20, 3))
+    _, part = table.row_shards[0]
+    for again in {table, part}:
+        pairs = [(grad, table), (None, table), (jnp.ones((3, 1)), w)]
+        pairs.append((jnp.ones(again.shape), again))
+        with where.scope(), pytest.raises(ValueError, match="is in the pairs 0 and 3"):
+            optimizer.apply_gradients(pairs)
+    with where.scope(), pytest.raises(ValueError, match=r"pair 0 has shape \(\), but"):
+        optimizer.apply_gradients([(1.0, w)])
 
 
 # The gradients themselves.

@@ -49,7 +49,14 @@ class _Source:
         self.base: tuple[int, Any] = (0, _position(steps))
 
     def __call__(self) -> tuple[Nest, int, tuple[int, Any]]:
-        step = self.steps.pull()
+        try:
+            step = self.steps.pull()
+        except StopIteration:
+            raise
+        except Exception:
+            # What failed was passed over; counting on from before it would come to it again.
+            self.base = (self.count, _position(self.steps))
+            raise
         element = self.feeder(step)
         self.count += 1
         if self.count - self.base[0] >= _STEPS_PER_SNAPSHOT:
@@ -161,7 +168,7 @@ class DistributedIterator(LiftedIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position that `get_state` returned; the next element is the one after it."""
-        if not isinstance(state, dict) or state.get("version") != _VERSION:
+        if not isinstance(state, dict) or state.get("version") != _VERSION or "shard" not in state:
             raise ValueError(
                 f"set_state: state={str(state)[:80]!r} is not a position of a distributed "
                 "iterator. Expected what get_state() returned."
@@ -174,10 +181,15 @@ class DistributedIterator(LiftedIterator):
                 "data set, a position fits only the same worker of the same number of workers. "
                 "AutoShardPolicy.DATA has positions that fit any number."
             )
-        self.close()
         steps = self._start()
-        steps.set_state(state["base"])
-        steps.skip(state["skip"])
+        try:
+            steps.set_state(state["base"])
+            steps.skip(state["skip"])
+        except BaseException:
+            # A position that does not fit leaves this iterator where it is.
+            steps.close()
+            raise
+        self.close()
         self._open(steps)
 
     def close(self) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from distribax.data import arguments as check
 from distribax.topology import InputTarget
 from distribax.types import ParsedEnum
 
@@ -30,13 +33,23 @@ class InputContext:
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
 
+    def __post_init__(self) -> None:
+        count = check.positive(self.num_input_pipelines, "num_input_pipelines")
+        number = check.whole_number(self.input_pipeline_id, "input_pipeline_id")
+        check.positive(self.num_replicas_in_sync, "num_replicas_in_sync")
+        if not 0 <= number < count:
+            raise ValueError(
+                f"input_pipeline_id={number} is outside 0 to {count - 1} (num_input_pipelines - 1)."
+            )
+
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns the batch size of one replica; the global one must divide evenly.
 
         >>> InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(8)
         4
         """
-        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        batch_size = check.positive(global_batch_size, "global_batch_size")
+        size, rest = divmod(batch_size, self.num_replicas_in_sync)
         if rest:
             near = size * self.num_replicas_in_sync
             raise ValueError(
@@ -68,6 +81,8 @@ class InputOptions:
     experimental_per_replica_buffer_size: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("experimental_fetch_to_device", "experimental_place_dataset_on_device"):
+            check.flag(getattr(self, name), f"InputOptions: {name}")
         if self.experimental_place_dataset_on_device:
             raise ValueError(
                 "InputOptions: experimental_place_dataset_on_device=True is not possible: data "
@@ -78,7 +93,7 @@ class InputOptions:
         )
         object.__setattr__(self, "experimental_replication_mode", mode)
         size = self.experimental_per_replica_buffer_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
             raise ValueError(
                 f"InputOptions: experimental_per_replica_buffer_size={size!r} is not a count of "
                 "batches. Expected an int of at least 0."

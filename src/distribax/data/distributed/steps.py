@@ -11,6 +11,7 @@ import numpy as np
 
 from distribax.data.dataset import Dataset
 from distribax.data.iterator import DatasetIterator
+from distribax.data.plan.node import UnknownSpec
 from distribax.types import Nest
 
 
@@ -99,7 +100,12 @@ class DequeueSteps:
         }
 
     def set_state(self, state: Any) -> None:
-        pipelines = state.get("pipelines", [])
+        pipelines = state.get("pipelines")
+        if pipelines is None:
+            raise ValueError(
+                "set_state: the position was saved by an iterator of "
+                "experimental_distribute_dataset, this one is of distribute_datasets_from_function."
+            )
         if len(pipelines) != len(self._iterators):
             raise ValueError(
                 f"set_state: the saved position has {len(pipelines)} pipelines, this iterator has "
@@ -118,9 +124,20 @@ class DequeueSteps:
 def _is_static(dataset: Dataset) -> bool:
     if dataset.is_batched is None:
         return False  # Only its elements can tell, and a generator gives them once.
-    return all(None not in leaf.shape for leaf in jax.tree.leaves(dataset.element_spec))
+    try:
+        spec = dataset.element_spec
+    except UnknownSpec:
+        return False  # It has no element, and so nothing to leave out.
+    return all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
 
 
 def empty_like(piece: Nest) -> Nest:
-    """Returns a batch of the same form without any example."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:0], piece)
+    """Returns a batch of the same form without any example; a scalar becomes zero."""
+
+    def empty(leaf: Any) -> Any:
+        if isinstance(leaf, bytes):
+            return b""
+        array = np.asarray(leaf)
+        return array[:0] if array.ndim else np.zeros_like(array)
+
+    return jax.tree.map(empty, piece)

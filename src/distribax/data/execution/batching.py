@@ -25,10 +25,14 @@ class PadAndStack:
         shapes = self._node.padded_shapes
         if shapes is None:
             shapes = nests.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
+        else:
+            _check_structure(shapes, first, "padded_shapes")
         values = self._node.padding_values
         if values is None or not isinstance(values, (tuple, dict)):
             # One value stands for all components.
             values = nests.map_leaves(lambda leaf: self._node.padding_values, first)
+        else:
+            _check_structure(values, first, "padding_values")
         return nests.map_leaves(
             lambda shape, value, *leaves: _pad_leaves(leaves, shape, value),
             shapes,
@@ -40,15 +44,44 @@ class PadAndStack:
 def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: Any) -> np.ndarray[Any, Any]:
     dtype = nests.leaf_dtype(leaves[0])
     target = pad_to.target([np.shape(leaf) for leaf in leaves])
-    if value is None:
-        value = b"" if dtype.hasobject else np.zeros((), dtype)[()]
-    result = np.full((len(leaves), *target), value, dtype)
+    result = np.full((len(leaves), *target), _padding(value, dtype), dtype)
     for row, leaf in zip(result, leaves, strict=True):
         if target:
             row[tuple(slice(size) for size in np.shape(leaf))] = leaf
     if not target:
         return nests.stack_leaves(leaves)
     return result
+
+
+def _check_structure(nest: Any, element: Element, name: str) -> None:
+    try:
+        same = nests.map_leaves(lambda _, leaf: not isinstance(leaf, (tuple, dict)), nest, element)
+    except ValueError:
+        same = False
+    if not all(nests.leaves(same)):
+        raise ValueError(
+            f"{name}={nests.short(nest)} has another structure than the elements, which are "
+            f"{nests.describe(element)}."
+        )
+
+
+def _padding(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns what fills up a component of this dtype."""
+    if value is None:
+        return b"" if dtype.hasobject else np.zeros((), dtype)[()]
+    if dtype.hasobject and isinstance(value, (str, bytes)):
+        return value.encode() if isinstance(value, str) else value
+    given = np.asarray(value)
+    if not given.ndim and {given.dtype.kind, dtype.kind} <= set("biufc"):
+        with np.errstate(invalid="ignore", over="ignore"):
+            converted = given.astype(dtype)
+        narrowed = given.dtype.kind == dtype.kind and dtype.kind in "fc"
+        if narrowed or converted == given:
+            return converted[()]
+    raise TypeError(
+        f"padding_values has {value!r} for a component of dtype {dtype}, which cannot hold it. "
+        "Expected a single value of that dtype, or None for zeros (and empty text)."
+    )
 
 
 class AlignedPart:

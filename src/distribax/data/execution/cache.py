@@ -14,14 +14,23 @@ from distribax.data.plan.stores import CacheStore, CacheWriter
 class CacheIterator(PipelineIterator):
     """Reads from the store if it is complete, else from the input while filling it.
 
-    A position is the number of elements given out. To resume in a process where the cache is
-    not filled, the input is read again from its start.
+    A position is the number of elements given out, and the pass that filled the cache: shuffles
+    below it had the order of that pass. To resume in a process where the cache is not filled, or
+    was filled by another pass, the input is read again from the start of that pass.
     """
 
-    def __init__(self, store: CacheStore, open_input: Callable[[], PipelineIterator]) -> None:
+    def __init__(
+        self,
+        store: CacheStore,
+        open_input: Callable[[dict[str, Any]], PipelineIterator],
+        own_pass: dict[str, Any],
+    ) -> None:
         super().__init__()
         self._store = store
         self._open = open_input
+        self._own_pass = own_pass
+        # The pass that the elements come from, once that is settled.
+        self._origin: dict[str, Any] | None = None
         self._input: PipelineIterator | None = None
         self._writer: CacheWriter | None = None
         self._kept: Generator[Element, None, None] | None = None
@@ -41,11 +50,14 @@ class CacheIterator(PipelineIterator):
         return element
 
     def _start(self) -> None:
-        if self._store.is_complete:
+        kept = self._store.origin
+        if self._store.is_complete and (self._origin is None or kept in (None, self._origin)):
+            self._origin = kept
             self._kept = self._store.read(self._given)
             return
-        self._input = self._open()
-        self._writer = self._store.write()
+        self._origin = self._origin or self._own_pass
+        self._input = self._open(self._origin)
+        self._writer = self._store.write(self._origin)
         for _ in range(self._given):
             self._writer.add(next(self._input))
 
@@ -60,8 +72,7 @@ class CacheIterator(PipelineIterator):
             self._ended = True
             self._stop()
             raise
-        self._writer.add(element)
-        return element
+        return self._writer.add(element)
 
     def _stop(self) -> None:
         if self._writer is not None:
@@ -73,11 +84,15 @@ class CacheIterator(PipelineIterator):
         self._writer = self._input = self._kept = None
 
     def get_state(self) -> State:
-        return State(given=self._given)
+        origin = self._origin
+        if origin is None and not self._given:
+            origin = self._store.origin if self._store.is_complete else self._own_pass
+        return State(given=self._given, origin=origin)
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop()
         self._given = state["given"]
+        self._origin = state.get("origin")
         self._ended = False
 
     def close(self) -> None:

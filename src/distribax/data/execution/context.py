@@ -76,6 +76,15 @@ class Context:
         """Returns the context of the `number`-th pass over what lies below."""
         return dataclasses.replace(self, path=(*self.path, number))
 
+    def save(self, plan: Node) -> dict[str, Any]:
+        """Returns what the randomness of this pass over `plan` depends on, as JSON-able data."""
+        return {"run": self.run, "path": list(self.path), "seeds": self.seeds.save(plan)}
+
+    def load(self, plan: Node, saved: dict[str, Any]) -> Context:
+        """Returns the context of a saved pass."""
+        seeds = Seeds.load(plan, saved["seeds"])
+        return dataclasses.replace(self, run=saved["run"], path=tuple(saved["path"]), seeds=seeds)
+
     def key(self, node: Shuffle) -> Key:
         """Returns what the order of a shuffle's pass depends on."""
         seed = node.seed

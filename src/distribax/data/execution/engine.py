@@ -177,7 +177,10 @@ def _read_ahead(parent: PipelineIterator, buffer_size: int) -> PipelineIterator:
 
 @_build.register
 def _(node: transforms.Cache, context: Context) -> PipelineIterator:
-    return CacheIterator(node.store, functools.partial(build, node.input, context))
+    def open_input(origin: dict[str, Any]) -> PipelineIterator:
+        return build(node.input, context.load(node.input, origin))
+
+    return CacheIterator(node.store, open_input, context.save(node.input))
 
 
 @_build.register
@@ -229,7 +232,7 @@ def _(node: order.Zip, context: Context) -> PipelineIterator:
 
 @_build.register
 def _(node: order.Interleave, context: Context) -> PipelineIterator:
-    call = UserCall(node.fn, "interleave")
+    call = UserCall(node.fn, node.step)
     threads = node.num_parallel_calls
     # Left to choose, no threads: handing over single records costs more than reading them.
     num_threads = 0 if threads in (None, AUTOTUNE) else threads

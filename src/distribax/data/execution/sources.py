@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.stage import PipelineIterator
 from distribax.data.formats.record_format import RecordReader
+from distribax.data.memory import owned
 from distribax.data.plan.sources import FileReader, Foreign, Generator
 from distribax.data.spec import TensorSpec
 
@@ -69,12 +71,21 @@ class GeneratorIterator(CountingSource):
         self._node = node
 
     def _start(self) -> Iterator[Any]:
-        return iter(self._node.make())
+        made = self._node.make()
+        if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+            raise TypeError(
+                f"the function given as generator to from_generator returned {made!r} of type "
+                f"{type(made).__name__}. Expected something to iterate over: write it with yield, "
+                "or return a list or an iterator."
+            )
+        return iter(made)
 
     def _convert(self, value: Any) -> Element:
-        if self._node.signature is None:
-            return nests.from_return(value)
-        return nests.map_leaves(_fitted, self._node.signature, _as_nest(value))
+        if self._node.signature is not None:
+            return owned(nests.map_leaves(_fitted, self._node.signature, _as_nest(value)))
+        if self._node.types is not None:
+            return owned(nests.map_leaves(_typed, self._node.types, _as_nest(value)))
+        return owned(nests.from_return(value))
 
 
 def _as_nest(value: Any) -> Any:
@@ -82,9 +93,7 @@ def _as_nest(value: Any) -> Any:
 
 
 def _fitted(spec: TensorSpec, value: Any) -> Any:
-    leaf = nests.to_element(list(value) if isinstance(value, tuple) else value)
-    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype != spec.dtype:
-        leaf = _converted(leaf, spec)
+    leaf = _typed(spec.dtype, value)
     if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
         raise ValueError(
             f"the generator yielded {nests.describe(leaf)}, which does not fit its "
@@ -93,17 +102,37 @@ def _fitted(spec: TensorSpec, value: Any) -> Any:
     return leaf
 
 
-def _converted(leaf: Any, spec: TensorSpec) -> Any:
-    if spec.dtype.kind not in "biufc" or leaf.dtype.kind not in "biufc":
+def _typed(dtype: np.dtype[Any], value: Any) -> Any:
+    leaf = _wide(value)
+    if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == dtype:
         return leaf
-    converted = leaf.astype(spec.dtype)
-    # Narrowing a float is what a signature is for; cutting off a fraction is not.
-    if np.can_cast(leaf.dtype, spec.dtype, "same_kind") or np.array_equal(converted, leaf):
+    if not leaf.size and isinstance(value, (list, tuple)):
+        return np.empty(leaf.shape, dtype)  # An empty list has no type of its own.
+    if dtype.kind not in "biufc" or leaf.dtype.kind not in "biufc":
+        return leaf
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = leaf.astype(dtype)
+    # Narrowing a float is what a signature is for; cutting off a fraction or high bits is not.
+    harmless = dtype.kind not in "iu" and np.can_cast(leaf.dtype, dtype, "same_kind")
+    if harmless or np.array_equal(converted, leaf):
         return converted
     raise TypeError(
-        f"the generator yielded a value of dtype {leaf.dtype} where its output_signature says "
-        f"{spec.dtype}, and it cannot be converted without loss. Change one of the two."
+        f"the generator yielded {nests.short(value)} of dtype {leaf.dtype} where its "
+        f"output_signature or output_types says {dtype}, and it cannot be converted without loss. "
+        "Change one of the two."
     )
+
+
+def _wide(value: Any) -> Any:
+    """Returns a leaf; Python numbers in full width, as the signature says what they become."""
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, (list, int, float)):
+        with contextlib.suppress(ValueError):
+            array = np.asarray(value)
+            if array.dtype.kind in "iuf":
+                return array[()]
+    return nests.to_element(value)
 
 
 class FileIterator(PipelineIterator):
@@ -161,7 +190,8 @@ class ForeignIterator(CountingSource):
         return self._node.start()
 
     def _convert(self, value: Any) -> Element:
-        return _to_nest(value)
+        element = _to_nest(value)
+        return owned(element) if self._node.reuses_arrays else element
 
     def get_state(self) -> State:
         if self._node.save is None:

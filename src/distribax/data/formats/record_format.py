@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from distribax.data import arguments as check
+
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DEFAULT_BUFFER_SIZE = 256 * 1024
 
@@ -73,7 +75,7 @@ class FileOpening:
                 f"compression_type={self.compression_type!r} is not known. Expected '' (none), "
                 "'GZIP' or 'ZLIB'."
             )
-        if self.buffer_size is not None and self.buffer_size < 0:
+        if self.buffer_size is not None and check.whole_number(self.buffer_size, "buffer_size") < 0:
             raise ValueError(
                 f"buffer_size={self.buffer_size} is negative. Expected a number of bytes, or None "
                 "for the default."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from distribax.data import arguments as check
 from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
 from distribax.data.spec import TensorSpec
 
@@ -35,13 +36,13 @@ class FixedLengthFormat:
     spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
 
     def __post_init__(self) -> None:
-        if self.record_bytes <= 0:
+        if check.whole_number(self.record_bytes, "record_bytes") <= 0:
             raise ValueError(
                 f"record_bytes={self.record_bytes} is not a length. Expected the number of bytes "
                 "of a record, at least 1."
             )
         for name in ("header_bytes", "footer_bytes"):
-            if getattr(self, name) < 0:
+            if check.whole_number(getattr(self, name), name) < 0:
                 raise ValueError(
                     f"{name}={getattr(self, name)} is negative. Expected a number of bytes to skip."
                 )

@@ -19,6 +19,10 @@ Probe: TypeAlias = Callable[["Node"], "Element | None"]
 """Runs a plan up to its first element; None if it has none."""
 
 
+class UnknownSpec(ValueError):
+    """Raised where an element_spec cannot be found out, because there is no element to look at."""
+
+
 @runtime_checkable
 class HasPlan(Protocol):
     """What a data set is for the plan: something that holds one."""

@@ -17,8 +17,9 @@ from distribax.data.plan.node import (
     Probe,
     Spec,
     UnaryNode,
+    UnknownSpec,
 )
-from distribax.data.spec import common_spec
+from distribax.data.spec import common_spec, varying_spec, zeros
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +202,8 @@ class Interleave(UnaryNode):
     cycle_length: int = 1
     block_length: int = 1
     num_parallel_calls: int | None = None
+    # What the user called it, for the notes on errors.
+    step: str = "interleave"
 
     def plan_of(self, made: Any) -> Node:
         """Returns the plan of what the user's function returned."""
@@ -220,13 +223,25 @@ class Interleave(UnaryNode):
         return UNKNOWN_CARDINALITY
 
     def spec(self, probe: Probe) -> Spec:
-        inner = self.first_inner(probe)
-        if inner is None:
-            raise ValueError(
-                "the element_spec of an interleave or flat_map over an empty data set cannot be "
-                "known: its function was never called."
+        given = self.input.spec(probe)
+        sample = probe(self.input)
+        empty = sample is None
+        try:
+            return varying_spec(
+                lambda element: self._inner_spec(element, probe),
+                zeros(given) if empty else sample,
+                given,
             )
-        return inner.spec(probe)
+        except Exception as error:
+            if not empty:
+                raise
+            raise UnknownSpec(
+                f"the element_spec of {self.step} over an empty data set cannot be known: its "
+                f"function failed on an element of zeros ({type(error).__name__}: {error})."
+            ) from error
+
+    def _inner_spec(self, element: nests.Element, probe: Probe) -> Spec:
+        return self.plan_of(nests.call_with_element(self.fn, element)).spec(probe)
 
     def is_batched(self, probe: Probe) -> bool | None:
         inner = self.first_inner(probe)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from distribax.data import elements as nests
 
@@ -35,21 +38,27 @@ class PadTo:
         return tuple(sizes)
 
 
-def parse_padded_shapes(shapes: Any) -> Any:
+def parse_padded_shapes(shapes: Any, name: str = "padded_shapes") -> Any:
     """Turns a user's nest of shapes into a nest of PadTo.
 
     A shape is a list, or a tuple of sizes; a tuple that holds anything else is a nest.
     """
     if isinstance(shapes, dict):
-        return {key: parse_padded_shapes(shape) for key, shape in shapes.items()}
+        return {key: parse_padded_shapes(shape, name) for key, shape in shapes.items()}
     if isinstance(shapes, (list, tuple)) and not nests.is_namedtuple(shapes):
-        if all(dim is None or isinstance(dim, int) for dim in shapes):
-            return PadTo(tuple(None if dim in (None, -1) else dim for dim in shapes))
+        if all(dim is None or isinstance(dim, (int, np.integer)) for dim in shapes):
+            dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shapes)
+            if any(dim is not None and dim < 0 for dim in dims):
+                raise ValueError(
+                    f"{name}={shapes!r} has a negative dimension. Expected sizes, or None (or -1) "
+                    "for a dimension that varies."
+                )
+            return PadTo(dims)
         if isinstance(shapes, tuple):
-            return tuple(parse_padded_shapes(shape) for shape in shapes)
+            return tuple(parse_padded_shapes(shape, name) for shape in shapes)
     if nests.is_namedtuple(shapes):
-        return type(shapes)(*(parse_padded_shapes(shape) for shape in shapes))
+        return type(shapes)(*(parse_padded_shapes(shape, name) for shape in shapes))
     raise TypeError(
-        f"padded_shapes={shapes!r} is not understood. Expected a shape such as [None] or (3, -1) "
+        f"{name}={shapes!r} is not understood. Expected a shape such as [None] or (3, -1) "
         "for every component, in the structure of the elements."
     )

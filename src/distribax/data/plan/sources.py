@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, Spec
+from distribax.data.memory import empty_array, read_only
+from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, Spec, UnknownSpec
 from distribax.data.spec import TensorSpec, spec_of, without_batch_dim
 
 
@@ -33,20 +33,11 @@ class IndexedSource(Node):
         return nests.stack([self.element(int(index)) for index in indices])
 
 
-# JAX takes host memory that is aligned like this as it is, without another copy.
-_ALIGNMENT = 64
-_LARGE_BYTES = 64 * 1024
-
-
 def _picked(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns rows of an array; a large batch in memory that devices can use as it is."""
-    shape = (len(indices), *array.shape[1:])
-    size = math.prod(shape) * array.dtype.itemsize
-    if array.dtype.hasobject or size < _LARGE_BYTES:
+    if array.dtype.hasobject:
         return array.take(indices, axis=0)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    rows = memory[start : start + size].view(array.dtype).reshape(shape)
+    rows = empty_array((len(indices), *array.shape[1:]), array.dtype)
     # Positions are always valid; "clip" only spares NumPy a buffer of its own.
     return np.take(array, indices, axis=0, out=rows, mode="clip")
 
@@ -62,7 +53,7 @@ class Slices(IndexedSource):
         sizes = {len(leaf) for leaf in nests.leaves(self.arrays)}
         assert len(sizes) == 1, sizes
         # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
-        object.__setattr__(self, "arrays", nests.map_leaves(_read_only, self.arrays))
+        object.__setattr__(self, "arrays", read_only(self.arrays))
         object.__setattr__(self, "size", sizes.pop())
 
     def cardinality(self) -> int:
@@ -87,12 +78,6 @@ class Slices(IndexedSource):
         return f"from_tensor_slices({self.size})"
 
 
-def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 def _as_slice(indices: range) -> slice:
     # A stop below zero would count from the end.
     stop = indices.stop if indices.stop >= 0 else None
@@ -104,6 +89,9 @@ class Tensors(IndexedSource):
     """One element."""
 
     value: nests.Element
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", read_only(self.value))
 
     def cardinality(self) -> int:
         return 1
@@ -161,6 +149,9 @@ class Batches(IndexedSource):
 
     items: tuple[nests.Element, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", tuple(read_only(item) for item in self.items))
+
     def cardinality(self) -> int:
         return len(self.items)
 
@@ -194,6 +185,8 @@ class Generator(Node):
 
     make: Callable[[], Iterable[Any]]
     signature: Spec = None
+    # Data types in the structure of the elements, where only they were given.
+    types: Any = None
 
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
@@ -213,7 +206,7 @@ def probed_spec(node: Node, probe: Probe) -> Spec:
     """Returns the spec of a source's first element."""
     first = probe(node)
     if first is None:
-        raise ValueError(
+        raise UnknownSpec(
             f"the element_spec of {node.label} cannot be known: it yields no element. Give its "
             "spec, for example from_generator(fn, output_signature=dx.data.TensorSpec(...))."
         )
@@ -286,6 +279,8 @@ class Foreign(Node):
     load: Callable[[Any, Any], Iterator[Any]] | None = None
     length: int = UNKNOWN_CARDINALITY
     signature: Spec = None
+    # Whether it may fill the same arrays again for the next batch.
+    reuses_arrays: bool = False
 
     def cardinality(self) -> int:
         return self.length

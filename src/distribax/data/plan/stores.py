@@ -6,16 +6,19 @@ import contextlib
 import os
 import pickle
 from collections.abc import Generator
-from typing import Protocol
+from typing import Any, Protocol
 
 from distribax.data.elements import Element
 from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
+from distribax.data.memory import read_only
 
 
 class CacheWriter(Protocol):
     """Collects the elements of one iteration."""
 
-    def add(self, element: Element) -> None: ...
+    def add(self, element: Element) -> Element:
+        """Adds an element and returns it for use; what is kept must not be changed by that."""
+        ...
 
     def finish(self) -> None:
         """Makes what was added the content of the store."""
@@ -32,11 +35,16 @@ class CacheStore(Protocol):
     @property
     def is_complete(self) -> bool: ...
 
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        """The pass that the elements come from; None if that is not known."""
+        ...
+
     def read(self, start: int) -> Generator[Element, None, None]:
         """Returns the kept elements from number `start` on."""
         ...
 
-    def write(self) -> CacheWriter: ...
+    def write(self, origin: dict[str, Any]) -> CacheWriter: ...
 
 
 class MemoryStore:
@@ -44,6 +52,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.elements: list[Element] | None = None
+        self.origin: dict[str, Any] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -54,21 +63,25 @@ class MemoryStore:
         for number in range(start, len(self.elements)):
             yield self.elements[number]
 
-    def write(self) -> CacheWriter:
-        return _MemoryWriter(self)
+    def write(self, origin: dict[str, Any]) -> CacheWriter:
+        return _MemoryWriter(self, origin)
 
 
 class _MemoryWriter:
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, origin: dict[str, Any]) -> None:
         self._store = store
+        self._origin = origin
         self._elements: list[Element] = []
 
-    def add(self, element: Element) -> None:
+    def add(self, element: Element) -> Element:
+        element = read_only(element)
         self._elements.append(element)
+        return element
 
     def finish(self) -> None:
         # Of two iterators that fill the cache at the same time, the first to finish counts.
         if self._store.elements is None:
+            self._store.origin = self._origin
             self._store.elements = self._elements
 
     def discard(self) -> None:
@@ -80,6 +93,8 @@ class FileStore:
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
+        # Of a file that another process wrote it is not known.
+        self.origin: dict[str, Any] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -92,23 +107,26 @@ class FileStore:
                 if number >= start:
                     yield pickle.loads(record)
 
-    def write(self) -> CacheWriter:
-        return _FileWriter(self.filename)
+    def write(self, origin: dict[str, Any]) -> CacheWriter:
+        return _FileWriter(self, origin)
 
 
 class _FileWriter:
-    def __init__(self, filename: str) -> None:
-        self._filename = filename
+    def __init__(self, store: FileStore, origin: dict[str, Any]) -> None:
+        self._store = store
+        self._origin = origin
         # Each process writes apart and renames at the end, so a reader never sees half a cache.
-        self._partial = f"{filename}.partial-{os.getpid()}-{id(self)}"
+        self._partial = f"{store.filename}.partial-{os.getpid()}-{id(self)}"
         self._writer = TFRecordWriter(self._partial)
 
-    def add(self, element: Element) -> None:
+    def add(self, element: Element) -> Element:
         self._writer.write(pickle.dumps(element, pickle.HIGHEST_PROTOCOL))
+        return element
 
     def finish(self) -> None:
         self._writer.close()
-        os.replace(self._partial, self._filename)
+        os.replace(self._partial, self._store.filename)
+        self._store.origin = self._origin
 
     def discard(self) -> None:
         self._writer.close()

@@ -21,8 +21,8 @@ from distribax.data.plan.node import (
 from distribax.data.plan.stores import CacheStore, FileStore, MemoryStore
 from distribax.data.spec import (
     TensorSpec,
-    common_spec,
     spec_of,
+    varying_spec,
     with_batch_dim,
     without_batch_dim,
     zeros,
@@ -41,33 +41,13 @@ class Map(UnaryNode):
         sample = probe(self.input)
         if sample is None:
             sample = zeros(given)
-        result = spec_of(from_return(call_with_element(self.fn, sample)))
-        resized = _resized(sample, given)
-        if resized is None:
-            return result
-        # A second run on other sizes tells which dimensions of the result vary with them.
-        return common_spec(result, spec_of(from_return(call_with_element(self.fn, resized))))
+        return varying_spec(
+            lambda element: spec_of(from_return(call_with_element(self.fn, element))), sample, given
+        )
 
     @property
     def label(self) -> str:
         return "map()"
-
-
-def _resized(element: nests.Element, spec: Spec) -> nests.Element | None:
-    varies = False
-
-    def resize(leaf: Any, leaf_spec: TensorSpec) -> Any:
-        nonlocal varies
-        for axis, dim in enumerate(leaf_spec.shape):
-            if dim is None:
-                varies = True
-                size = leaf.shape[axis]
-                # Doubling needs a row to copy; nothing is learnt from an empty array.
-                leaf = np.repeat(leaf, 2, axis) if size == 1 else leaf.take(range(size - 1), axis)
-        return leaf
-
-    resized = nests.map_leaves(resize, element, spec)
-    return resized if varies else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +118,14 @@ class PaddedBatch(Batch):
         return f"padded_{super().label}"
 
 
+class _NeedsRunning(Exception):
+    """Only running the pipeline could tell."""
+
+
+def _refuse(node: Node) -> nests.Element | None:
+    raise _NeedsRunning
+
+
 @dataclass(frozen=True, eq=False)
 class Unbatch(UnaryNode):
     """The rows of batches, one by one."""
@@ -149,7 +137,13 @@ class Unbatch(UnaryNode):
         batches = without_options(self.input)
         if isinstance(batches, Batch) and batches.drop_remainder:
             return count * batches.batch_size
-        return UNKNOWN_CARDINALITY
+        try:
+            spec = self.input.spec(_refuse)
+        except _NeedsRunning:
+            return UNKNOWN_CARDINALITY
+        sizes = {leaf.shape[0] if leaf.shape else None for leaf in nests.leaves(spec)}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return UNKNOWN_CARDINALITY if size is None else count * size
 
     def spec(self, probe: Probe) -> Spec:
         return without_batch_dim(self.input.spec(probe))

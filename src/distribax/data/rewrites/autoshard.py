@@ -12,7 +12,7 @@ from distribax.data.plan.node import Node, walk
 from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.transforms import replace_inputs
-from distribax.data.rewrites.file_sharding import NotFileBased, shard_files
+from distribax.data.rewrites.file_sharding import NotFileBased, own_cache, shard_files
 from distribax.data.rewrites.rebatch import add_worker_part, require_batched
 
 _log = logging.getLogger("distribax")
@@ -54,9 +54,11 @@ def auto_shard(
       other number of workers and replicas.
     - FILE: worker w reads the files w, w + W, w + 2 W ... and sees its rows in order, in batches
       of a W-th of the global size (R pieces). Workers may take different numbers of steps.
+      A take, skip or shard of records counts each worker's own.
     - OFF: every worker sees every row, in batches of a W-th of the global size.
     - HINT: as FILE, sharded where the pipeline says shard(SHARD_HINT, ...).
-    - AUTO: HINT where there is a hint, else FILE, and DATA if the data set is not read from files.
+    - AUTO: HINT where there is a hint, else FILE, and DATA if the data set is not read from files
+      or counts its records (take, skip, shard).
     """
     if num_workers < 1 or not 0 <= worker_id < num_workers:
         raise ValueError(
@@ -71,7 +73,11 @@ def auto_shard(
     wanted = AutoShardPolicy.parse(policy or AutoShardPolicy.AUTO, "auto_shard_policy")
     plan, decision = _shard(dataset.plan, num_workers, worker_id, wanted)
     by_data = decision.policy is AutoShardPolicy.DATA
-    if not by_data:
+    by_shard = decision.policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT) and any(
+        isinstance(node, Shard) for node in walk(plan)
+    )
+    # Every n-th element is another one for each worker only if all of them shuffle alike.
+    if not by_data and not (by_shard and num_workers > 1):
         seed = None
     elif seed is None:
         seed = _COMMON_SEED
@@ -105,7 +111,8 @@ def _shard(
     if wanted is AutoShardPolicy.DATA:
         return plan, ShardDecision(AutoShardPolicy.DATA, "asked for")
     try:
-        sharded = shard_files(plan, num_workers, worker_id, runner.first_element)
+        exact = wanted is AutoShardPolicy.AUTO
+        sharded = shard_files(plan, num_workers, worker_id, runner.first_element, exact=exact)
     except NotFileBased as error:
         if wanted is AutoShardPolicy.FILE:
             raise ValueError(
@@ -122,7 +129,9 @@ def _shard(
 
 
 def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
-    node = replace_inputs(node, lambda child: _fill_hints(child, num_workers, worker_id))
-    if isinstance(node, Shard) and node.is_hint:
-        return Shard(node.input, num_workers, worker_id)
-    return node
+    filled = replace_inputs(node, lambda child: _fill_hints(child, num_workers, worker_id))
+    if isinstance(filled, Shard) and filled.is_hint:
+        return Shard(filled.input, num_workers, worker_id)
+    if filled is node or num_workers == 1:
+        return filled
+    return own_cache(filled, num_workers, worker_id)

@@ -5,30 +5,44 @@ from __future__ import annotations
 import dataclasses
 
 from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, walk
-from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle
+from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
 from distribax.data.plan.transforms import Cache, Map, Prefetch, WithOptions, replace_inputs
 
+_READERS = (FileReader, RandomAccessFiles)
+
 
 class NotFileBased(Exception):
-    """A source of the plan is not read from files; the text says which."""
+    """The plan cannot be divided by file; the text says why."""
 
 
-def shard_files(plan: Node, num_workers: int, worker_id: int, probe: Probe) -> Node:
+def shard_files(
+    plan: Node, num_workers: int, worker_id: int, probe: Probe, *, exact: bool = False
+) -> Node:
     """Returns the plan with every file source cut to the worker's files.
 
     Raises NotFileBased if a source is not made of files, and ValueError if one has fewer files
-    than there are workers.
+    than there are workers. With `exact` it also refuses steps that count what is read from all
+    files, where the workers' parts would not be the data set.
     """
-    sharder = _FileSharder(num_workers, worker_id, probe)
+    sharder = _FileSharder(num_workers, worker_id, probe, exact)
     return sharder.visit(plan)
 
 
+def own_cache(node: Node, num_workers: int, worker_id: int) -> Node:
+    """Returns the node; a cache in a file gets a file for each worker."""
+    if not isinstance(node, Cache) or not node.filename:
+        return node
+    # Workers may share a disk, and each caches something else.
+    return Cache(node.input, f"{node.filename}.shard-{worker_id}-of-{num_workers}")
+
+
 class _FileSharder:
-    def __init__(self, num_workers: int, worker_id: int, probe: Probe) -> None:
+    def __init__(self, num_workers: int, worker_id: int, probe: Probe, exact: bool) -> None:
         self._num_workers = num_workers
         self._worker_id = worker_id
         self._probe = probe
+        self._exact = exact
 
     def visit(self, node: Node) -> Node:
         if isinstance(node, (FileReader, RandomAccessFiles)):
@@ -36,30 +50,35 @@ class _FileSharder:
             names = node.filenames[self._worker_id :: self._num_workers]
             return dataclasses.replace(node, filenames=names)
         if isinstance(node, FileNames):
-            self._check_enough(node.size, node.label)
-            return FileNames(node.arrays[self._worker_id :: self._num_workers])
+            return self._own_names(node)
         if not node.inputs:
             raise NotFileBased(f"its source {node.label} is not read from files")
-        if isinstance(node, Interleave) and not _has_files(node.input):
-            inner = node.first_inner(self._probe)
-            if inner is None or not _has_files(inner):
-                raise NotFileBased("its interleave or flat_map does not read files")
+        if isinstance(node, Interleave) and not _has(node.input, _READERS):
+            if not _has(node.input, (FileNames,)):
+                inner = node.first_inner(self._probe)
+                if inner is None or not _has(inner, (*_READERS, FileNames)):
+                    raise NotFileBased("its interleave or flat_map does not read files")
             return node.with_inputs((self._shard_names(node.input),))
-        rewritten = replace_inputs(node, self.visit)
-        if isinstance(rewritten, Cache) and rewritten.filename:
-            # Workers may share a disk, and each caches something else.
-            suffix = f"shard-{self._worker_id}-of-{self._num_workers}"
-            return Cache(rewritten.input, f"{rewritten.filename}.{suffix}")
-        return rewritten
+        if self._exact and isinstance(node, (Take, Skip, Shard)):
+            raise NotFileBased(f"its {node.label} counts what is read from all files together")
+        return own_cache(replace_inputs(node, self.visit), self._num_workers, self._worker_id)
 
     def _shard_names(self, node: Node) -> Node:
         # Below what only reorders or looks up names, so that a worker keeps its files.
         if isinstance(node, (Shuffle, Map, Prefetch, Cache, WithOptions, Repeat)):
-            return replace_inputs(node, self._shard_names)
+            rewritten = replace_inputs(node, self._shard_names)
+            return own_cache(rewritten, self._num_workers, self._worker_id)
+        if isinstance(node, FileNames):
+            return self._own_names(node)
+        # Above what counts names or pairs them, so that all workers mean the same ones.
         count = node.cardinality()
         if count != UNKNOWN_CARDINALITY and count >= 0:
             self._check_enough(count, node.label)
         return Shard(node, self._num_workers, self._worker_id)
+
+    def _own_names(self, node: FileNames) -> Node:
+        self._check_enough(node.size, node.label)
+        return FileNames(node.arrays[self._worker_id :: self._num_workers])
 
     def _check_enough(self, num_files: int, label: str) -> None:
         if num_files < self._num_workers:
@@ -71,5 +90,5 @@ class _FileSharder:
             )
 
 
-def _has_files(plan: Node) -> bool:
-    return any(isinstance(node, (FileReader, RandomAccessFiles, FileNames)) for node in walk(plan))
+def _has(plan: Node, kinds: tuple[type[Node], ...]) -> bool:
+    return any(isinstance(node, kinds) for node in walk(plan))
