@@ -20,12 +20,10 @@ from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.server_actor import (
     ServerActor,
     ServerHealth,
-    ServerSettings,
     ServerWatch,
-    check_cluster,
-    check_settings,
     take_snapshots,
 )
+from distribax.strategies.server_settings import ServerSettings, check_cluster, check_settings
 from distribax.strategies.strategy import Strategy
 from distribax.training.served_update import ServedUpdate, note_key
 from distribax.types import Args, Kwargs, VariableSynchronization
