@@ -33,6 +33,11 @@ def as_dataset(value: Any) -> Dataset:
         return _of_batches(value)
     if _is_nest_of_arrays(value):
         return Dataset.from_tensor_slices(value)
+    if isinstance(value, dict):  # To iterate it would give its keys.
+        raise TypeError(
+            f"a data set cannot be made of the dict {value!r}: not all its values are arrays with "
+            "rows. Expected a dict of arrays, or a list of such dicts, one for each batch."
+        )
     family = {module.split(".")[0] for module in _modules(value)}
     if "grain" in family:
         return _of_grain(value)

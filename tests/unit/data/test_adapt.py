@@ -198,3 +198,8 @@ def test_tf_data_sets(run_fresh: RunFresh) -> None:
         "TensorSpec(shape=(None,), dtype=dtype('int32'))",
         "the position in a tf.data data set cannot be saved",
     ]
+
+
+def test_a_dict_without_rows_is_not_iterated_by_its_keys() -> None:
+    with pytest.raises(TypeError, match=r"made of the dict \{'a': 1\}: not all its values"):
+        as_dataset({"a": 1})
