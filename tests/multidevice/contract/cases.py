@@ -22,8 +22,8 @@ import distribax as dx
 from distribax.testing.local_servers import local_servers
 from tests.multidevice.contract.other_workers import TOGETHER, from_all_workers
 
-# `make contract` has all sizes; `make test` those that differ in kind: one replica, and several. Two
-# have their tests in worker processes and in the seeds.
+# `make contract` has all sizes; `make test` those that differ in kind: one replica, and several.
+# Two have their tests in worker processes and in the seeds.
 _ALL = os.environ.get("DISTRIBAX_CONTRACT") == "all"
 SETUPS = (
     [("multi_worker", jax.device_count())]
