@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.figures import Claim, Report, Spread, Table, ratio, ratio_of_medians
-from benchmarks.harness import Outcome, Process, Settings, Side, SideError, interleave
+from benchmarks.cases.comparison import Comparison, samples_of_ways
+from benchmarks.figures import Report, Spread, Table, ratio
+from benchmarks.harness import Settings, Side
 
 PROCESSES = 2
-BATCH_SIZES = (256, 1024)
 # The two processes are meant for two cores: each library gets one thread a process to compute.
 ONE_THREAD = {"PJRT_NPROC": "1"}
 
@@ -15,11 +15,8 @@ OURS = "distribax, dx.Variable"
 TENSORFLOW = ("TensorFlow, Keras", "TensorFlow, fused Adam op", "TensorFlow, default threads")
 DDP = ("torch DDP", "torch DDP, fused Adam")
 
-MAX_OF_HAND = 1.05
 MIN_TENSORFLOW = 1.3
 MIN_DDP = 1.1
-# The libraries round differently, and the difference grows with the steps.
-LOSS_TOLERANCE = 0.05
 
 PACKS = ("0 0", "64 0", "2048 4096", "1048576 0")
 """How large a tensor in a pack and the pack itself may be, in KiB."""
@@ -43,63 +40,14 @@ def sides(batch_size: int) -> list[Side]:
 
 
 def step(settings: Settings) -> Report:
-    report = Report("multi_worker")
-    for batch_size in BATCH_SIZES:
-        outcome = interleave(
-            sides(batch_size), steps=20, rounds=settings.pick(21, 4), warmup=settings.pick(20, 5)
-        )
-        report.failures += outcome.failures
-        report.samples[f"batch {batch_size}"] = outcome.seconds
-        report.tables.append(_step_table(batch_size, outcome))
-        report.failures += _disagreements(batch_size, outcome)
-        report.claims += _claims(batch_size, outcome)
-    return report
-
-
-def _step_table(batch_size: int, outcome: Outcome) -> Table:
-    table = Table(
-        f"global batch {batch_size}, {PROCESSES} processes; ratios of time, distribax = 1",
-        ["side", "ms a step [quartiles]", "examples/s", "ratio of medians", "ratio by rounds"],
+    comparison = Comparison(
+        f"{PROCESSES} processes; ratios of time, distribax = 1",
+        hand=HAND,
+        ours=(OURS,),
+        base=OURS,
+        peers={TENSORFLOW: MIN_TENSORFLOW, DDP: MIN_DDP},
     )
-    for name, seconds in outcome.seconds.items():
-        spread = Spread.of(seconds)
-        row = [name, spread.show(1e3), f"{batch_size / spread.median:,.0f}", "", ""]
-        if OURS in outcome.seconds:
-            ours = outcome.seconds[OURS]
-            row[-2:] = [f"{ratio_of_medians(seconds, ours):.2f}", ratio(seconds, ours).show()]
-        table.rows.append(row)
-    return table
-
-
-def _disagreements(batch_size: int, outcome: Outcome) -> list[str]:
-    """Sides that did not train to the same loss have not done the same work."""
-    if HAND not in outcome.answers:
-        return []
-    expected = outcome.answers[HAND]["loss"]
-    return [
-        f"{name}, batch {batch_size}: the loss is {answer['loss']:.3g}, by hand {expected:.3g}"
-        for name, answer in outcome.answers.items()
-        if abs(answer["loss"] - expected) > LOSS_TOLERANCE * expected
-    ]
-
-
-def _claims(batch_size: int, outcome: Outcome) -> list[Claim]:
-    seconds = outcome.seconds
-    if OURS not in seconds:
-        return []
-    claims: list[Claim] = []
-    if HAND in seconds:
-        value = ratio(seconds[OURS], seconds[HAND]).median
-        what = f"time against hand-written, batch {batch_size}"
-        claims.append(Claim(what, value, "<=", MAX_OF_HAND, "x"))
-    # Against every way that a peer can be written, so that the best of them decides.
-    for names, minimum in ((TENSORFLOW, MIN_TENSORFLOW), (DDP, MIN_DDP)):
-        for name in names:
-            if name in seconds:
-                value = ratio(seconds[name], seconds[OURS]).median
-                what = f"examples/s against {name}, batch {batch_size}"
-                claims.append(Claim(what, value, ">=", minimum, "x"))
-    return claims
+    return comparison.measure("multi_worker", sides, 21, settings)
 
 
 def packing(settings: Settings) -> Report:
@@ -119,17 +67,9 @@ def packing(settings: Settings) -> Report:
             ("--replicas", str(PROCESSES), "--mixes", *MIXES, "--ways", *ways),
             environment={"PJRT_NPROC": str(pool)},
         )
-        samples: dict[str, list[float]] = {}
-        try:
-            with Process(side) as process:
-                process.ready()
-                for _ in range(settings.pick(15, 4)):
-                    for name, seconds in process.run(10)["ways"].items():
-                        samples.setdefault(name, []).append(seconds)
-        except SideError as error:
-            report.failures.append(str(error))
+        samples = samples_of_ways(side, settings.pick(15, 4), report)
+        if samples is None:
             continue
-        report.samples[side.name] = samples
         for mix in MIXES:
             base = samples[f"{mix} {ways[0]}"]
             others = [f"{ratio(samples[f'{mix} {way}'], base).median:.2f}" for way in ways[1:]]

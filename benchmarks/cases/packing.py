@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.cases.comparison import samples_of_ways
 from benchmarks.figures import Report, Spread, Table, ratio
-from benchmarks.harness import Process, Settings, Side, SideError
+from benchmarks.harness import Settings, Side
 
 REPLICAS = (2, 4, 8)
 WAYS = ("tuple", "separate", "packed", "packed-small")
@@ -34,17 +35,9 @@ def run(settings: Settings) -> Report:
             ("--replicas", str(replicas), *MIXES),
             environment={"NPROC": str(max(8, 4 * replicas))},
         )
-        samples: dict[str, list[float]] = {}
-        try:
-            with Process(side) as process:
-                process.ready()
-                for _ in range(settings.pick(15, 5)):
-                    for name, seconds in process.run(10)["ways"].items():
-                        samples.setdefault(name, []).append(seconds)
-        except SideError as error:
-            report.failures.append(str(error))
+        samples = samples_of_ways(side, settings.pick(15, 5), report)
+        if samples is None:
             continue
-        report.samples[side.name] = samples
         for mix in MIXES:
             base = samples[f"{mix} tuple"]
             others = [ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
