@@ -4,7 +4,8 @@ The values lie in a few memory files (memfd), which a client maps read-only; the
 are gone when the last process that maps them ends. A sequence lock guards them: the server makes a
 number odd before it writes and even after. A reader copies, and what it has copied belongs
 together if the number was even before and is the same after. So a reader never holds up the
-server, not even one that is stopped or dies while it reads.
+server, not even one that is stopped or dies while it reads. Large values can also be read where
+they are: see `leases`.
 
 This relies on the order in which x86 processors make stores visible. On others, values travel by
 socket.
@@ -17,6 +18,7 @@ import mmap
 import os
 import platform
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,10 +34,18 @@ VERSION_WORD: Final = 0
 """Of a block's header: the value's version; 0 once the parameter is deleted."""
 STALE_WORD: Final = 1
 """Of a block's header: not 0 while a newer value is elsewhere, and the server must be asked."""
+SEGMENT_WORD: Final = 2
+"""Of the header of a parameter's first block: the segment of the block with its value."""
+OFFSET_WORD: Final = 3
+"""Of the header of a parameter's first block: the offset of the block with its value."""
+LENT_WORD: Final = 4
+"""Of the header of a parameter's first block: not 0 if the value can be read where it is."""
 
 _CHUNK: Final = 64 << 20
 """Small values share a file of this size; its pages take no memory until they are used."""
 _HEADER: Final = ALIGNMENT
+_FIRST_NUMBER: Final = 2
+"""Of the sequence: even, and not the 0 of a lease that is not taken."""
 
 
 def can_share() -> bool:
@@ -85,6 +95,7 @@ class Arena:
         self._next = 0
         self._open: Segment | None = None
         self._depth = 0
+        self._barrier = threading.Lock()
         self._sequence = self._add_segment(mmap.PAGESIZE).memory.view(np.uint64)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Block:
@@ -110,10 +121,17 @@ class Arena:
             segment.close()
             del self._segments[segment.number]
 
+    @property
+    def number(self) -> int:
+        """The sequence number; odd while somebody writes."""
+        return int(self._sequence[0])
+
     def __enter__(self) -> None:
         """Tells readers that what they copy from now on does not count, until the end."""
         if not self._depth:
             self._sequence[0] += 1
+            with self._barrier:  # What is read from now on is read after that (see `leases`).
+                pass
         self._depth += 1
 
     def __exit__(self, *error: object) -> None:
@@ -139,6 +157,7 @@ class Arena:
             segment = Segment(number, aligned_empty((size,), np.uint8))
         if number == CONTROL_SEGMENT:
             segment.memory[:] = 0
+            segment.memory.view(np.uint64)[0] = _FIRST_NUMBER
         self._segments[number] = segment
         return segment
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from distribax.parameters.arena import STALE_WORD, VERSION_WORD, Arena, Block
+from distribax.parameters.arena import (
+    LENT_WORD,
+    OFFSET_WORD,
+    SEGMENT_WORD,
+    STALE_WORD,
+    VERSION_WORD,
+    Arena,
+    Block,
+)
+from distribax.parameters.leases import Tenants
 from distribax.parameters.operations import Array
 from distribax.parameters.sparse import RowSet
+
+_SMALLEST_LENT: Final = 64 << 10
+"""Of fewer bytes, clients make a copy: that is as fast, and nothing has to be left alone."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +37,48 @@ Change = Any
 """An array (a whole new value), or a RowSet (new contents of some rows)."""
 
 
+@dataclass
+class Room:
+    """A block, and when it was the one with the value: between these two sequence numbers."""
+
+    block: Block
+    since: int = 0
+    until: int = 0
+
+
 class Entry:
     """A parameter: its value in memory that readers share, or newer in an array of JAX's.
 
     What only the optimizer reads (its slots) stays with JAX between updates, and comes to `host`
-    when somebody asks for it. Whoever calls holds the store's lock.
+    when somebody asks for it. Large values are lent to clients, who read them where they are; then
+    the next value is written to another block. Whoever calls holds the store's lock.
     """
 
-    def __init__(self, form: Form, arena: Arena, value: Any, version: int) -> None:
+    def __init__(
+        self, form: Form, arena: Arena, tenants: Tenants, value: Any, version: int
+    ) -> None:
         self.form = form
-        self.block: Block = arena.allocate(form.shape, form.dtype)
-        self.host = self.block.data
+        self.home: Block = arena.allocate(form.shape, form.dtype)
+        """The first block, whose header tells readers where the value is."""
         self._arena = arena
+        self._tenants = tenants
+        self._current = Room(self.home)
+        self._others: list[Room] = []
         self._device: Any = None
         self._stale = False
+        self._is_lent = arena.shared and self.host.nbytes >= _SMALLEST_LENT
         np.copyto(self.host, np.asarray(value), casting="same_kind")
         self._mark(version)
+
+    @property
+    def host(self) -> Array:
+        """The memory of the value, or of an older one while a newer is in an array of JAX's."""
+        return self._current.block.data
+
+    @property
+    def segments(self) -> set[int]:
+        """The segments that the value may be in."""
+        return {room.block.segment for room in (self._current, *self._others)}
 
     def read(self) -> Any:
         """Returns the value as it is kept, a NumPy or a JAX array."""
@@ -49,18 +87,31 @@ class Entry:
     def read_host(self) -> Array:
         """Returns the value as a NumPy array: the entry's own memory."""
         if self._stale:
-            with self._arena:
-                np.copyto(self.host, np.asarray(self._device))
-                self._stale = False
-                self._mark(self.version)
+            self.write(self._device, self.version)
         return self.host
 
-    def write(self, change: Change, version: int) -> None:
-        """Sets the value, or some rows of it."""
+    def prepare(self, change: Change) -> Room | None:
+        """Puts what is about to be written where nobody reads, so that no reader has to wait.
+
+        Returns where it is; None if `write` has to do all of it.
+        """
+        if isinstance(change, RowSet) or not self._is_lent:
+            return None
+        room = self._spare(self._tenants.numbers())
+        if room is not None:
+            np.copyto(room.block.data, np.asarray(change), casting="same_kind")
+        return room
+
+    def write(self, change: Change, version: int, prepared: Room | None = None) -> None:
+        """Sets the value, or some rows of it; `prepared` is where `prepare` has put it."""
         with self._arena:
             if isinstance(change, RowSet):
-                self.read_host()[change.indices] = change.rows
+                self._write_rows(change)
+            elif prepared is not None:
+                self._move(prepared)
             else:
+                if self._is_pinned():
+                    self._move(self._new_room())
                 np.copyto(self.host, np.asarray(change), casting="same_kind")
             self._device, self._stale = None, False
             self._mark(version)
@@ -74,9 +125,50 @@ class Entry:
     def free(self) -> None:
         """Gives the memory back."""
         with self._arena:
-            self._arena.free(self.block)
+            for room in (self._current, *self._others):
+                self._arena.free(room.block)
+
+    def _write_rows(self, change: RowSet) -> None:
+        value = self.read_host()
+        if self._is_pinned():
+            self._move(self._new_room())
+            np.copyto(self.host, value)
+        # To leave the whole alone for the sake of some rows would cost more than readers gain.
+        self._is_lent = False
+        self.host[change.indices] = change.rows
+
+    def _is_pinned(self) -> bool:
+        """Tells whether a client reads the value where it is; for a caller who writes."""
+        room = self._current
+        return self._is_lent and any(number > room.since for number in self._tenants.numbers())
+
+    def _spare(self, numbers: list[int]) -> Room | None:
+        """Returns memory that nobody reads, the one used last if there are several."""
+        for room in reversed(self._others):
+            if not any(room.since < number < room.until for number in numbers):
+                return room
+        return None
+
+    def _new_room(self) -> Room:
+        self._tenants.sweep()
+        room = self._spare(self._tenants.numbers())
+        if room is None:
+            room = Room(self._arena.allocate(self.form.shape, self.form.dtype))
+            self._others.append(room)
+        return room
+
+    def _move(self, room: Room) -> None:
+        """Makes a room the current one; inside of the arena's `with`, whose number is odd."""
+        self._others.remove(room)
+        self._others.append(self._current)
+        self._current.until = room.since = self._arena.number
+        self._current = room
 
     def _mark(self, version: int) -> None:
         self.version = version
-        self.block.words[VERSION_WORD] = version
-        self.block.words[STALE_WORD] = self._stale
+        words, block = self.home.words, self._current.block
+        words[VERSION_WORD] = version
+        words[STALE_WORD] = self._stale
+        words[SEGMENT_WORD] = block.segment
+        words[OFFSET_WORD] = block.offset
+        words[LENT_WORD] = self._is_lent

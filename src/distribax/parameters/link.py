@@ -16,6 +16,7 @@ from distribax.errors import (
     ParametersLostError,
 )
 from distribax.parameters import handshake, sockets, wire
+from distribax.parameters.leases import LeaseBook
 from distribax.parameters.mailbox import Mailbox
 from distribax.parameters.operations import Array
 from distribax.parameters.reader import SharedReader
@@ -262,17 +263,27 @@ class Link:
         try:
             handshake.introduce(connection, self._token)
             self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
-            self._greet(self._checked(self._receive(deadline)).header)
+            hello = self._checked(self._receive(deadline)).header
+            self._share(hello["shared"], deadline)
+            self._greet(hello)
         except BaseException:
             self._disconnect()
             raise
 
-    def _greet(self, hello: dict[str, Any]) -> None:
+    def _share(self, readable: bool, deadline: float) -> None:
+        """Prepares to use the memory of this machine, if the server is on it."""
         assert self._connection is not None
-        if self._shared_memory and self._connection.family == getattr(socket, "AF_UNIX", None):
-            self._mailbox = self._mailbox or Mailbox()
-            self._mailbox.forget()
-            self._reader = SharedReader() if hello["shared"] else None
+        if not self._shared_memory or self._connection.family != getattr(socket, "AF_UNIX", None):
+            return
+        self._mailbox = self._mailbox or Mailbox()
+        self._mailbox.forget()
+        if readable:
+            book = LeaseBook()
+            self._send(Message({"do": "lease"}, (), (book.descriptor,)))
+            self._checked(self._receive(deadline))
+            self._reader = SharedReader(book)
+
+    def _greet(self, hello: dict[str, Any]) -> None:
         old, self._boot = self._boot, hello["boot"]
         if not old or old == self._boot:
             return

@@ -56,6 +56,7 @@ class Session:
             "hello": self._hello,
             "create": self._create,
             "register": self._register,
+            "lease": self._lease,
             "map": self._map,
             "pull": self._pull,
             "rows": self._rows,
@@ -117,16 +118,24 @@ class Session:
         spec = OptimizerSpec(transformation=request.arrays[0].tobytes(), **fields)
         return Message({"created": self._store.register_optimizer(spec)})
 
+    def _lease(self, request: Message) -> Message:
+        """Takes the memory in which the client notes what it reads in place."""
+        with self._store.lock:
+            self._store.tenants.sweep()
+            for descriptor in request.descriptors:
+                self._store.tenants.add(descriptor)
+        return Message({})
+
     def _map(self, request: Message) -> Message:
         """Says where the values are, and gives the client the memory that it does not have."""
         store = self._store
         with store.lock:
             entries = [store.entry(uid) for uid in request.header["uids"]]
             places = [
-                [entry.block.segment, entry.block.offset, entry.form.shape, entry.form.dtype]
+                [entry.home.segment, entry.home.offset, entry.form.shape, entry.form.dtype]
                 for entry in entries
             ]
-            needed = {CONTROL_SEGMENT, *(entry.block.segment for entry in entries)}
+            needed = {CONTROL_SEGMENT}.union(*(entry.segments for entry in entries))
             needed -= self._segments
             segments = [store.arena.segment(number) for number in sorted(needed)]
             if len(segments) > _MAX_DESCRIPTORS:

@@ -17,6 +17,7 @@ import numpy as np
 from distribax.parameters.arena import Arena
 from distribax.parameters.checks import check_indices, check_operation, check_value
 from distribax.parameters.entries import Entry, Form
+from distribax.parameters.leases import Tenants
 from distribax.parameters.memory import aligned_empty
 from distribax.parameters.operations import Array, Op
 from distribax.parameters.rounds import Round
@@ -50,6 +51,7 @@ class Store:
     def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
         self.lock = threading.RLock()
         self.arena = Arena(shared=shared_memory)
+        self.tenants = Tenants()
         self.entries: dict[str, Entry] = {}
         self.updates: dict[str, Update] = {}
         self.rounds: dict[str, Round] = {}
@@ -195,11 +197,12 @@ class Store:
             self._closed = True
             self._round_applied.notify_all()
             self.arena.close()
+            self.tenants.close()
 
     def add(self, uid: str, form: Form, value: Any) -> None:
         """Adds a parameter that is not there."""
         assert uid not in self.entries
-        self.entries[uid] = Entry(form, self.arena, value, self._next_version())
+        self.entries[uid] = Entry(form, self.arena, self.tenants, value, self._next_version())
         self.structure += 1
 
     def _next_version(self) -> int:
@@ -244,13 +247,20 @@ class Store:
 
     def _commit(self, stage: Stage) -> None:
         version = self._next_version()
+        kept = {
+            uid for uid in stage.slots if not isinstance(stage.changes[uid], RowSet)
+        }
+        rooms = {
+            uid: self.entry(uid).prepare(change)
+            for uid, change in stage.changes.items()
+            if uid not in kept
+        }
         with self.arena:
             for uid, change in stage.changes.items():
-                entry = self.entry(uid)
-                if uid in stage.slots and not isinstance(change, RowSet):
-                    entry.keep(change, version)
+                if uid in kept:
+                    self.entry(uid).keep(change, version)
                 else:
-                    entry.write(change, version)
+                    self.entry(uid).write(change, version, rooms[uid])
         self.num_updates += stage.num_updates
         for uid in stage.closed:
             self.rounds[uid].close()

@@ -87,16 +87,16 @@ def test_a_reader_tries_again_when_the_server_has_written_meanwhile(
     left = [times]
     original = SharedReader._consistent
 
-    def disturbed(reader: SharedReader, copy: Callable[[], Any]) -> Any:
-        def copy_and_write() -> Any:
-            result = copy()
+    def disturbed(reader: SharedReader, look: Callable[[int], Any]) -> Any:
+        def look_and_write(number: int) -> Any:
+            result = look(number)
             if left[0]:
                 left[0] -= 1
                 other.push({0: [AssignAdd("v", ONES)]})
                 other.flush()
             return result
 
-        return original(reader, copy_and_write)
+        return original(reader, look_and_write)
 
     other.push({0: [AssignAdd("v", ONES)]})
     other.flush()
