@@ -8,8 +8,8 @@ from typing import Final
 
 from distribax.coordinator.queue import Closure
 
-BATCH_SECONDS: Final = 0.06
-"""A call of Ray costs about half a millisecond; this much work makes up for it."""
+BATCH_SECONDS: Final = 0.15
+"""A call of Ray costs two or three milliseconds in all processes; this work makes up for it."""
 MAX_BATCH: Final = 2048
 MAX_BATCH_BYTES: Final = 8 << 20
 _ALONE_AFTER: Final = 3

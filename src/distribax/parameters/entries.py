@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ Change = Any
 """An array (a whole new value), or a RowSet (new contents of some rows)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Room:
     """A block, and when it was the one with the value: between these two sequence numbers."""
 
@@ -50,8 +51,9 @@ class Entry:
     """A parameter: its value in memory that readers share, or newer in an array of JAX's.
 
     What only the optimizer reads (its slots) stays with JAX between updates, and comes to `host`
-    when somebody asks for it. Large values are lent to clients, who read them where they are; then
-    the next value is written to another block. Whoever calls holds the store's lock.
+    when somebody asks for it. Large values that are replaced as a whole are lent to clients, who
+    read them where they are; then the next value is written to another block. Whoever calls holds
+    the store's lock.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Entry:
         self._others: list[Room] = []
         self._device: Any = None
         self._stale = False
-        self._is_lent = arena.shared and self.host.nbytes >= _SMALLEST_LENT
+        self._can_be_lent = arena.shared and self.host.nbytes >= _SMALLEST_LENT
+        # Not yet: a table that is only written by rows must never be copied for a reader's sake.
+        self._is_lent = False
         np.copyto(self.host, np.asarray(value), casting="same_kind")
         self._mark(version)
 
@@ -90,14 +94,15 @@ class Entry:
             self.write(self._device, self.version)
         return self.host
 
-    def prepare(self, change: Change) -> Room | None:
+    def prepare(self, change: Change, noted: Sequence[int]) -> Room | None:
         """Puts what is about to be written where nobody reads, so that no reader has to wait.
 
-        Returns where it is; None if `write` has to do all of it.
+        `noted` are the numbers of the leases. Returns where it is; None if `write` has to do all of
+        it.
         """
         if isinstance(change, RowSet) or not self._is_lent:
             return None
-        room = self._spare(self._tenants.numbers())
+        room = self._spare(noted)
         if room is not None:
             np.copyto(room.block.data, np.asarray(change), casting="same_kind")
         return room
@@ -113,6 +118,7 @@ class Entry:
                 if self._is_pinned():
                     self._move(self._new_room())
                 np.copyto(self.host, np.asarray(change), casting="same_kind")
+                self._is_lent = self._can_be_lent
             self._device, self._stale = None, False
             self._mark(version)
 
@@ -134,7 +140,7 @@ class Entry:
             self._move(self._new_room())
             np.copyto(self.host, value)
         # To leave the whole alone for the sake of some rows would cost more than readers gain.
-        self._is_lent = False
+        self._can_be_lent = self._is_lent = False
         self.host[change.indices] = change.rows
 
     def _is_pinned(self) -> bool:
@@ -142,10 +148,10 @@ class Entry:
         room = self._current
         return self._is_lent and any(number > room.since for number in self._tenants.numbers())
 
-    def _spare(self, numbers: list[int]) -> Room | None:
+    def _spare(self, noted: Sequence[int]) -> Room | None:
         """Returns memory that nobody reads, the one used last if there are several."""
         for room in reversed(self._others):
-            if not any(room.since < number < room.until for number in numbers):
+            if not any(room.since < number < room.until for number in noted):
                 return room
         return None
 

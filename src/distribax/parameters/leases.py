@@ -28,8 +28,9 @@ import numpy as np
 from distribax.parameters.arena import create_file, map_file
 from distribax.parameters.operations import Array
 
-NUM_SLOTS: Final = 16
-"""How many leases a client can have of one server; without one, it copies."""
+NUM_SLOTS: Final = 8
+"""How many leases a client can have of one server; without one, it copies. Each may cost the server
+one more block for each parameter."""
 
 _SIZE: Final = mmap.PAGESIZE
 
@@ -54,7 +55,7 @@ class LeaseBook:
         import fcntl
 
         self.descriptor = create_file("distribax-leases", _SIZE)
-        weakref.finalize(self, os.close, self.descriptor)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
         fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._words = map_file(self.descriptor, _SIZE, writable=True).view(np.uint64)
         self._free = list(range(NUM_SLOTS))
@@ -87,9 +88,13 @@ class Tenants:
 
     def add(self, descriptor: int) -> None:
         """Takes a client's memory file, which stays the caller's to close."""
-        words = map_file(descriptor, _SIZE, writable=False).view(np.uint64)
-        # Opened anew, for a lock of our own: this tells whether the client still has its.
-        self._words[os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)] = words
+        # Opened anew: what was opened by the client, and is mapped here, would keep its lock.
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._words[own] = map_file(own, _SIZE, writable=False).view(np.uint64)
+        except BaseException:
+            os.close(own)
+            raise
 
     def numbers(self) -> list[int]:
         """Returns the numbers that are noted now."""

@@ -121,6 +121,7 @@ class Link:
         self._applied = _Applied()
         self._waits: list[_Wait] = []
         self._connection: socket.socket | None = None
+        self._poll = select.poll()
         self._endpoint: Endpoint | None = None
         self._boot = ""
         self._mailbox: Mailbox | None = None
@@ -259,7 +260,11 @@ class Link:
     def _meet(self, deadline: float) -> None:
         self._endpoint = endpoint = self._locate(self._server)
         connection = sockets.call(endpoint, max(0.1, deadline - time.monotonic()))
+        # What has begun to come must go on; how long the first byte may take is seen to elsewhere.
+        connection.settimeout(self._timeout)
         self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         try:
             handshake.introduce(connection, self._token)
             self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
@@ -318,7 +323,6 @@ class Link:
         try:
             if self._mailbox is not None and message.header["do"] == "push":
                 message = self._mailbox.wrap(message)
-            self._connection.settimeout(self._timeout)
             wire.send(self._connection, message)
         except BaseException:
             # Also when interrupted: half a message leaves nothing that could be continued.
@@ -333,7 +337,6 @@ class Link:
                     raise TimeoutError("no answer")
                 if self._boot and self._locate(self._server).boot != self._boot:
                     raise ConnectionResetError("the server was restarted")
-            self._connection.settimeout(max(1.0, deadline - time.monotonic()))
             return wire.receive(self._connection)
         except BaseException:
             self._disconnect()
@@ -341,9 +344,7 @@ class Link:
 
     def _readable(self, seconds: float) -> bool:
         assert self._connection is not None
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return bool(self._poll.poll(seconds * 1000))
 
     def _checked(self, answer: Message) -> Message:
         error = answer.header.get("error")

@@ -14,7 +14,7 @@ import numpy as np
 from distribax.parameters import wire
 from distribax.parameters.arena import CONTROL_SEGMENT
 from distribax.parameters.mailbox import MailboxReader
-from distribax.parameters.operations import Array, decode
+from distribax.parameters.operations import Array
 from distribax.parameters.spec import OptimizerSpec, ParameterSpec
 from distribax.parameters.store import Store, UnknownParameterError
 from distribax.parameters.wire import Message
@@ -158,8 +158,7 @@ class Session:
         return Message({}, [self._store.rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
-        request = self._mailbox.unwrap(request)
-        operations = decode(request.header["operations"], request.arrays)
+        operations = self._mailbox.operations(request)
         answer = self._store.push(self._client, request.header["sequence"], operations)
         if answer.error is not None:
             return self._failure(*answer.error)

@@ -247,20 +247,22 @@ class Store:
 
     def _commit(self, stage: Stage) -> None:
         version = self._next_version()
-        kept = {
-            uid for uid in stage.slots if not isinstance(stage.changes[uid], RowSet)
-        }
-        rooms = {
-            uid: self.entry(uid).prepare(change)
+        changed = [(self.entry(uid), change) for uid, change in stage.changes.items()]
+        kept = [
+            uid in stage.slots and not isinstance(change, RowSet)
             for uid, change in stage.changes.items()
-            if uid not in kept
-        }
+        ]
+        noted = self.tenants.numbers()
+        rooms = [
+            None if stays else entry.prepare(change, noted)
+            for (entry, change), stays in zip(changed, kept, strict=True)
+        ]
         with self.arena:
-            for uid, change in stage.changes.items():
-                if uid in kept:
-                    self.entry(uid).keep(change, version)
+            for (entry, change), stays, room in zip(changed, kept, rooms, strict=True):
+                if stays:
+                    entry.keep(change, version)
                 else:
-                    self.entry(uid).write(change, version, rooms[uid])
+                    entry.write(change, version, room)
         self.num_updates += stage.num_updates
         for uid in stage.closed:
             self.rounds[uid].close()

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from distribax import jax_compat
 from distribax.parameters.entries import Change, Form
 from distribax.parameters.operations import Array, Gradient, Rows
 from distribax.parameters.sparse import RowSet, gathered, padded, summed
@@ -75,14 +76,17 @@ class Update:
             state = jax.jit(self._transformation.init)(list(values))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
-    def _settings(self) -> contextlib.ExitStack:
+    def _settings(self) -> contextlib.AbstractContextManager[Any]:
         """Has JAX compute on the CPU, and with 64 bits if a parameter has them.
 
         Workers may have chosen 64 bits; the server's own setting does not matter.
         """
         stack = contextlib.ExitStack()
-        stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
-        stack.enter_context(jax.enable_x64(self._wide))
+        # A server's process usually is as it has to be; a change costs as much as a small update.
+        if jax.default_backend() != "cpu" or jax_compat.current_default_device() is not None:
+            stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        if (jax.dtypes.canonicalize_dtype(np.int64).itemsize > 4) != self._wide:
+            stack.enter_context(jax.enable_x64(self._wide))
         return stack
 
     def __call__(
@@ -116,7 +120,8 @@ class Update:
         active = tuple(gradient is not None for gradient in gradients)
         with self._settings():
             new_values, new_state = self._program(active, values, state, dense, dict(extra_args))
-            jax.block_until_ready((new_values, new_state))
+            for array in (*new_values.values(), *new_state.values()):
+                array.block_until_ready()
         return {
             **{spec.targets[i]: _change(new, touched[i]) for i, new in new_values.items()},
             **{spec.slots[i]: _change(new, of_slots[i]) for i, new in new_state.items()},

@@ -29,6 +29,10 @@ _MAX_HEADER: Final = 64 << 20
 _MAX_PAYLOAD: Final = 1 << 40
 _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
+_ARRAYS: Final = "arrays"
+_CUT: Final = "the connection was closed in the middle of a frame"
+_FIRST_READ: Final = 4096
+"""How many bytes are asked for before it is known how many there are."""
 _RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_PARTS: Final = 512
 """Of one sendmsg or recvmsg; Linux takes 1024."""
@@ -53,20 +57,28 @@ class Message:
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message out of the memory of its arrays."""
     arrays = [np.asarray(value, order="C") for value in message.arrays]
-    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
-    header = json.dumps({**message.header, "arrays": described}).encode()
+    header = message.header
+    if arrays:
+        described = [[dtype_name(value.dtype), value.shape] for value in arrays]
+        header = {**header, _ARRAYS: described}
+    text = json.dumps(header).encode()
     payload = sum(value.nbytes for value in arrays)
-    prefix = _PREFIX.pack(_MAGIC, len(header), payload)
-    parts = [memoryview(prefix + header), *map(_bytes_of, arrays)]
+    prefix = _PREFIX.pack(_MAGIC, len(text), payload)
+    parts = [memoryview(prefix + text), *map(_bytes_of, arrays)]
     _send_parts(connection, parts, message.descriptors)
 
 
 def receive(connection: socket.socket) -> Message:
-    """Receives a message; EOFError if the peer has closed the connection between two of them."""
-    prefix = bytearray(_PREFIX.size)
-    descriptors = _receive_parts(connection, [memoryview(prefix)], may_end=True)
+    """Receives a message; EOFError if the peer has closed the connection between two of them.
+
+    Each side waits for the other's answer before it sends again, so that whatever is there belongs
+    to this message: most are complete with the first call of the kernel.
+    """
+    buffer = memoryview(bytearray(_FIRST_READ))
+    descriptors: list[int] = []
     try:
-        magic, header_size, payload = _PREFIX.unpack(prefix)
+        count = _receive_first(connection, buffer, descriptors)
+        magic, header_size, payload = _PREFIX.unpack_from(buffer)
         if magic != _MAGIC:
             raise FrameError(f"a frame begins with {magic!r} instead of {_MAGIC!r}")
         if header_size > _MAX_HEADER or payload > _MAX_PAYLOAD:
@@ -74,11 +86,19 @@ def receive(connection: socket.socket) -> Message:
                 f"a frame claims a header of {header_size} bytes and a payload of {payload}; at "
                 f"most {_MAX_HEADER} and {_MAX_PAYLOAD} are taken"
             )
-        text = bytearray(header_size)
-        _receive_parts(connection, [memoryview(text)])
-        header, forms = _parse(bytes(text), payload)
+        begun = buffer[_PREFIX.size : count]
+        text = begun[:header_size]
+        if len(text) < header_size:
+            text = memoryview(bytearray(header_size))
+            _receive_parts(connection, _filled([text], begun))
+        begun = begun[header_size:]
+        header, forms = _parse(text, payload)
+        if len(begun) > payload:
+            raise FrameError(f"{len(begun) - payload} bytes follow a frame without an answer")
         arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
-        _receive_parts(connection, [_bytes_of(value) for value in arrays])
+        if arrays:
+            parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
+            _receive_parts(connection, _filled(parts, begun))
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -86,12 +106,14 @@ def receive(connection: socket.socket) -> Message:
     return Message(header, arrays, descriptors)
 
 
-def _parse(text: bytes, payload: int) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
+def _parse(
+    text: memoryview, payload: int
+) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
     try:
-        header = json.loads(text)
-        described = header.pop("arrays")
+        header = json.loads(str(text, "utf-8"))
+        described = header.pop(_ARRAYS, ())
         forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise FrameError(f"a frame's header cannot be read: {error}") from error
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     if sum(sizes) != payload or any(size < 0 for size in sizes):
@@ -115,26 +137,40 @@ def _send_parts(
         parts = _after(parts, connection.sendmsg(parts[:_MAX_PARTS]))
 
 
-def _receive_parts(
-    connection: socket.socket, parts: list[memoryview], *, may_end: bool = False
-) -> list[int]:
-    """Fills the parts, and returns the open files that came with the first of a frame."""
-    parts = [part for part in parts if part.nbytes]
-    descriptors: list[int] = []
-    room = _RIGHTS_SIZE if may_end and connection.family != socket.AF_INET else 0
-    begun = False
-    while parts:
-        count, rights, _, _ = connection.recvmsg_into(parts[:_MAX_PARTS], room, _RECEIVE_FLAGS)
+def _receive_first(connection: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
+    """Receives at least a prefix, and the open files that come with it; returns how many bytes."""
+    total = 0
+    while total < _PREFIX.size:
+        count, rights, _, _ = connection.recvmsg_into(
+            [buffer[total:]], _RIGHTS_SIZE, _RECEIVE_FLAGS
+        )
         for level, kind, data in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.extend(array("i", data[: len(data) - len(data) % _INT_SIZE]))
+        if not count and not total:
+            raise EOFError("the connection was closed")
         if not count:
-            if may_end and not begun:
-                raise EOFError("the connection was closed")
-            raise FrameError("the connection was closed in the middle of a frame")
-        begun = True
+            raise FrameError(_CUT)
+        total += count
+    return total
+
+
+def _receive_parts(connection: socket.socket, parts: list[memoryview]) -> None:
+    """Fills the parts, none of which is empty."""
+    while parts:
+        count = connection.recvmsg_into(parts[:_MAX_PARTS])[0]
+        if not count:
+            raise FrameError(_CUT)
         parts = _after(parts, count)
-    return descriptors
+
+
+def _filled(parts: list[memoryview], begun: memoryview) -> list[memoryview]:
+    """Puts bytes into the first of the parts, and returns what is left to fill."""
+    while begun:
+        size = min(len(begun), parts[0].nbytes)
+        parts[0][:size] = begun[:size]
+        parts, begun = _after(parts, size), begun[size:]
+    return parts
 
 
 def _after(parts: list[memoryview], count: int) -> list[memoryview]:

@@ -316,7 +316,8 @@ DAMAGED = {
     "claims a header of 4294967295 bytes": struct.pack("<4sIQ", b"dxp1", 2**32 - 1, 0),
     "and a payload of 2199023255552": struct.pack("<4sIQ", b"dxp1", 2, 2**41),
     "cannot be read": _frame(b"not json"),
-    "header cannot be read: 'arrays'": _frame({"do": "note"}),
+    "header cannot be read: pop expected": _frame(["do", "note"]),
+    "3 bytes follow a frame": _frame({"do": "note", "key": "k"}) + b"dxp",
     "cannot be stored": _frame({"arrays": [["object", [1]]]}),
     "is not a NumPy or JAX type": _frame({"arrays": [["nonsense", [1]]]}),
     "announces 5 bytes and arrays of 4": _frame({"arrays": [["int32", [1]]]}, 5),
@@ -347,11 +348,12 @@ def test_a_request_that_makes_no_sense_is_answered(cluster: Cluster) -> None:
         assert wire.receive(connection).header["error"] == ["KeyError", "'dance'"]
 
 
+@pytest.mark.parametrize("sent", [3, 20, None])
 def test_a_frame_that_ends_in_the_middle_is_an_error(
-    pair: tuple[socket.socket, socket.socket],
+    pair: tuple[socket.socket, socket.socket], sent: int | None
 ) -> None:
     ours, theirs = pair
-    theirs.sendall(_frame({"arrays": [["int32", [1]]]}, 4))
+    theirs.sendall(_frame({"arrays": [["int32", [1]]]}, 4)[:sent])
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(FrameError, match="in the middle of a frame"):
         wire.receive(ours)
@@ -366,6 +368,27 @@ def test_files_of_a_damaged_frame_are_closed(pair: tuple[socket.socket, socket.s
     with pytest.raises(FrameError):
         wire.receive(ours)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_message_may_arrive_in_pieces(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    arrays = [np.arange(5, dtype=np.int16), np.zeros((0, 3)), np.float32(2)]
+
+    def trickle() -> None:
+        recorder, player = socket.socketpair()
+        with recorder, player:
+            wire.send(recorder, Message({"a": "é" * 3000}, arrays))
+            recorder.shutdown(socket.SHUT_WR)
+            while data := player.recv(997):
+                theirs.sendall(data)
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    message = wire.receive(ours)
+    sender.join()
+    assert message.header == {"a": "é" * 3000}
+    for sent, received in zip(arrays, message.arrays, strict=True):
+        np.testing.assert_array_equal(sent, received)
 
 
 def test_messages_of_many_arrays_arrive(pair: tuple[socket.socket, socket.socket]) -> None:
