@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,3 +71,13 @@ def any_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Servers and clients, once for each way of reaching a server."""
     with contextlib.ExitStack() as stack:
         yield Cluster(stack, request.param)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        theirs.settimeout(10)
+        yield ours, theirs
