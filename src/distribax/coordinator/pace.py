@@ -8,7 +8,7 @@ from typing import Final
 
 from distribax.coordinator.queue import Closure
 
-BATCH_SECONDS: Final = 0.15
+BATCH_SECONDS: Final = 0.1
 """A call of Ray costs two or three milliseconds in all processes; this work makes up for it."""
 MAX_BATCH: Final = 2048
 MAX_BATCH_BYTES: Final = 8 << 20

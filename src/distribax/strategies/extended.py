@@ -64,19 +64,25 @@ class StrategyExtended:
 
     def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
         """Runs `fn` once for each replica and merges the results."""
-        raise NotImplementedError
+        raise self._missing("_run_replicas(self, fn, args, kwargs)")
 
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         """Returns where a new variable lives."""
-        raise NotImplementedError
+        raise self._missing("_placement(self, synchronization, name)")
 
     def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
         """Runs `fn` once for each of so many copies, each on its device."""
-        raise NotImplementedError
+        raise self._missing("_update_copies(self, devices, fn, args, kwargs)")
 
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Calls `value_fn` once for each replica of this process, and wraps the results."""
-        raise NotImplementedError
+        raise self._missing("distribute_values(self, value_fn)")
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} is no complete strategy: it does not define {method}. Override "
+            "it, or derive from a strategy that has it."
+        )
 
     # Devices.
 

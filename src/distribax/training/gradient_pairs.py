@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,17 +13,18 @@ from distribax.variables import ShardedVariable, Variable
 
 
 def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients and the variables; pairs whose gradient is None are left out.
+    """Returns the gradients, some of which may be None, and the variables.
 
     Of what lives in this process, gradients are whole arrays, and a sharded variable is its shards.
     """
-    grads: list[Any] = []
-    variables: list[Any] = []
+    grads: dict[Any, Any] = {}
     pairs: dict[Any, int] = {}
     for index, (grad, variable) in enumerate(grads_and_vars):
-        if grad is None:
-            continue
         _check(index, grad, variable)
+        targets = targets_of(variable)
+        if grad is None:
+            grads.update((target, None) for target in targets if target not in grads)
+            continue
         for _, each in variable.row_shards:
             if pairs.setdefault(each, index) != index:
                 raise ValueError(
@@ -34,12 +35,22 @@ def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], 
             grad = IndexedSlices(grad.values, grad.indices, variable.shape)
         if variable.source is None and isinstance(grad, IndexedSlices):
             grad = grad.__jax_array__()
-        if variable.source is None and isinstance(variable, ShardedVariable):
-            grads.extend(variable.divided(grad))
-        else:
-            grads.append(grad)
-        variables.extend(targets_of(variable))
-    return grads, variables
+        parts = [grad] if targets[0] is variable else variable.divided(grad)
+        grads.update(zip(targets, parts, strict=True))
+    return list(grads.values()), list(grads)
+
+
+def in_order(grads: Sequence[Any], variables: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+    """Returns the gradients in the order of the targets; None for those that are not given."""
+    given = dict(zip(variables, grads, strict=True))
+    unknown = [variable for variable in variables if variable not in set(targets)]
+    if unknown:
+        raise ValueError(
+            f"apply_gradients: {unknown[0].described} is not among the variables that the "
+            f"optimizer was built for, {[target.name for target in targets]}. Make one optimizer "
+            "for each list of variables, or call optimizer.build(all variables) first."
+        )
+    return [given.get(target) for target in targets]
 
 
 def targets_of(variable: Any) -> list[Any]:

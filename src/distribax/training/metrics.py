@@ -45,11 +45,17 @@ class Metric:
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Adds this replica's values."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how to count. Override update_state(self, "
+            "...) and add to the variables that self.add_variable(name) has made."
+        )
 
     def result(self) -> jax.Array:
         """Returns the metric over all replicas."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what it comes to. Override result(self) and "
+            "compute it from the variables of the metric."
+        )
 
     def reset_state(self) -> None:
         """Starts again from nothing; call it outside the replicas."""

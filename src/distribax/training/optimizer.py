@@ -78,6 +78,7 @@ class Optimizer:
         self._slots: list[Variable] = []
         self._tree: Any = None
         self._keys: set[int] = set()
+        self._slot_owners: list[int | None] = []
         self._iterations: Variable | None = None
         self._compiled = jax.jit(self._stepped)
         self._served: ServedUpdate | None = None
@@ -125,6 +126,7 @@ class Optimizer:
         self._keys = {index for index, leaf in enumerate(leaves) if jax_compat.is_key(leaf)}
         leaves = jax_compat.outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
         beside = self._owners(state, targets)
+        self._slot_owners = [None if owner is None else targets.index(owner) for owner in beside]
         strategy = targets[0].distribute_strategy
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
@@ -217,17 +219,21 @@ class Optimizer:
         """Combines the replicas' gradients, and updates the variables with them.
 
         Call it in a replica with the replica's own gradients, or outside with combined (or
-        per-replica) ones. Pairs whose gradient is None are left out. A sparse gradient
-        (`dx.IndexedSlices`) of a variable on a server changes only those rows of it and of the
-        optimizer's state.
+        per-replica) ones. The first call's variables are those that the optimizer is for. A
+        variable without a gradient, None or not mentioned in a later call, stays as it is, and so
+        does the state that belongs to it. A sparse gradient (`dx.IndexedSlices`) of a variable on a
+        server changes only those rows of it and of the optimizer's state.
         """
         grads, variables = gradient_pairs.of_variables(grads_and_vars)
-        if not grads:
+        if all(grad is None for grad in grads):
             raise ValueError(
                 "apply_gradients: no gradients. Pass pairs of gradient and variable: "
                 "optimizer.apply_gradients(zip(grads, variables))."
             )
-        self.build(variables)
+        if self._targets is None:
+            self.build(variables)
+        assert self._targets is not None
+        grads = gradient_pairs.in_order(grads, variables, self._targets)
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy
         if replica is None or not (replica.strategy is strategy or context.has_strategy()):
@@ -237,25 +243,27 @@ class Optimizer:
 
     def _merge(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
         if not strategy.extended.single:
-            grads = self._reduced(strategy, grads, range(len(grads)))
+            given = [index for index, grad in enumerate(grads) if grad is not None]
+            grads = self._reduced(strategy, grads, given)
         self._apply(strategy, grads, extra_args)
 
     def _apply_outside(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
         # What is one value for all replicas has been combined already.
         own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
-        for index, grad in zip(own, self._reduced(strategy, grads, own), strict=True):
-            grads[index] = grad
-        self._apply(strategy, grads, extra_args)
+        self._apply(strategy, self._reduced(strategy, grads, own), extra_args)
 
-    def _reduced(self, strategy: Any, grads: list[Any], indices: Iterable[int]) -> list[Any]:
+    def _reduced(self, strategy: Any, grads: list[Any], indices: list[int]) -> list[Any]:
+        """Returns the gradients with those at `indices` combined over the replicas."""
         assert self._targets is not None
         pairs = [(grads[index], self._targets[index]) for index in indices]
-        return strategy.extended.batch_reduce_to(self._reduce_op, pairs)
+        reduced = strategy.extended.batch_reduce_to(self._reduce_op, pairs) if pairs else []
+        combined = dict(zip(indices, reduced, strict=True))
+        return [combined.get(index, grad) for index, grad in enumerate(grads)]
 
     def _apply(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
         if self._served is not None:
             if self._needs_whole:
-                grads = [jnp.asarray(grad) for grad in grads]
+                grads = [None if grad is None else jnp.asarray(grad) for grad in grads]
             self._served.apply(grads, extra_args)
             return
         assert self._targets is not None
@@ -286,9 +294,24 @@ class Optimizer:
             for index, slot in enumerate(slots)
         ]
         state = jax.tree.unflatten(self._tree, leaves)
-        updates, state = self._transformation.update(grads, state, values, **extra_args)
+        # A variable without a gradient takes part as a zero, and what comes out is not used.
+        whole = [
+            jnp.zeros_like(value) if grad is None else grad
+            for grad, value in zip(grads, values, strict=True)
+        ]
+        updates, state = self._transformation.update(whole, state, values, **extra_args)
         new_values = self._optax.apply_updates(values, updates)
-        return new_values, [_without_key(leaf) for leaf in jax.tree.leaves(state)]
+        new_slots = [_without_key(leaf) for leaf in jax.tree.leaves(state)]
+        return (
+            [
+                value if grad is None else new
+                for grad, value, new in zip(grads, values, new_values, strict=True)
+            ],
+            [
+                slot if owner is not None and grads[owner] is None else new
+                for owner, slot, new in zip(self._slot_owners, slots, new_slots, strict=True)
+            ],
+        )
 
     def minimize(self, loss: Any, var_list: Sequence[Variable]) -> Any:
         """Computes the loss (a function without arguments), applies its gradients, returns it."""

@@ -197,7 +197,7 @@ class ServedUpdate:
         pieces = [
             _gradient(piece)
             for target, grad in zip(self._targets, grads, strict=True)
-            for piece in ([grad] if isinstance(target, Variable) else target.divided(grad))
+            for piece in _pieces(target, grad)
         ]
         by_server: dict[int, list[Any]] = {server: [] for server in self._servers}
         for part, piece in zip(self._parts, pieces, strict=True):
@@ -211,6 +211,13 @@ class ServedUpdate:
             # It was made before the variables were known, and no update runs where it is.
             operations.append((counter.server, AssignAdd(counter.uid, np.ones((), counter.dtype))))
         return operations
+
+
+def _pieces(target: Any, grad: Any) -> list[Any]:
+    """Returns a gradient as one for each shard of its target."""
+    if isinstance(target, Variable):
+        return [grad]
+    return [None] * len(target.variables) if grad is None else target.divided(grad)
 
 
 def _gradient(piece: Any) -> Any:

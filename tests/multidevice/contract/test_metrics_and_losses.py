@@ -93,9 +93,9 @@ def test_a_metric_of_ones_own(case: Case) -> None:
 
 def test_the_base_class_computes_nothing() -> None:
     metric = dx.metrics.Metric("empty")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=r"Override update_state\(self, \.\.\.\)"):
         metric.update_state()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=r"Override result\(self\)"):
         metric.result()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -314,14 +315,15 @@ def test_a_strategy_needs_its_extended() -> None:
 def test_a_strategy_of_ones_own_says_what_it_must_override() -> None:
     extended = dx.StrategyExtended((), (), dx.ReductionToOneDevice())
     strategy = dx.Strategy(extended)
-    uses = (
-        lambda: strategy.run(abs, (1,)),
-        lambda: dx.Variable(1.0),
-        lambda: extended.update_non_slot(["CPU:0"], lambda: None),
-        lambda: strategy.experimental_distribute_values_from_function(lambda context: 1.0),
-    )
+    distribute = strategy.experimental_distribute_values_from_function
+    uses: dict[str, Callable[[], Any]] = {
+        "_run_replicas": lambda: strategy.run(abs, (1,)),
+        "_placement": lambda: dx.Variable(1.0),
+        "_update_copies": lambda: extended.update_non_slot(["CPU:0"], lambda: None),
+        "distribute_values": lambda: distribute(lambda context: 1.0),
+    }
     with strategy.scope():
-        for use in uses:
-            with pytest.raises(NotImplementedError):
+        for name, use in uses.items():
+            with pytest.raises(NotImplementedError, match=rf"does not define {name}\(self, "):
                 use()
     assert make_strategy("default", 1) is dx.get_strategy()

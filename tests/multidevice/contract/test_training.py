@@ -155,10 +155,37 @@ def test_slots_live_beside_their_variables(case: Case) -> None:
     assert first.devices == second.devices == w.devices
     assert (first.shape, count.shape) == ((2,), ())
     assert all(not variable.trainable for variable in optimizer.variables)
-    case.run(lambda: optimizer.apply_gradients([(jnp.ones(2), w), (None, case)]))
+    case.run(lambda: optimizer.apply_gradients([(jnp.ones(2), w)]))
     assert len(optimizer.variables) == 4
     n = case.num_replicas
     close(first, [0.1 * n] * 2)
+
+
+def test_variables_without_a_gradient_stay_as_they_are(case: Case) -> None:
+    """The expected numbers are those of TensorFlow's SGD with momentum."""
+    a, b = case.variable(1.0, name="a"), case.variable(1.0, name="b")
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.sgd(0.1, momentum=0.9), reduce_op="mean")
+    steps: dict[Any, tuple[list[Any], list[float]]] = {
+        "one has none": ([(None, a), (1.0, b)], [1.0, 0.9]),
+        "both": ([(1.0, a), (1.0, b)], [0.9, 0.71]),
+        "another order": ([(2.0, b), (1.0, a)], [0.71, 0.339]),
+        "only one is given": ([(1.0, b)], [0.71, -0.0949]),
+        "the other again": ([(1.0, a)], [0.439, -0.0949]),
+    }
+    for pairs, expected in steps.values():
+        case.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
+        close([float(a), float(b)], expected)
+    assert int(optimizer.iterations) == len(steps)
+
+
+def test_per_replica_gradients_of_some_variables(case: Case) -> None:
+    a, b = case.variable(1.0), case.variable(1.0)
+    with case.strategy.scope():
+        optimizer = dx.Optimizer(optax.sgd(0.1), reduce_op="mean")
+        optimizer.build([a, b])
+        optimizer.apply_gradients([(case.run(lambda: jnp.ones(())), b)])
+    close([float(a), float(b)], [1.0, 0.9])
 
 
 def test_minimize_does_both(case: Case) -> None:
@@ -226,12 +253,16 @@ def test_an_optimizer_keeps_its_variables() -> None:
     first, second = dx.Variable(1.0, name="a"), dx.Variable(1.0, name="b")
     optimizer = dx.Optimizer(optax.sgd(0.1))
     optimizer.apply_gradients([(1.0, first)])
+    with pytest.raises(ValueError, match=r"'b' .* is not among .* built for, \['a:0'\]"):
+        optimizer.apply_gradients([(1.0, first), (1.0, second)])
+    assert float(first) == pytest.approx(0.9)
     with pytest.raises(ValueError, match=r"built for \['a:0'\] but is given \['b:0'\]"):
-        optimizer.apply_gradients([(1.0, second)])
+        optimizer.build([second])
 
 
-@pytest.mark.parametrize("pairs", [[], [(None, 1)]])
-def test_an_optimizer_wants_gradients(pairs: Any) -> None:
+@pytest.mark.parametrize("grads", [[], [None, None]])
+def test_an_optimizer_wants_gradients(grads: list[None]) -> None:
+    pairs = [(grad, dx.Variable(1.0)) for grad in grads]
     with pytest.raises(ValueError, match=r"apply_gradients: no gradients.*zip\(grads, variables\)"):
         dx.Optimizer(optax.sgd(0.1)).apply_gradients(pairs)
 

@@ -346,3 +346,23 @@ def test_computing_with_sparse_gradients() -> None:
     assert isinstance(again, dx.IndexedSlices) and again.dense_shape == (3, 1)
     with pytest.raises(ValueError, match="dense_shape is missing"):
         jnp.asarray(dx.IndexedSlices(grad.values, grad.indices))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_step_may_leave_a_table_or_the_rest_alone(where: Any, compiled: bool) -> None:
+    states = []
+    for place in (where, dx.OneDeviceStrategy("CPU:0")):
+        table, w = _model(place)
+        with place.scope():
+            optimizer = dx.Optimizer(optax.adam(0.1))
+        ones = np.ones((20, 3), np.float32), np.ones((3, 1), np.float32)
+        for given in ([(None, table), (ones[1], w)], [(ones[0], table)], [(ones[1], w)]):
+
+            def step(given: Any = given) -> None:
+                place.run(lambda: optimizer.apply_gradients(given))  # noqa: B023
+
+            (dx.function(step) if compiled else step)()
+        everything = (table, w, *optimizer.variables)
+        states.append([np.asarray(variable.numpy()) for variable in everything])
+    for value, wanted in zip(*states, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
