@@ -295,6 +295,15 @@ def test_sparse_gradients_that_do_not_fit(where: Any) -> None:
 
 
 @pytest.mark.parametrize("outside", [-1, 20])
+def test_rows_outside_a_table_of_this_process(outside: int) -> None:
+    table, optimizer = dx.Variable(TABLE, name="table"), dx.Optimizer(optax.sgd(1.0))
+    grad = dx.IndexedSlices(np.ones((2, 3), np.float32), np.array([0, outside]))
+    with pytest.raises(ValueError, match=rf"apply_gradients: ids\[1\] is {outside}, but .*'table'"):
+        optimizer.apply_gradients([(grad, table)])
+    np.testing.assert_array_equal(table.numpy(), TABLE)
+
+
+@pytest.mark.parametrize("outside", [-1, 20])
 def test_rows_outside_the_table_in_a_compiled_step(where: Any, outside: int) -> None:
     table, _ = _model(where)
     optimizer = dx.Optimizer(optax.sgd(1.0))
