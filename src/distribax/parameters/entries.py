@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from distribax.parameters.arena import (
@@ -48,12 +49,13 @@ class Room:
 
 
 class Entry:
-    """A parameter: its value in memory that readers share, or newer in an array of JAX's.
+    """A parameter: its value in memory that readers share, and perhaps in an array of JAX's.
 
     What only the optimizer reads (its slots) stays with JAX between updates, and comes to `host`
-    when somebody asks for it. Large values that are replaced as a whole are lent to clients, who
-    read them where they are; then the next value is written to another block. Whoever calls holds
-    the store's lock.
+    when somebody asks for it. What the optimizer updates is in both: it overwrites its own copy,
+    which is then copied to where readers look; should it fail, theirs is still there. Large values
+    that are replaced as a whole are lent to clients, who read them where they are; then the next
+    value is written to another block. Whoever calls holds the store's lock.
     """
 
     def __init__(
@@ -88,6 +90,12 @@ class Entry:
         """Returns the value as it is kept, a NumPy or a JAX array."""
         return self.host if self._device is None else self._device
 
+    def consume(self) -> Any:
+        """Returns the value for a program that may overwrite it, if it is an array of JAX's."""
+        self.read_host()  # Readers' copy is the one that must not be lost.
+        value, self._device = self.read(), None
+        return value
+
     def read_host(self) -> Array:
         """Returns the value as a NumPy array: the entry's own memory."""
         if self._stale:
@@ -119,7 +127,8 @@ class Entry:
                     self._move(self._new_room())
                 np.copyto(self.host, np.asarray(change), casting="same_kind")
                 self._is_lent = self._can_be_lent
-            self._device, self._stale = None, False
+            self._device = change if isinstance(change, jax.Array) else None
+            self._stale = False
             self._mark(version)
 
     def keep(self, value: Any, version: int) -> None:

@@ -54,12 +54,12 @@ class Stage:
             case Assign(uid, value):
                 self._set(uid, value)
             case AssignAdd(uid, delta):
-                self._set(uid, self._value(uid) + delta)
+                self._set(uid, self.read_host(uid) + delta)
             case AssignRows(uid, indices, rows):
                 self._set_rows(uid, last(indices, rows))
             case AddRows(uid, indices, rows):
                 added = summed(indices, rows)
-                old = np.take(self._value(uid), added.indices, axis=0)
+                old = np.take(self.read_host(uid), added.indices, axis=0)
                 self._set_rows(uid, RowSet(added.indices, old + added.rows))
             case Apply():
                 self._contribute(operation)
@@ -68,6 +68,25 @@ class Stage:
         """Computes the update of a round with the contributions that are in."""
         self.closed.append(optimizer)
         self._update(mean(self._round_of(optimizer).contributions))
+
+    def read(self, uid: str) -> Any:
+        """Returns a value as it will be, a NumPy or a JAX array."""
+        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).read()
+
+    def consume(self, uid: str) -> Any:
+        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).consume()
+
+    def read_host(self, uid: str) -> Array:
+        """Returns a value as it will be, as a NumPy array."""
+        change = self.changes.get(uid)
+        if change is None:
+            return self._entry_of(uid).read_host()
+        if isinstance(change, RowSet):
+            value = self._entry_of(uid).read_host().copy()
+            value[change.indices] = change.rows
+            return value
+        return np.asarray(change)
 
     def _contribute(self, contribution: Apply) -> None:
         optimizer = contribution.optimizer
@@ -84,7 +103,7 @@ class Stage:
 
     def _update(self, contribution: Apply) -> None:
         update = self._update_of(contribution.optimizer)
-        changes = update(self._kept, self._value, contribution.gradients, contribution.extra_args)
+        changes = update(self, contribution.gradients, contribution.extra_args)
         for uid, change in changes.items():
             if isinstance(change, RowSet):
                 self._set_rows(uid, change)
@@ -92,7 +111,7 @@ class Stage:
                 self._set(uid, change)
         counter = update.spec.counter
         if counter is not None:
-            self._set(counter, self._value(counter) + 1)
+            self._set(counter, self.read_host(counter) + 1)
         self.slots.update(changes.keys() & set(update.spec.slots))
         self.num_updates += 1
 
@@ -105,21 +124,6 @@ class Stage:
             self._set(uid, write)
             return
         # A second change of the same parameter in one push.
-        value = self._value(uid).copy()
+        value = self.read_host(uid).copy()
         value[write.indices] = write.rows
         self._set(uid, value)
-
-    def _kept(self, uid: str) -> Any:
-        """Returns a value as it will be, a NumPy or a JAX array."""
-        return self._value(uid) if uid in self.changes else self._entry_of(uid).read()
-
-    def _value(self, uid: str) -> Array:
-        """Returns a value as it will be, as a NumPy array."""
-        change = self.changes.get(uid)
-        if change is None:
-            return self._entry_of(uid).read_host()
-        if isinstance(change, RowSet):
-            value = self._entry_of(uid).read_host().copy()
-            value[change.indices] = change.rows
-            return value
-        return np.asarray(change)

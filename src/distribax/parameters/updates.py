@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,22 @@ from distribax.parameters.entries import Change, Form
 from distribax.parameters.operations import Array, Gradient, Rows
 from distribax.parameters.sparse import RowSet, gathered, padded, summed
 from distribax.parameters.spec import OptimizerSpec
+
+
+class Values(Protocol):
+    """The values that an update works on, by uid."""
+
+    def read(self, uid: str) -> Any:
+        """Returns a value as it is kept, a NumPy or a JAX array."""
+        ...
+
+    def consume(self, uid: str) -> Any:
+        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        ...
+
+    def read_host(self, uid: str) -> Array:
+        """Returns a value as a NumPy array."""
+        ...
 
 
 class Update:
@@ -42,7 +58,8 @@ class Update:
         leaves, self._structure = jax.tree.flatten(state)
         self._owners = _owners(state, len(targets))
         self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
-        self._program = jax.jit(self._run, static_argnums=0)
+        # What it updates it overwrites; see `Entry`.
+        self._program = jax.jit(self._run, static_argnums=0, donate_argnums=1)
 
     def _slot_form(self, number: int, leaf: Any) -> Form:
         owner = self._owners[number]
@@ -90,16 +107,9 @@ class Update:
         return stack
 
     def __call__(
-        self,
-        read: Callable[[str], Any],
-        read_host: Callable[[str], Array],
-        gradients: Sequence[Gradient],
-        extra_args: Mapping[str, Any],
+        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, Any]
     ) -> dict[str, Change]:
-        """Returns the changes by uid.
-
-        `read` returns a value as it is kept (NumPy or JAX), `read_host` as a NumPy array.
-        """
+        """Returns the changes by uid."""
         spec = self.spec
         # Of targets with a sparse gradient, only the rows that it touches take part.
         touched = [
@@ -108,18 +118,30 @@ class Update:
         ]
         of_slots = [self._rows_of_slot(number, touched) for number in range(len(spec.slots))]
 
-        def taken(uid: str, rows: RowSet | None) -> Any:
-            return read(uid) if rows is None else gathered(read_host(uid), rows.indices)
+        active = tuple(gradient is not None for gradient in gradients)
 
-        values = [taken(*pair) for pair in zip(spec.targets, touched, strict=True)]
-        state = [taken(*pair) for pair in zip(spec.slots, of_slots, strict=True)]
+        def taken(uid: str, rows: RowSet | None, take: Callable[[str], Any]) -> Any:
+            return take(uid) if rows is None else gathered(store.read_host(uid), rows.indices)
+
+        own = [
+            taken(uid, rows, store.consume)
+            for uid, rows, moves in zip(spec.targets, touched, active, strict=True)
+            if moves
+        ]
+        resting = [
+            store.read(uid) for uid, moves in zip(spec.targets, active, strict=True) if not moves
+        ]
+        state = [
+            taken(uid, rows, store.read) for uid, rows in zip(spec.slots, of_slots, strict=True)
+        ]
         dense = [
             gradient if rows is None else padded(rows.rows)
             for gradient, rows in zip(gradients, touched, strict=True)
         ]
-        active = tuple(gradient is not None for gradient in gradients)
         with self._settings():
-            new_values, new_state = self._program(active, values, state, dense, dict(extra_args))
+            new_values, new_state = self._program(
+                active, own, resting, state, dense, dict(extra_args)
+            )
             for array in (*new_values.values(), *new_state.values()):
                 array.block_until_ready()
         return {
@@ -148,12 +170,15 @@ class Update:
     def _run(
         self,
         active: tuple[bool, ...],
-        values: list[Any],
+        own: list[Any],
+        resting: list[Any],
         leaves: list[Any],
         gradients: list[Any],
         extra_args: dict[str, Any],
     ) -> tuple[dict[int, Any], dict[int, Any]]:
         state = jax.tree.unflatten(self._structure, leaves)
+        kinds = {True: iter(own), False: iter(resting)}
+        values = [next(kinds[moves]) for moves in active]
         # A parameter without a gradient takes part as a zero, and what comes out is not used.
         gradients = [
             jnp.zeros_like(value) if gradient is None else gradient.astype(value.dtype)

@@ -292,6 +292,30 @@ def test_a_transformation_that_raises_leaves_all_as_it_was(cluster: Cluster) -> 
     assert count == 0 and client.status(0)["updates"] == 0
 
 
+def test_an_update_that_is_not_kept_leaves_all_as_it_was(cluster: Cluster) -> None:
+    """The first operation of the push has overwritten the optimizer's own copy by then."""
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        raise ZeroDivisionError("of the user's making")
+
+    client = cluster.client()
+    _register(client, OPTIMIZERS["momentum"])
+    raising = cloudpickle.dumps(optax.GradientTransformation(lambda _: optax.EmptyState(), update))
+    client.register_optimizer(0, OptimizerSpec("raising", raising, ("p0",)))
+    gradients = tuple(np.ones(shape, np.float32) for shape in SHAPES)
+    client.push({0: [Apply("o", gradients)]})
+    before = client.pull(SPECS)
+    client.push({0: [Apply("o", gradients), Apply("raising", gradients[:1])]})
+    with pytest.raises(ParameterServerError, match="of the user's making"):
+        client.flush()
+    for value, wanted in zip(client.pull(SPECS), before, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+    client.push({0: [Apply("o", gradients)]})
+    for value, wanted in zip(client.pull(SPECS), before, strict=True):
+        # Momentum with Nesterov: the second step is 0.1 * (1 + 0.9 * 1.9).
+        np.testing.assert_allclose(value, wanted - 0.271, rtol=1e-5, atol=1e-6)
+
+
 def test_an_optimizer_goes_with_its_parameters(cluster: Cluster) -> None:
     client = cluster.client()
     _register(client, optax.sgd(1.0), SPECS[:1])
