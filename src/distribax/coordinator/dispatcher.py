@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import pickle
 import queue as queues
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from distribax.coordinator.failure import Decision, FailurePolicy
@@ -167,13 +168,20 @@ class Dispatcher:
             return
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
         while free := [worker for worker in ready if _has_room(worker)]:
+            now = time.monotonic()
             # One that has nothing to do comes before all others.
-            worker = min(free, key=lambda worker: (len(worker.batches), worker.load))
-            share = -(-self._queue.num_ready // len(ready))
-            closures = self._queue.take(functools.partial(self._pace.batch, share=share))
+            worker = min(free, key=lambda worker: (len(worker.batches), worker.rest(now)))
+            rests = [each.rest(now) for each in (worker, *(w for w in ready if w is not worker))]
+            closures = self._queue.take(functools.partial(self._choose, rests))
             if not closures:
                 return
             self._send(worker, closures)
+
+    def _choose(self, rests: list[float], waiting: Iterator[Closure]) -> int:
+        """Returns how many of the waiting closures the worker with the first of `rests` takes."""
+        first = next(waiting)
+        share = self._pace.share(first, self._queue.num_ready, rests)
+        return self._pace.batch(itertools.chain([first], waiting), share)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
         number = worker.next_number()
@@ -202,6 +210,7 @@ class Dispatcher:
             self._lose(worker, "its process has died")
             return
         batch = worker.batches.pop(number)
+        worker.answered_at = time.monotonic()
         for function, (count, seconds) in reply.seconds.items():
             self._pace.learn(batch.names[function], count, seconds)
         closures, outcomes = batch.closures, reply.outcomes

@@ -65,6 +65,7 @@ class WorkerHandle:
         self.life = 0
         self.greeting: Greeting | None = None
         self.batches: dict[int, SentBatch] = {}
+        self.answered_at = 0.0
         # When it entered its state, and when it became ready or ceased to be.
         self.entered_at = float("-inf")
         self.turned_at = time.monotonic()
@@ -200,6 +201,13 @@ class WorkerHandle:
     def load(self) -> float:
         """An estimate of the seconds of work that the worker has been given."""
         return sum(batch.seconds for batch in self.batches.values())
+
+    def rest(self, now: float) -> float:
+        """Returns an estimate of the seconds until the worker has nothing to do."""
+        if not self.batches:
+            return 0.0
+        begun = max(next(iter(self.batches.values())).sent_at, self.answered_at)
+        return max(0.0, self.load - (now - begun))
 
     # The end of the process.
 

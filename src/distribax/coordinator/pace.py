@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from distribax.coordinator.queue import Closure
@@ -35,8 +35,23 @@ class Pace:
         known = self._seconds
         return sum(known.get(closure.function.name, math.inf) for closure in closures)
 
+    def share(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
+        """Returns how many of the waiting closures a worker takes.
+
+        All workers are to end at the same time: `rests` are the seconds that they still have to do,
+        beginning with this worker's. What waits is taken to be like the first.
+        """
+        each = self._seconds.get(first.function.name)
+        rest, total = rests[0], sum(rests)
+        if not each or not math.isfinite(total):
+            return -(-num_waiting // len(rests))
+        level = (total + num_waiting * each) / len(rests)
+        return max(0 if rest else 1, round((level - rest) / each))
+
     def batch(self, waiting: Iterator[Closure], share: int) -> int:
-        """Returns how many of the waiting closures make a batch: at least one, at most `share`."""
+        """Returns how many of the waiting closures make a batch: at most `share`."""
+        if not share:
+            return 0
         known = self._seconds
         count, total, size = 0, 0.0, 0
         for closure in waiting:

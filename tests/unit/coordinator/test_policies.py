@@ -34,6 +34,30 @@ def test_a_batch_makes_up_for_a_call_of_ray() -> None:
     assert pace.batch(iter(some(5, "slow")), share=5) == 1
 
 
+def test_workers_are_given_what_lets_them_end_together() -> None:
+    pace = Pace()
+    pace.learn("fn", 1, 0.01)
+    (first,) = some(1)
+    assert pace.share(first, 20, [0.0, 0.0]) == 10
+    # This worker has 0.1 s less to do than the other one, which is worth ten closures.
+    assert pace.share(first, 20, [0.1, 0.2]) == 15
+    assert pace.share(first, 5, [0.1, 0.3]) == 12
+    assert pace.share(first, 5, [0.3, 0.1]) == 0
+    assert pace.batch(iter(some(5)), share=0) == 0
+    # Who has nothing to do is not left without.
+    assert pace.share(first, 1, [0.0, 0.0, 0.0]) == 1
+
+
+def test_work_that_cannot_be_estimated_is_shared_evenly() -> None:
+    pace = Pace()
+    (unknown,) = some(1)
+    assert pace.share(unknown, 5, [0.0, 0.1]) == 3
+    pace.learn("fn", 1, 0.0)
+    assert pace.share(unknown, 5, [0.0, 0.1]) == 3
+    pace.learn("fn", 1, 1.0)
+    assert pace.share(unknown, 5, [0.0, math.inf]) == 3
+
+
 def test_a_batch_has_bounds() -> None:
     pace = Pace()
     pace.learn("fn", 1, 0.0)
