@@ -60,6 +60,8 @@ class LeaseBook:
         self._words = map_file(self.descriptor, _SIZE, writable=True).view(np.uint64)
         self._free = list(range(NUM_SLOTS))
         self._barrier = threading.Lock()
+        # Held here, as leases may end when the interpreter has taken its modules apart.
+        self._getpid = os.getpid
         self._process = os.getpid()
 
     def take(self, number: int) -> Lease | None:
@@ -75,7 +77,7 @@ class LeaseBook:
     def end(self, slot: int) -> None:
         """Takes back what was noted in a slot."""
         # A child that was forked has the same memory, but not these arrays' owner.
-        if os.getpid() == self._process:
+        if self._getpid() == self._process:
             self._words[slot] = 0
             self._free.append(slot)
 

@@ -74,7 +74,7 @@ class SharedReader:
         return [spec for spec in specs if spec.uid not in self._places]
 
     def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> bool:
-        """Takes a server's answer to where these parameters are; False if it does not say."""
+        """Takes a server's answer to where the first of these are; False if it does not say."""
         places = answer.header["places"]
         if places is None:
             return False
@@ -87,7 +87,7 @@ class SharedReader:
                 os.close(descriptor)
         if self._sequence is None:
             self._sequence = self._segments[CONTROL_SEGMENT].view(np.uint64)
-        for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=True):
+        for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=False):
             words, _ = block_at(self._segments[segment], offset, shape, dtype)
             self._places[spec.uid] = _Place(words, shape, dtype)
         return True

@@ -127,22 +127,29 @@ class Session:
         return Message({})
 
     def _map(self, request: Message) -> Message:
-        """Says where the values are, and gives the client the memory that it does not have."""
+        """Says where the values are, and gives the client the memory that it does not have.
+
+        As many of them as there is room for in one answer; the client asks again for the others.
+        """
         store = self._store
+        places: list[list[Any]] = []
+        needed = {CONTROL_SEGMENT}
         with store.lock:
-            entries = [store.entry(uid) for uid in request.header["uids"]]
-            places = [
-                [entry.home.segment, entry.home.offset, entry.form.shape, entry.form.dtype]
-                for entry in entries
-            ]
-            needed = {CONTROL_SEGMENT}.union(*(entry.segments for entry in entries))
-            needed -= self._segments
-            segments = [store.arena.segment(number) for number in sorted(needed)]
-            if len(segments) > _MAX_DESCRIPTORS:
+            for uid in request.header["uids"]:
+                entry = store.entry(uid)
+                more = needed | entry.segments
+                if len(more - self._segments) > _MAX_DESCRIPTORS:
+                    break
+                needed = more
+                home, form = entry.home, entry.form
+                places.append([home.segment, home.offset, form.shape, form.dtype])
+            if not places:
                 return Message({"places": None})
+            new = needed - self._segments
+            segments = [store.arena.segment(number) for number in sorted(new)]
             # Doubled, as the store may close its own before these are sent.
             descriptors = [os.dup(s.descriptor) for s in segments if s.descriptor is not None]
-        self._segments |= needed
+        self._segments |= new
         header = {
             "places": places,
             "segments": [[segment.number, len(segment.memory)] for segment in segments],

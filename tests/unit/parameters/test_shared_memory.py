@@ -200,6 +200,20 @@ def test_memory_in_too_many_pieces_is_not_shared(
     assert np.all(client.pull([SPEC])[0] == 1)
 
 
+def test_memory_in_many_pieces_is_shared_bit_by_bit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MAX_DESCRIPTORS", 2)
+    monkeypatch.setattr(arena, "_CHUNK", 1 << 16)  # Each value has a file of its own.
+    client = cluster.client()
+    specs = [dataclasses.replace(SPEC, uid=f"v{number}") for number in range(5)]
+    for number, spec in enumerate(specs):
+        client.create(spec, number * ONES)
+    assert [value[0, 0] for value in client.pull(specs)] == [0, 1, 2, 3, 4]
+    reader = client._links[0].reader(specs)
+    assert reader is not None and len(reader._segments) == 1 + len(specs)
+
+
 def test_a_client_maps_again_after_its_connection_broke(cluster: Cluster) -> None:
     client = cluster.client()
     client.create(SPEC, ONES)
