@@ -1,16 +1,19 @@
 """Processes that tests/multiprocess/test_parameters.py starts: a parameter server, and workers.
 
-Run as `python parameter_processes.py server|adder|reader <folder> ...`. The folder holds the file
-`endpoint`, which says where the server is now, and the server's snapshots.
+Run as `python parameter_processes.py server|adder|reader|holder <folder> ...`. The folder holds the
+file `endpoint`, which says where the server is now, and the server's snapshots.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +94,34 @@ def read(folder: Path) -> None:
         mine.pull(BOTH)
 
 
+def hold(folder: Path, seconds: str) -> None:
+    """Pulls, keeps some of what it got, and looks at it again and again: it must not change."""
+    mine = client(folder, f"holder-{os.getpid()}")
+    generator = random.Random(os.getpid())
+    held: list[tuple[float, list[Any]]] = []
+    pulls = in_place = changed = 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        values = mine.pull(BOTH)
+        held.append((float(values[0][0, 0]), values))
+        if len(held) > generator.randrange(6):
+            held.pop(generator.randrange(len(held)))
+        for number, kept in held:
+            changed += any(np.any(value != number) for value in kept)
+        pulls += 1
+        in_place += _is_in_place(values[0])
+    print(json.dumps({"pulls": pulls, "in place": in_place, "changed": changed}), flush=True)
+    mine.close()
+
+
+def _is_in_place(value: Any) -> bool:
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return value is not None
+
+
 if __name__ == "__main__":
     role, place, *rest = sys.argv[1:]
-    {"server": serve, "adder": add, "reader": read}[role](Path(place), *rest)
+    {"server": serve, "adder": add, "reader": read, "holder": hold}[role](Path(place), *rest)
