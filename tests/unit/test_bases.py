@@ -7,13 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from distribax.execution import LiftedIterator
-from distribax.execution.frames import Frame
 from distribax.values import ArrayLike
 from distribax.variables import Placement
 
 USES: dict[str, Callable[[], object]] = {
     "ArrayLike": lambda: ArrayLike().__jax_array__(),
-    "Frame": lambda: Frame(None).read(None),
     "LiftedIterator": lambda: LiftedIterator().fetch(),
     "Placement.devices": lambda: Placement().devices,
     "Placement.store": lambda: Placement().store(1.0),

@@ -9,11 +9,10 @@ from typing import Any
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
-from distribax.data.distributed.iterator import Optional
 from distribax.data.plan.node import Node
 from distribax.data.plan.order import Shuffle
 from distribax.errors import OutOfRangeError
-from distribax.execution import LiftedIterator, require_host
+from distribax.execution import LiftedIterator
 
 
 class WorkerIterator(LiftedIterator):
@@ -34,18 +33,6 @@ class WorkerIterator(LiftedIterator):
             return next(self._iterator)
         except StopIteration:
             raise OutOfRangeError("the worker's data set is at its end") from None
-
-    def get_next(self) -> Any:
-        """Returns the next element; raises `dx.OutOfRangeError` (a StopIteration) at the end."""
-        return next(self)
-
-    def get_next_as_optional(self) -> Optional:
-        """Returns the next element if there is one, and says so."""
-        require_host("get_next_as_optional()")
-        try:
-            return Optional(next(self), present=True)
-        except StopIteration:
-            return Optional(present=False)
 
     def close(self) -> None:
         """Ends the iterator and the threads of its pipeline."""

@@ -72,7 +72,7 @@ class Reference:
     @property
     def definition(self) -> Definition:
         """What workers are to know of it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what workers are to know.")
 
     @property
     def reference_number(self) -> int:

@@ -7,6 +7,7 @@ they are until the program has run.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -31,7 +32,7 @@ class Lifted(Protocol):
     def store_program_value(self, value: Any) -> None: ...
 
 
-class Frame:
+class Frame(abc.ABC):
     """The values of the variables at one level of a trace."""
 
     def __init__(self, parent: Frame | None) -> None:
@@ -46,9 +47,9 @@ class Frame:
         assert self.parent is not None
         return self.parent.function
 
+    @abc.abstractmethod
     def read(self, variable: Any) -> Any:
         """Returns the variable's value at this level."""
-        raise NotImplementedError
 
     def write(self, variable: Any, value: Any) -> None:
         """Replaces the variable's value at this level."""

@@ -12,6 +12,27 @@ from distribax.errors import ControlFlow, HostOnly
 from distribax.execution import frames
 
 
+class Optional:
+    """An element, or the knowledge that there is none."""
+
+    def __init__(self, value: Any = None, *, present: bool) -> None:
+        self._value = value
+        self._present = present
+
+    def has_value(self) -> bool:
+        """Tells whether there is an element."""
+        return self._present
+
+    def get_value(self) -> Any:
+        """Returns the element; an error if there is none."""
+        if not self._present:
+            raise ValueError(
+                "get_value: the iterator was at its end. Ask has_value() first, or loop with "
+                "`for x in dist_dataset:`."
+            )
+        return self._value
+
+
 class LiftedIterator:
     """Base of iterators whose `next` works inside `dx.function`.
 
@@ -21,7 +42,21 @@ class LiftedIterator:
 
     def fetch(self) -> Any:
         """Fetches the next element on the host, or raises StopIteration."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say where its elements are from: override fetch(self)."
+        )
+
+    def get_next(self) -> Any:
+        """Returns the next element; raises `dx.OutOfRangeError` (a StopIteration) at the end."""
+        return next(self)
+
+    def get_next_as_optional(self) -> Optional:
+        """Returns the next element if there is one, and says so."""
+        require_host("get_next_as_optional()")
+        try:
+            return Optional(next(self), present=True)
+        except StopIteration:
+            return Optional(present=False)
 
     def __iter__(self) -> LiftedIterator:
         require_host("a loop over a distributed iterator")

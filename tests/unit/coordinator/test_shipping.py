@@ -188,7 +188,7 @@ def test_wrong_per_worker_values(values: Any) -> None:
 
 
 def test_the_base_of_references_has_no_definition() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Reference does not say what workers"):
         _ = Reference().definition
 
 

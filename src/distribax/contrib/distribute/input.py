@@ -58,10 +58,6 @@ class InitializableIterator(LiftedIterator):
         """Returns the next element, outside of any trace."""
         return self._started().fetch()
 
-    def get_next(self) -> Nest:
-        """Returns the next element; raises `dx.OutOfRangeError` (a StopIteration) at the end."""
-        return next(self)
-
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last element that was given out."""
         return self._started().get_state()

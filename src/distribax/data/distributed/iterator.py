@@ -9,34 +9,13 @@ from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.prefetch import Prefetcher
 from distribax.data.distributed.steps import Steps
 from distribax.errors import OutOfRangeError
-from distribax.execution import LiftedIterator, require_host
+from distribax.execution import LiftedIterator
 from distribax.topology import InputTarget
 from distribax.types import Nest
 
 _VERSION = 1
 # Asking a pipeline for its position costs time; between two answers, steps are counted.
 _STEPS_PER_SNAPSHOT = 32
-
-
-class Optional:
-    """An element, or the knowledge that there is none."""
-
-    def __init__(self, value: Any = None, *, present: bool) -> None:
-        self._value = value
-        self._present = present
-
-    def has_value(self) -> bool:
-        """Tells whether there is an element."""
-        return self._present
-
-    def get_value(self) -> Any:
-        """Returns the element; an error if there is none."""
-        if not self._present:
-            raise ValueError(
-                "get_value: the iterator was at its end. Ask has_value() first, or loop with "
-                "`for x in dist_dataset:`."
-            )
-        return self._value
 
 
 class _Source:
@@ -131,18 +110,6 @@ class DistributedIterator(LiftedIterator):
             raise OutOfRangeError("the distributed data set is at its end") from None
         self._at = (count, base)
         return element
-
-    def get_next(self) -> Nest:
-        """Returns the next element; raises `dx.OutOfRangeError` (a StopIteration) at the end."""
-        return next(self)
-
-    def get_next_as_optional(self) -> Optional:
-        """Returns the next element if there is one, and says so."""
-        require_host("get_next_as_optional()")
-        try:
-            return Optional(next(self), present=True)
-        except StopIteration:
-            return Optional(present=False)
 
     def initialize(self) -> None:
         """Does nothing: the iterator is ready. It stands for TensorFlow 1's initializers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,11 +27,11 @@ class CountingSource(PipelineIterator):
         self._iterator: Iterator[Any] | None = None
         self._given = 0
 
-    def _start(self) -> Iterator[Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _start(self) -> Iterator[Any]: ...
 
-    def _convert(self, value: Any) -> Element:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _convert(self, value: Any) -> Element: ...
 
     def __next__(self) -> Element:
         if self._iterator is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import grain
@@ -15,14 +16,14 @@ class PipelineIterator(grain.DatasetIterator[Any]):
     Grain's own iterators (its batching and prefetching) take these as parents and the reverse.
     """
 
-    def __next__(self) -> Element:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __next__(self) -> Element: ...
 
-    def get_state(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any]: ...
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def set_state(self, state: dict[str, Any]) -> None: ...
 
     def close(self) -> None:
         """Ends the iterator and those it reads from; further calls do nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class HasPlan(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class Node(abc.ABC):
     """One step of a pipeline. Nodes are compared by identity and never changed."""
 
     @property
@@ -45,13 +46,13 @@ class Node:
         assert not inputs
         return self
 
+    @abc.abstractmethod
     def cardinality(self) -> int:
         """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def spec(self, probe: Probe) -> Spec:
         """Returns the nest of TensorSpecs; `probe` runs what only running can tell."""
-        raise NotImplementedError
 
     def is_batched(self, probe: Probe) -> bool | None:
         """Tells whether the elements are batches; None if only the elements can tell."""
@@ -62,9 +63,9 @@ class Node:
         return None
 
     @property
+    @abc.abstractmethod
     def label(self) -> str:
         """How this step reads in a pipeline's fingerprint and in error messages."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,12 +20,9 @@ from distribax.data.spec import TensorSpec, spec_of, without_batch_dim
 class IndexedSource(Node):
     """A source of known length that can give any element: order is chosen before reading."""
 
-    def cardinality(self) -> int:
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def element(self, index: int) -> nests.Element:
         """Returns one element."""
-        raise NotImplementedError
 
     def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
         """Returns a batch of the elements at `indices`."""
