@@ -131,6 +131,7 @@ def _push(size: int, offset: int = 0) -> dict[str, object]:
     ("header", "sealed", "size", "message"),
     [
         (_push(80_000), True, None, "a mailbox that was not sent"),
+        ({**_push(80_000), "mailbox": "again"}, True, None, "one before, which was not sent"),
         (_push(80_000), False, 80_000, "not a sealed memory file of 80000 bytes"),
         (_push(80_000), True, 4096, "not a sealed memory file of 80000 bytes"),
         (_push(80_000, 64), True, 80_000, "outside of its mailbox"),
@@ -182,6 +183,22 @@ def test_pushes_of_growing_size_share_a_mailbox(cluster: Cluster) -> None:
         client.create(spec, np.zeros(spec.shape, np.uint8))
         client.push({0: [Assign(spec.uid, np.full(spec.shape, exponent, np.uint8))]})
         assert np.all(client.pull([spec])[0] == exponent)
+
+
+def test_pushes_of_the_same_form_and_of_others_take_turns(cluster: Cluster) -> None:
+    """What is said once for several pushes must be said again after another, or a reconnection."""
+    client = cluster.client()
+    other = dataclasses.replace(SPEC, uid="w", shape=(100, 200))
+    client.create(SPEC, 0 * ONES)
+    client.create(other, 0 * ONES.reshape(other.shape))
+    for number in range(1, 13):
+        uid, shape = ("v", SPEC.shape) if number % 5 else ("w", other.shape)
+        client.push({0: [AssignAdd(uid, np.full(shape, number, np.float32))]})
+        if number == 8:
+            client.flush()
+            cluster.servers[0]._connections.copy().popitem()[0].shutdown(socket.SHUT_RDWR)
+    one, two = client.pull([SPEC, other])
+    assert np.all(one == sum(range(1, 13)) - 15) and np.all(two == 15)
 
 
 def test_a_client_can_do_without(cluster: Cluster) -> None:
