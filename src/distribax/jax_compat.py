@@ -227,7 +227,12 @@ def put_rows(leaf: Any, sharding: Any, devices: Sequence[jax.Device]) -> jax.Arr
 
 def current_default_device() -> Any:
     """Returns the device that `jax.default_device` has set, or None."""
-    return jax.config.values["jax_default_device"]
+    return _config.default_device.value
+
+
+def has_64_bits() -> bool:
+    """Tells whether JAX computes with 64 bits where it is asked to."""
+    return bool(_config.enable_x64.value)
 
 
 def with_dim(value: Any) -> jax.Array:

@@ -7,8 +7,7 @@ scope entered in a thread is seen by that thread alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,34 +42,45 @@ def current() -> Entry:
     return _set_by_hand.get() or _default[0]
 
 
-@contextlib.contextmanager
-def enter(entry: Entry) -> Iterator[Entry]:
+class enter(contextlib.ContextDecorator):
     """Makes `entry` the innermost context."""
-    token = _stack.set((*_stack.get(), entry))
-    try:
-        yield entry
-    finally:
-        _stack.reset(token)
+
+    # Not a generator: functions on workers enter one each, and that would cost more than some do.
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._tokens: list[Token[tuple[Entry, ...]]] = []
+
+    def __enter__(self) -> Any:
+        self._tokens.append(_stack.set((*_stack.get(), self._entry)))
+        return self._entry
+
+    def __exit__(self, *error: object) -> None:
+        _stack.reset(self._tokens.pop())
 
 
-@contextlib.contextmanager
-def enter_scope(strategy: Any) -> Iterator[Any]:
+class enter_scope(enter):
     """Enters the cross-replica context of `strategy`, as `strategy.scope()` does."""
-    here = current()
-    if here.strategy is not strategy and here is not _default[0]:
-        raise RuntimeError(
-            f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of another "
-            f"strategy, {_name(here.strategy)}. Leave that scope first (end its `with` block, or "
-            "call dx.experimental_set_strategy(None))."
-        )
-    if here.replica_context is not None and here is not _default[0]:
-        raise RuntimeError(
-            f"strategy.scope(): {_name(strategy)} is running a replica here. Enter the scope "
-            "outside strategy.run(); inside a replica use "
-            "dx.get_replica_context().merge_call(fn) to get to the cross-replica context."
-        )
-    with enter(Entry(strategy)):
-        yield strategy
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(Entry(strategy))
+
+    def __enter__(self) -> Any:
+        strategy, here = self._entry.strategy, current()
+        if here.strategy is not strategy and here is not _default[0]:
+            raise RuntimeError(
+                f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of "
+                f"another strategy, {_name(here.strategy)}. Leave that scope first (end its `with` "
+                "block, or call dx.experimental_set_strategy(None))."
+            )
+        if here.replica_context is not None and here is not _default[0]:
+            raise RuntimeError(
+                f"strategy.scope(): {_name(strategy)} is running a replica here. Enter the scope "
+                "outside strategy.run(); inside a replica use "
+                "dx.get_replica_context().merge_call(fn) to get to the cross-replica context."
+            )
+        super().__enter__()
+        return strategy
 
 
 def get_strategy() -> Any:

@@ -31,7 +31,7 @@ from distribax.errors import WorkersLostError
 _BEAT_SECONDS: Final = 0.25
 _HURRIED_BEAT_SECONDS: Final = 0.05
 _BATCHES_IN_FLIGHT: Final = 2
-_AHEAD_SECONDS: Final = 0.15
+_AHEAD_SECONDS: Final = 0.3
 """A worker with more work than this is not given another batch behind it."""
 _PATIENCE_SECONDS: Final = 0.1
 """How long closures wait behind others at a worker while another one has nothing to do."""

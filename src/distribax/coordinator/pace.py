@@ -8,8 +8,9 @@ from typing import Final
 
 from distribax.coordinator.queue import Closure
 
-BATCH_SECONDS: Final = 0.1
-"""A call of Ray costs two or three milliseconds in all processes; this work makes up for it."""
+BATCH_SECONDS: Final = 0.2
+"""A call of Ray costs some milliseconds in all processes, which this work makes up for. Functions
+whose worker dies before the batch ends are run again, and results come with its end."""
 MAX_BATCH: Final = 2048
 MAX_BATCH_BYTES: Final = 8 << 20
 _ALONE_AFTER: Final = 3

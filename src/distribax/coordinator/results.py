@@ -11,7 +11,6 @@ from typing import Any
 
 import cloudpickle
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from distribax.coordinator.messages import Packed, Raised
@@ -45,7 +44,7 @@ def _to_numpy(value: jax.Array) -> Any:
 
 def _fits_numpy(value: jax.Array) -> bool:
     """Tells whether NumPy can hold an array; it has nothing for the keys of random numbers."""
-    return not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+    return isinstance(value.dtype, np.dtype)
 
 
 class _Pickler(cloudpickle.Pickler):

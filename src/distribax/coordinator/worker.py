@@ -15,7 +15,7 @@ from distribax.coordinator.results import pack, pack_error
 from distribax.coordinator.stock import Stock
 from distribax.coordinator.worker_index import set_worker_index
 
-LONGEST_SECONDS: Final = 0.2
+LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that it is at."""
 
 

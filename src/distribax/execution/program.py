@@ -92,8 +92,10 @@ class Program:
     lift: Lift
     results: outputs.Results
     effects: Effects
-    # The variables that live in other processes, by where they are fetched from.
+    # Of the variables that are read, those that live in other processes, by where they are fetched
+    # from; and the others.
     sources: dict[Any, list[int]]
+    near: list[int]
     donated: frozenset[int] = frozenset()
 
     def __call__(self, dynamic: list[Any]) -> Any:
@@ -136,10 +138,8 @@ class Program:
             fetched = source.pull([read[place] for place in places])
             for place, value in zip(places, fetched, strict=True):
                 values[place] = value
-        apart = {place for places in self.sources.values() for place in places}
-        for place, variable in enumerate(read):
-            if place not in apart:
-                values[place] = variable.program_value()
+        for place in self.near:
+            values[place] = read[place].program_value()
         return values
 
 
@@ -178,15 +178,14 @@ def build(
 
     sources: dict[Any, list[int]] = {}
     for place, variable in enumerate(lift.read):
-        source = getattr(variable, "source", None)
-        if source is not None:
-            sources.setdefault(source, []).append(place)
+        sources.setdefault(getattr(variable, "source", None), []).append(place)
+    near = sources.pop(None, [])
     call: Callable[..., Any]
     if lift.has_stages:
         call = StagedCall(pure, _launch_lock_released)
     else:
         call = jax.jit(pure, donate_argnums=(0, 1))
-    return Program(call, lift, results, effects, sources, donated)
+    return Program(call, lift, results, effects, sources, near, donated)
 
 
 @contextlib.contextmanager

@@ -191,6 +191,8 @@ class Link:
     def prepare(self, specs: Sequence[ParameterSpec]) -> None:
         """Waits for this client's own writes to these parameters, so that it reads them."""
         self.settle()
+        if not self._waits:
+            return
         wanted = {spec.uid for spec in specs}
         for wait in [wait for wait in self._waits if wait.targets & wanted]:
             header = {"do": "wait_round", "optimizer": wait.optimizer, "number": wait.number}

@@ -10,6 +10,8 @@ import numpy as np
 
 ALIGNMENT: Final = 64
 """JAX takes an array on the CPU as it is, without a copy, if it begins at such an address."""
+_SMALLEST_ALIGNED: Final = 4 << 10
+"""To copy fewer bytes once more takes less time than to align them."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -24,6 +26,15 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     # The shortest way to the address, which matters with many small parameters.
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns a copy that JAX can use as it is, if it is large enough for that to matter."""
+    if array.nbytes < _SMALLEST_ALIGNED:
+        return array.copy()
+    copy = aligned_empty(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
 
 
 def keep_freed_memory() -> bool:

@@ -20,7 +20,7 @@ from distribax.parameters.arena import (
     map_file,
 )
 from distribax.parameters.leases import Lease, LeaseBook
-from distribax.parameters.memory import aligned_empty
+from distribax.parameters.memory import aligned_copy, aligned_empty
 from distribax.parameters.operations import Array
 from distribax.parameters.spec import ParameterSpec
 from distribax.parameters.wire import Message
@@ -33,31 +33,49 @@ _ATTEMPTS: Final = 4
 _T = TypeVar("_T")
 
 
+class _Memory:
+    """The memory of one block, as this process sees it."""
+
+    def __init__(self, data: Array) -> None:
+        self.data = data
+        self.interface = data.__array_interface__
+        # NumPy's description of memory has no name for bfloat16 and the like.
+        self.is_plain = np.dtype(self.interface["typestr"]) == data.dtype
+
+
 class _Place:
     """Where a parameter is: the header of its first block, and the blocks that it has been in."""
 
     def __init__(self, words: Array, shape: tuple[int, ...], dtype: str) -> None:
         self.words = words
         self._form = shape, dtype
-        self._blocks: dict[tuple[int, int], Array] = {}
+        self._blocks: dict[tuple[int, int], _Memory] = {}
 
-    def data(self, segments: Mapping[int, Array]) -> Array | None:
-        """Returns the memory of the value; None if it is in a segment that is not known here."""
-        segment, offset = at = (int(self.words[SEGMENT_WORD]), int(self.words[OFFSET_WORD]))
-        data = self._blocks.get(at)
-        if data is None and segment in segments:
-            _, data = block_at(segments[segment], offset, *self._form)
-            self._blocks[at] = data
-        return data
+    def memory(self, at: tuple[int, int], segments: Mapping[int, Array]) -> _Memory | None:
+        """Returns the memory of a block; None if it is in a segment that is not known here."""
+        memory = self._blocks.get(at)
+        if memory is None:
+            segment, offset = at
+            if segment in segments:
+                _, data = block_at(segments[segment], offset, *self._form)
+                memory = self._blocks[at] = _Memory(data)
+        return memory
 
 
 class _Window:
     """Memory that NumPy takes as an array, and that stays as it is while the array is alive."""
 
-    def __init__(self, data: Array, lease: Lease) -> None:
-        self.__array_interface__ = data.__array_interface__
-        self._data = data
+    __slots__ = ("__array_interface__", "_lease", "_memory")
+
+    def __init__(self, memory: _Memory, lease: Lease) -> None:
+        self.__array_interface__ = memory.interface
+        self._memory = memory
         self._lease = lease
+
+
+def _window(memory: _Memory, lease: Lease) -> Array:
+    array = np.asarray(_Window(memory, lease))
+    return array if memory.is_plain else array.view(memory.data.dtype)
 
 
 class SharedReader:
@@ -99,28 +117,29 @@ class SharedReader:
 
         A value is a copy, or the server's memory itself, which then stays as it is.
         """
-        places = [self._place(spec) for spec in specs]
+        places = [self._places.get(spec.uid) for spec in specs]
 
         def look(number: int) -> list[tuple[int, Array | None]] | None:
             result: list[tuple[int, Array | None]] = []
             lease: Lease | None = None
             for spec, place, old in zip(specs, places, have, strict=True):
-                version = 0 if place is None else int(place.words[VERSION_WORD])
-                if place is None or not version or place.words[STALE_WORD]:
+                words = self._words(spec, place)
+                if words is None:
                     return None
+                version = words[VERSION_WORD]
                 if version == old:
                     result.append((version, None))
                     continue
-                data = self._data(spec, place)
-                if data is None:
+                memory = self._memory(spec, words)
+                if memory is None:
                     return None
-                if place.words[LENT_WORD]:
-                    lease = lease or self._book.take(number)
-                if lease is not None and place.words[LENT_WORD]:
-                    value = np.asarray(_Window(data, lease)).view(data.dtype)
+                is_lent = words[LENT_WORD]
+                if is_lent and lease is None:
+                    lease = self._book.take(number)
+                if is_lent and lease is not None:
+                    value = _window(memory, lease)
                 else:
-                    value = aligned_empty(data.shape, data.dtype)
-                    np.copyto(value, data)
+                    value = aligned_copy(memory.data)
                 result.append((version, value))
             return result
 
@@ -128,33 +147,35 @@ class SharedReader:
 
     def rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
         """Returns a copy of some rows."""
-        place = self._place(spec)
-        if place is None:
-            return None
+        place = self._places.get(spec.uid)
         rows = aligned_empty((*indices.shape, *spec.shape[1:]), spec.dtype)
 
         def copy(number: int) -> Array | None:
-            if not place.words[VERSION_WORD] or place.words[STALE_WORD]:
+            words = self._words(spec, place)
+            memory = None if words is None else self._memory(spec, words)
+            if memory is None:
                 return None
-            data = self._data(spec, place)
-            return None if data is None else np.take(data, indices, 0, out=rows, mode="clip")
+            return np.take(memory.data, indices, 0, out=rows, mode="clip")
 
         return self._consistent(copy)
 
-    def _place(self, spec: ParameterSpec) -> _Place | None:
-        """Returns where a parameter is; None if it was deleted, and is perhaps elsewhere by now."""
-        place = self._places.get(spec.uid)
-        if place is not None and not place.words[VERSION_WORD]:
-            del self._places[spec.uid]
+    def _words(self, spec: ParameterSpec, place: _Place | None) -> list[int] | None:
+        """Returns the header of a value; None if the server has to be asked for it."""
+        if place is None:
             return None
-        return place
-
-    def _data(self, spec: ParameterSpec, place: _Place) -> Array | None:
-        """Returns the memory of a value; None if the server has to be asked for its segment."""
-        data = place.data(self._segments)
-        if data is None:
+        words: list[int] = place.words.tolist()
+        if not words[VERSION_WORD]:  # It was deleted, and is perhaps elsewhere by now.
             self._places.pop(spec.uid, None)
-        return data
+            return None
+        return None if words[STALE_WORD] else words
+
+    def _memory(self, spec: ParameterSpec, words: list[int]) -> _Memory | None:
+        """Returns the memory of a value; None if the server has to be asked for its segment."""
+        place, at = self._places[spec.uid], (words[SEGMENT_WORD], words[OFFSET_WORD])
+        memory = place.memory(at, self._segments)
+        if memory is None:
+            del self._places[spec.uid]
+        return memory
 
     def _consistent(self, look: Callable[[int], _T | None]) -> _T | None:
         """Returns what `look` has found while the server did not write; None if it keeps on."""

@@ -18,7 +18,7 @@ from distribax.parameters.arena import Arena
 from distribax.parameters.checks import check_indices, check_operation, check_value
 from distribax.parameters.entries import Entry, Form
 from distribax.parameters.leases import Tenants
-from distribax.parameters.memory import aligned_empty
+from distribax.parameters.memory import aligned_copy, aligned_empty
 from distribax.parameters.operations import Array, Op
 from distribax.parameters.rounds import Round
 from distribax.parameters.sparse import RowSet
@@ -115,7 +115,11 @@ class Store:
         with self.lock:
             entries = [self.entry(uid) for uid in uids]
             pairs = zip(entries, have, strict=True)
-            changed = [_copy(entry) for entry, version in pairs if entry.version != version]
+            changed = [
+                aligned_copy(np.asarray(entry.read()))
+                for entry, version in pairs
+                if entry.version != version
+            ]
             return [entry.version for entry in entries], changed
 
     def rows(self, uid: str, indices: Array) -> Array:
@@ -276,9 +280,3 @@ class Store:
         finally:
             # Also when the transformation raises: who waits must not wait for ever.
             self._commit(stage)
-
-
-def _copy(entry: Entry) -> Array:
-    copy = aligned_empty(entry.form.shape, entry.form.dtype)
-    np.copyto(copy, np.asarray(entry.read()))
-    return copy

@@ -9,9 +9,11 @@ not depend on the size of the table.
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,8 @@ from distribax.parameters.entries import Change, Form
 from distribax.parameters.operations import Array, Gradient, Rows
 from distribax.parameters.sparse import RowSet, gathered, padded, summed
 from distribax.parameters.spec import OptimizerSpec
+
+_AS_IT_IS: Final = contextlib.nullcontext()
 
 
 class Values(Protocol):
@@ -39,6 +43,23 @@ class Values(Protocol):
     def read_host(self, uid: str) -> Array:
         """Returns a value as a NumPy array."""
         ...
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The compiled update for gradients of some of the targets.
+
+    Attributes:
+        call: The program; it returns new values of `moving` and of `changing`.
+        moving: The targets that have a gradient.
+        resting: The others.
+        changing: The slots that get new values.
+    """
+
+    call: Callable[..., tuple[list[Any], list[Any]]]
+    moving: list[int]
+    resting: list[int]
+    changing: list[int]
 
 
 class Update:
@@ -58,8 +79,7 @@ class Update:
         leaves, self._structure = jax.tree.flatten(state)
         self._owners = _owners(state, len(targets))
         self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
-        # What it updates it overwrites; see `Entry`.
-        self._program = jax.jit(self._run, static_argnums=0, donate_argnums=1)
+        self._programs: dict[tuple[bool, ...], _Program] = {}
 
     def _slot_form(self, number: int, leaf: Any) -> Form:
         owner = self._owners[number]
@@ -98,56 +118,67 @@ class Update:
 
         Workers may have chosen 64 bits; the server's own setting does not matter.
         """
-        stack = contextlib.ExitStack()
         # A server's process usually is as it has to be; a change costs as much as a small update.
-        if jax.default_backend() != "cpu" or jax_compat.current_default_device() is not None:
+        elsewhere = (
+            jax_compat.current_default_device() is not None or jax.default_backend() != "cpu"
+        )
+        if not elsewhere and jax_compat.has_64_bits() == self._wide:
+            return _AS_IT_IS
+        stack = contextlib.ExitStack()
+        if elsewhere:
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
-        if (jax.dtypes.canonicalize_dtype(np.int64).itemsize > 4) != self._wide:
-            stack.enter_context(jax.enable_x64(self._wide))
+        stack.enter_context(jax.enable_x64(self._wide))
         return stack
 
     def __call__(
         self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, Any]
     ) -> dict[str, Change]:
         """Returns the changes by uid."""
-        spec = self.spec
         # Of targets with a sparse gradient, only the rows that it touches take part.
         touched = [
             summed(gradient.indices, gradient.rows) if isinstance(gradient, Rows) else None
             for gradient in gradients
         ]
-        of_slots = [self._rows_of_slot(number, touched) for number in range(len(spec.slots))]
-
-        active = tuple(gradient is not None for gradient in gradients)
+        of_slots = [self._rows_of_slot(number, touched) for number in range(len(self.slots))]
 
         def taken(uid: str, rows: RowSet | None, take: Callable[[str], Any]) -> Any:
             return take(uid) if rows is None else gathered(store.read_host(uid), rows.indices)
 
-        own = [
-            taken(uid, rows, store.consume)
-            for uid, rows, moves in zip(spec.targets, touched, active, strict=True)
-            if moves
-        ]
-        resting = [
-            store.read(uid) for uid, moves in zip(spec.targets, active, strict=True) if not moves
-        ]
-        state = [
-            taken(uid, rows, store.read) for uid, rows in zip(spec.slots, of_slots, strict=True)
-        ]
+        targets, slots = self.spec.targets, self.spec.slots
+        program = self._program(tuple(gradient is not None for gradient in gradients))
+        own = [taken(targets[i], touched[i], store.consume) for i in program.moving]
+        resting = [store.read(targets[i]) for i in program.resting]
+        state = [taken(uid, rows, store.read) for uid, rows in zip(slots, of_slots, strict=True)]
         dense = [
             gradient if rows is None else padded(rows.rows)
             for gradient, rows in zip(gradients, touched, strict=True)
         ]
         with self._settings():
-            new_values, new_state = self._program(
-                active, own, resting, state, dense, dict(extra_args)
-            )
-            for array in (*new_values.values(), *new_state.values()):
+            new, new_state = program.call(own, resting, state, dense, dict(extra_args))
+            for array in (*new, *new_state):
                 array.block_until_ready()
-        return {
-            **{spec.targets[i]: _change(new, touched[i]) for i, new in new_values.items()},
-            **{spec.slots[i]: _change(new, of_slots[i]) for i, new in new_state.items()},
+        changes = {
+            targets[i]: _change(value, touched[i])
+            for i, value in zip(program.moving, new, strict=True)
         }
+        for i, value in zip(program.changing, new_state, strict=True):
+            changes[slots[i]] = _change(value, of_slots[i])
+        return changes
+
+    def _program(self, active: tuple[bool, ...]) -> _Program:
+        """Returns the program for gradients of these targets."""
+        program = self._programs.get(active)
+        if program is None:
+            owners = enumerate(self._owners)
+            program = _Program(
+                # What it updates it overwrites; see `Entry`.
+                jax.jit(functools.partial(self._run, active), donate_argnums=0),
+                moving=[i for i, moves in enumerate(active) if moves],
+                resting=[i for i, moves in enumerate(active) if not moves],
+                changing=[i for i, owner in owners if owner is None or active[owner]],
+            )
+            self._programs[active] = program
+        return program
 
     def check_rows(self, target: int) -> None:
         """Raises a ValueError if the target's slots cannot be updated by rows."""
@@ -175,7 +206,8 @@ class Update:
         leaves: list[Any],
         gradients: list[Any],
         extra_args: dict[str, Any],
-    ) -> tuple[dict[int, Any], dict[int, Any]]:
+    ) -> tuple[list[Any], list[Any]]:
+        program = self._program(active)
         state = jax.tree.unflatten(self._structure, leaves)
         kinds = {True: iter(own), False: iter(resting)}
         values = [next(kinds[moves]) for moves in active]
@@ -189,13 +221,9 @@ class Update:
         new_leaves = jax.tree.leaves(state)
         assert len(new_leaves) == len(leaves), "the state has changed its structure"
         return (
-            {i: value for i, value in enumerate(values) if active[i]},
-            {
-                # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
-                i: jnp.copy(leaf.astype(old.dtype))
-                for i, (leaf, old) in enumerate(zip(new_leaves, leaves, strict=True))
-                if self._owners[i] is None or active[self._owners[i]]  # type: ignore[index]
-            },
+            [values[i] for i in program.moving],
+            # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
+            [jnp.copy(new_leaves[i].astype(leaves[i].dtype)) for i in program.changing],
         )
 
 

@@ -30,6 +30,7 @@ _MAX_PAYLOAD: Final = 1 << 40
 _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
 _ARRAYS: Final = "arrays"
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
 """How many bytes are asked for before it is known how many there are."""
@@ -56,16 +57,19 @@ class Message:
 
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message out of the memory of its arrays."""
+    if not message.arrays and not message.descriptors:
+        connection.sendall(_head(message.header, 0))
+        return
     arrays = [np.asarray(value, order="C") for value in message.arrays]
-    header = message.header
-    if arrays:
-        described = [[dtype_name(value.dtype), value.shape] for value in arrays]
-        header = {**header, _ARRAYS: described}
-    text = json.dumps(header).encode()
+    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
-    prefix = _PREFIX.pack(_MAGIC, len(text), payload)
-    parts = [memoryview(prefix + text), *map(_bytes_of, arrays)]
-    _send_parts(connection, parts, message.descriptors)
+    head = _head({**message.header, _ARRAYS: described}, payload)
+    _send_parts(connection, [memoryview(head), *map(_bytes_of, arrays)], message.descriptors)
+
+
+def _head(header: dict[str, Any], payload: int) -> bytes:
+    text = _ENCODE(header).encode()
+    return _PREFIX.pack(_MAGIC, len(text), payload) + text
 
 
 def receive(connection: socket.socket) -> Message:
@@ -95,10 +99,11 @@ def receive(connection: socket.socket) -> Message:
         header, forms = _parse(text, payload)
         if len(begun) > payload:
             raise FrameError(f"{len(begun) - payload} bytes follow a frame without an answer")
+        if not forms:
+            return Message(header, (), descriptors)
         arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
-        if arrays:
-            parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
-            _receive_parts(connection, _filled(parts, begun))
+        parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
+        _receive_parts(connection, _filled(parts, begun))
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -112,6 +117,8 @@ def _parse(
     try:
         header = json.loads(str(text, "utf-8"))
         described = header.pop(_ARRAYS, ())
+        if not described and not payload:
+            return header, []
         forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
     except (ValueError, TypeError, AttributeError) as error:
         raise FrameError(f"a frame's header cannot be read: {error}") from error

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from distribax.parameters import Endpoint, ParameterServer, keep_freed_memory
 from distribax.strategies.server_settings import ServerSettings
 
@@ -31,6 +33,8 @@ class ServerActor:
         import ray
 
         keep_freed_memory()
+        # It waits for each update: to have another thread compute it would only cost time.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         self._settings = settings
         self._server = ParameterServer(
             settings.index,
