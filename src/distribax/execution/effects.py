@@ -19,8 +19,12 @@ import jax.numpy as jnp
 class Sink(Protocol):
     """Where effects go, many at once."""
 
-    def commit(self, effects: list[tuple[Any, Any]]) -> None:
-        """Carries out effects, each what it is and its arrays, in order."""
+    def commit(self, kinds: list[Any], arrays: list[Any], memo: dict[Any, Any]) -> None:
+        """Carries out effects in order, given what each is and its arrays (a nest).
+
+        A program does the same kinds of things at each call: `memo` is its own, for whatever the
+        sink wants to find there next time.
+        """
         ...
 
 
@@ -34,25 +38,32 @@ class Effect:
 
 
 @dataclass
+class _Group:
+    """The effects of a program that go to the same place, in order."""
+
+    sink: Sink
+    kinds: list[Any]
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Effects:
     """The effects of a program, learnt while it is traced."""
 
-    kinds: list[tuple[Sink, Any]] = field(default_factory=list)
+    groups: list[_Group] = field(default_factory=list)
 
     def take(self, effects: list[Effect]) -> list[Any]:
         """Splits effects into the arrays that the program returns and what they are for."""
-        self.kinds = [(effect.sink, effect.what) for effect in effects]
-        return [effect.arrays for effect in effects]
+        by_sink: dict[Any, list[Effect]] = {}
+        for effect in effects:
+            by_sink.setdefault(effect.sink, []).append(effect)
+        self.groups = [_Group(sink, [each.what for each in own]) for sink, own in by_sink.items()]
+        return [[each.arrays for each in own] for own in by_sink.values()]
 
     def commit(self, arrays: list[Any]) -> None:
         """Carries out the effects of one call."""
-        if not self.kinds:
-            return
-        by_sink: dict[Any, list[tuple[Any, Any]]] = {}
-        for (sink, what), given in zip(self.kinds, arrays, strict=True):
-            by_sink.setdefault(sink, []).append((what, given))
-        for sink, effects in by_sink.items():
-            sink.commit(effects)
+        for group, given in zip(self.groups, arrays, strict=True):
+            group.sink.commit(group.kinds, given, group.memo)
 
 
 @dataclass(frozen=True)

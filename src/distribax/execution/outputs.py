@@ -21,6 +21,9 @@ class Results:
     def __init__(self) -> None:
         self._tree: Any = None
         self._forms: list[Any] = []
+        # By place, the last sharding that was found to be of this process alone: JAX takes its time
+        # to tell, and it is mostly the same.
+        self._local: dict[int, Any] = {}
 
     def take(self, result: Any, frame: FunctionFrame) -> list[Any]:
         """Splits `result` into the arrays that the program returns and their form."""
@@ -49,17 +52,25 @@ class Results:
         """Puts the arrays of one call back into the form of the result."""
         remaining = iter(arrays)
         leaves = []
-        for form, held in self._forms:
+        for place, (form, held) in enumerate(self._forms):
             if form is None:
                 leaves.append(held)
             elif form == "array":
-                array = next(remaining)
-                leaves.append(array if array.is_fully_addressable else jax_compat.for_user(array))
+                leaves.append(self._for_user(place, next(remaining)))
             else:
                 wrapper, mesh, stacked, mirrored = form
                 layout = Global(next(remaining), mesh, stacked=stacked, mirrored=mirrored)
                 leaves.append(wrapper.of(layout))
         return jax.tree.unflatten(self._tree, leaves)
+
+    def _for_user(self, place: int, array: jax.Array) -> Any:
+        sharding = array.sharding
+        if sharding is self._local.get(place):
+            return array
+        if array.is_fully_addressable:
+            self._local[place] = sharding
+            return array
+        return jax_compat.for_user(array)
 
 
 def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:

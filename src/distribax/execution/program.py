@@ -92,9 +92,9 @@ class Program:
     lift: Lift
     results: outputs.Results
     effects: Effects
-    # Of the variables that are read, those that live in other processes, by where they are fetched
-    # from; and the others.
-    sources: dict[Any, list[int]]
+    # Of the variables that are read, those that live in other processes, with what fetches them;
+    # and the others.
+    fetches: list[tuple[Callable[[], list[Any]], list[int]]]
     near: list[int]
     donated: frozenset[int] = frozenset()
 
@@ -103,7 +103,7 @@ class Program:
         if is_lost():
             self._check_peers(dynamic)
         given = [variable.take_program_value() for variable in lift.written]
-        read = self._fetched() if self.sources else [v.program_value() for v in lift.read]
+        read = self._fetched() if self.fetches else [v.program_value() for v in lift.read]
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
@@ -134,9 +134,8 @@ class Program:
         """Returns the values that the program reads; those of one source come in one go."""
         read = self.lift.read
         values: list[Any] = [None] * len(read)
-        for source, places in self.sources.items():
-            fetched = source.pull([read[place] for place in places])
-            for place, value in zip(places, fetched, strict=True):
+        for fetch, places in self.fetches:
+            for place, value in zip(places, fetch(), strict=True):
                 values[place] = value
         for place in self.near:
             values[place] = read[place].program_value()
@@ -180,12 +179,16 @@ def build(
     for place, variable in enumerate(lift.read):
         sources.setdefault(getattr(variable, "source", None), []).append(place)
     near = sources.pop(None, [])
+    fetches = [
+        (source.reading([lift.read[place] for place in places]), places)
+        for source, places in sources.items()
+    ]
     call: Callable[..., Any]
     if lift.has_stages:
         call = StagedCall(pure, _launch_lock_released)
     else:
         call = jax.jit(pure, donate_argnums=(0, 1))
-    return Program(call, lift, results, effects, sources, near, donated)
+    return Program(call, lift, results, effects, fetches, near, donated)
 
 
 @contextlib.contextmanager

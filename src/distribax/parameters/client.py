@@ -11,9 +11,19 @@ from typing import Any
 import numpy as np
 
 from distribax.parameters.link import Link, RestartReport
-from distribax.parameters.operations import Array, Op, encode
+from distribax.parameters.operations import Array, Encoded, Op, encode
 from distribax.parameters.spec import Endpoint, OptimizerSpec, ParameterSpec
 from distribax.parameters.wire import Message
+
+
+class Selection:
+    """Parameters that are pulled together, in order, and where each is."""
+
+    def __init__(self, specs: Sequence[ParameterSpec]) -> None:
+        self.uids = [spec.uid for spec in specs]
+        self.by_server: dict[int, list[ParameterSpec]] = {}
+        for spec in specs:
+            self.by_server.setdefault(spec.server, []).append(spec)
 
 
 class ParameterClient:
@@ -80,10 +90,12 @@ class ParameterClient:
         belongs together: no push is seen in one value and not in another. The arrays are read-only
         and nobody ever changes them, so that JAX may use them without a copy.
         """
+        return self.pull_selected(Selection(specs))
+
+    def pull_selected(self, selection: Selection) -> list[tuple[int, Array]]:
+        """Like `pull_versions`, of parameters that are selected once and pulled often."""
+        by_server, cache = selection.by_server, self._cache
         with self._lock:
-            by_server: dict[int, list[ParameterSpec]] = {}
-            for spec in specs:
-                by_server.setdefault(spec.server, []).append(spec)
             for server, wanted in by_server.items():
                 self._link(server).prepare(wanted)
             asked = {
@@ -91,8 +103,9 @@ class ParameterClient:
                 for server, wanted in by_server.items()
                 if not self._read_shared(server, wanted)
             }
-            self._ask(asked)
-            return [self._cache[spec.uid] for spec in specs]
+            if asked:
+                self._ask(asked)
+            return [cache[uid] for uid in selection.uids]
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
@@ -138,7 +151,8 @@ class ParameterClient:
         return answers
 
     def _have(self, specs: Sequence[ParameterSpec]) -> list[int]:
-        return [self._cache[spec.uid][0] if spec.uid in self._cache else 0 for spec in specs]
+        cache = self._cache
+        return [cached[0] if (cached := cache.get(spec.uid)) else 0 for spec in specs]
 
     def rows(self, spec: ParameterSpec, indices: Any) -> Array:
         """Returns some rows of a parameter, with this client's pushes so far; only they travel."""
@@ -176,13 +190,15 @@ class ParameterClient:
         wrong on a server is raised by that call. An error of the push before is raised by this one,
         and then nothing is sent.
         """
+        self.push_encoded({server: encode(own) for server, own in by_server.items()})
+
+    def push_encoded(self, by_server: Mapping[int, tuple[Encoded, Sequence[Array]]]) -> None:
+        """Like `push`, with what `encode` has made of the operations."""
         with self._lock:
-            encoded = {
-                self._link(server): encode(operations) for server, operations in by_server.items()
-            }
-            for link in encoded:
+            pushes = [(self._link(server), *encoded) for server, encoded in by_server.items()]
+            for link, _, _ in pushes:
                 link.settle()
-            for link, (operations, arrays) in encoded.items():
+            for link, operations, arrays in pushes:
                 link.push(operations, arrays)
 
     def flush(self) -> None:

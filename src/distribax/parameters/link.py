@@ -54,22 +54,26 @@ class _Applied:
     """The numbers of the pushes that the server has applied, as far as the client knows."""
 
     def __init__(self) -> None:
-        self._ranges: list[range] = []
+        self._earlier: list[range] = []
+        # The last range, which grows with each push.
+        self._start = self._stop = 0
 
     def add(self, number: int) -> None:
         """Notes that one more is applied; it is larger than all before."""
-        if self._ranges and self._ranges[-1].stop == number:
-            self._ranges[-1] = range(self._ranges[-1].start, number + 1)
-        else:
-            self._ranges.append(range(number, number + 1))
+        if number != self._stop:
+            self._earlier.append(range(self._start, self._stop))
+            self._start = number
+        self._stop = number + 1
 
     def forget_after(self, number: int) -> None:
         """Drops those with a larger number."""
-        kept = (range(each.start, min(each.stop, number + 1)) for each in self._ranges)
-        self._ranges = [each for each in kept if each]
+        ranges = [*self._earlier, range(self._start, self._stop)]
+        kept = [range(each.start, min(each.stop, number + 1)) for each in ranges]
+        self._earlier = [each for each in kept if each]
+        self._start = self._stop = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._ranges))
+        return sum(map(len, self._earlier)) + self._stop - self._start
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 ALIGNMENT: Final = 64
 """JAX takes an array on the CPU as it is, without a copy, if it begins at such an address."""
-_SMALLEST_ALIGNED: Final = 4 << 10
+_SMALLEST_ALIGNED: Final = 64 << 10
 """To copy fewer bytes once more takes less time than to align them."""
 
 _M_TRIM_THRESHOLD: Final = -1

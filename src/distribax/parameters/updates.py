@@ -70,6 +70,7 @@ class Update:
         self.targets = tuple(targets)
         loaded = pickle.loads(spec.transformation)
         self._transformation = optax.with_extra_args_support(loaded)
+        self._is_foreign = jax.default_backend() != "cpu"
         self._wide = any(np.dtype(form.dtype).itemsize > 4 for form in targets)
         with self._settings():
             state = jax.eval_shape(
@@ -119,9 +120,7 @@ class Update:
         Workers may have chosen 64 bits; the server's own setting does not matter.
         """
         # A server's process usually is as it has to be; a change costs as much as a small update.
-        elsewhere = (
-            jax_compat.current_default_device() is not None or jax.default_backend() != "cpu"
-        )
+        elsewhere = self._is_foreign or jax_compat.current_default_device() is not None
         if not elsewhere and jax_compat.has_64_bits() == self._wide:
             return _AS_IT_IS
         stack = contextlib.ExitStack()

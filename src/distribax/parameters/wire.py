@@ -7,6 +7,7 @@ that a receiver allocates them, aligned for JAX, and the kernel copies each byte
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -14,8 +15,7 @@ import socket
 import struct
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,8 @@ _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
 _ARRAYS: Final = "arrays"
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_SHORT: Final = 16
+"""Of headers with so few bytes there is hardly more than one: that all is well."""
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
 """How many bytes are asked for before it is known how many there are."""
@@ -43,8 +45,7 @@ class FrameError(ConnectionError):
     """A frame that cannot be one: the peer is not a parameter server or client, or is broken."""
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A header of JSON values, the arrays that go with it, and open files (unix sockets only).
 
     Files are not closed by sending them; those received are the receiver's to close.
@@ -115,7 +116,8 @@ def _parse(
     text: memoryview, payload: int
 ) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
     try:
-        header = json.loads(str(text, "utf-8"))
+        is_short = len(text) <= _SHORT
+        header = _short(bytes(text)).copy() if is_short else json.loads(str(text, "utf-8"))
         described = header.pop(_ARRAYS, ())
         if not described and not payload:
             return header, []
@@ -126,6 +128,11 @@ def _parse(
     if sum(sizes) != payload or any(size < 0 for size in sizes):
         raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
     return header, forms
+
+
+@functools.lru_cache(maxsize=16)
+def _short(text: bytes) -> Any:
+    return json.loads(text)
 
 
 def _bytes_of(value: Array) -> memoryview:

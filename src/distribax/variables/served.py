@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,15 @@ from distribax.parameters import (
     ParameterClient,
     ParameterSpec,
 )
+from distribax.parameters.client import Selection
 from distribax.parameters.memory import aligned_empty
+from distribax.parameters.operations import (
+    Encoded,
+    Route,
+    depends_on_values,
+    encode,
+    routes_of,
+)
 from distribax.variables.division import check_ids
 from distribax.variables.placement import Placement
 
@@ -74,22 +83,32 @@ class ParameterLink:
         self._bytes[spec.server] += value.nbytes
 
     def pull(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the variables' values as a compiled program takes them.
+        """Returns the variables' values as a compiled program takes them."""
+        return self.reading(variables)()
+
+    def reading(self, variables: Sequence[Any]) -> Callable[[], list[Any]]:
+        """Returns a function that returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is given as the NumPy array that it
         came in: the CPU backend takes it as it is (the memory is aligned and never changes), and
         for once that costs less than making an array of JAX's. Who reads it again gets one.
         """
         specs = [variable.placement.specs[0] for variable in variables]
-        values: list[Any] = []
-        for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
-            cached = self._cached.get(spec.uid)
-            if cached is None or cached[0] != version:
-                self._cached[spec.uid] = version, None
-                values.append(array)
-            else:
-                values.append(self._cached_array(spec, version, array))
-        return values
+        selection = Selection(specs)
+        pull, known = self.client.pull_selected, self._cached
+
+        def read() -> list[Any]:
+            values: list[Any] = []
+            for spec, (version, array) in zip(specs, pull(selection), strict=True):
+                cached = known.get(spec.uid)
+                if cached is None or cached[0] != version:
+                    known[spec.uid] = version, None
+                    values.append(array)
+                else:
+                    values.append(self._cached_array(spec, version, array))
+            return values
+
+        return read
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
@@ -130,21 +149,32 @@ class ParameterLink:
 
     def push(self, operations: Iterable[tuple[int, Op]]) -> None:
         """Sends operations, each with its server; those of one server are applied at once."""
-        by_server: dict[int, list[Op]] = {}
-        for server, operation in operations:
-            by_server.setdefault(server, []).append(operation)
-        self.client.push(by_server)
+        self._send({server: encode(own) for server, own in _by_server(operations).items()})
+
+    def commit(self, kinds: list[Any], arrays: list[Any], memo: dict[Any, Any]) -> None:
+        """Sends what a compiled step has computed for the servers."""
+        leaves, tree = jax.tree.flatten(arrays)
+        values = _on_host(leaves)
+        routes: dict[int, Route] | None = memo.get(tree)
+        if routes is not None:
+            pushes = {server: route.taken(values) for server, route in routes.items()}
+        else:
+            given = jax.tree.unflatten(tree, values)
+            operations = _by_server(
+                operation
+                for what, own in zip(kinds, given, strict=True)
+                for operation in _operations(what, own)
+            )
+            pushes = {server: encode(own) for server, own in operations.items()}
+            if tree not in memo:
+                fixed = not any(map(depends_on_values, itertools.chain(*operations.values())))
+                memo[tree] = routes_of(pushes, values) if fixed else None
+        self._send(pushes)
+
+    def _send(self, pushes: dict[int, tuple[Encoded, list[np.ndarray]]]) -> None:
+        self.client.push_encoded(pushes)
         if self.is_coordinator:
             self.client.flush()
-
-    def commit(self, effects: list[tuple[Any, Any]]) -> None:
-        """Sends what a compiled step has computed for the servers."""
-        arrays = _on_host([given for _, given in effects])
-        self.push(
-            operation
-            for (what, _), given in zip(effects, arrays, strict=True)
-            for operation in _operations(what, given)
-        )
 
     def assign(self, specs: Sequence[ParameterSpec], value: np.ndarray) -> None:
         """Sets parameters to a value; the coordinator makes those again that a server has lost."""
@@ -159,6 +189,13 @@ class ParameterLink:
                 # Not until the last of its variables is there again.
                 with contextlib.suppress(ParametersLostError):
                     register()
+
+
+def _by_server(operations: Iterable[tuple[int, Op]]) -> dict[int, list[Op]]:
+    found: dict[int, list[Op]] = {}
+    for server, operation in operations:
+        found.setdefault(server, []).append(operation)
+    return found
 
 
 def _operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
@@ -200,7 +237,9 @@ def written(variable: Any, how: str, value: Any) -> list[tuple[int, Op]]:
     kind = Assign if how == "assign" else AssignAdd
     if how == "assign_sub":
         value = -value
-    value = np.broadcast_to(np.asarray(value), variable.shape)
+    value = np.asarray(value)
+    if value.shape != variable.shape:
+        value = np.broadcast_to(value, variable.shape)
     return [(spec.server, kind(spec.uid, value)) for spec in variable.placement.specs]
 
 
@@ -279,12 +318,12 @@ def _placed(array: np.ndarray) -> jax.Array:
     return jax_compat.outside_trace(lambda: jax.device_put(array))
 
 
-def _on_host(nest: Any) -> Any:
+def _on_host(arrays: list[Any]) -> list[np.ndarray]:
     if jax.default_backend() != "cpu":
-        return host_arrays(nest)
+        fetched: list[np.ndarray] = host_arrays(arrays)
+        return fetched
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
-    leaves, tree = jax.tree.flatten(nest)
-    return jax.tree.unflatten(tree, [np.asarray(leaf) for leaf in leaves])
+    return [np.asarray(array) for array in arrays]
 
 
 def _nothing() -> jax.Array:

@@ -120,6 +120,42 @@ def test_a_compiled_step_fetches_only_what_has_changed(strategy: Any) -> None:
     assert link._cached[uid] is versions[uid]
 
 
+@pytest.mark.parametrize("kind", ["whole", "broadcast", "rows"])
+def test_each_call_of_a_step_sends_what_it_has_computed(strategy: Any, kind: str) -> None:
+    """How a step's arrays go to the servers is found out once; what is in them is not."""
+    rows = kind == "rows"
+    with strategy.scope():
+        table = dx.Variable(np.zeros((4, 2), np.float32))
+        last, total, wide = dx.Variable(np.zeros(2)), dx.Variable(0.0), dx.Variable(np.zeros(3))
+        optimizer = dx.Optimizer(optax.sgd(1.0))
+
+    def step(x: Any, row: Any) -> None:
+        def loss_of() -> Any:
+            picked = dx.embedding_lookup(table, row) if rows else table.value()
+            return jnp.sum(picked * x)
+
+        _, gradients = dx.value_and_grad(loss_of, [table])()
+        optimizer.apply_gradients(zip(gradients, [table], strict=True))
+        last.assign(jnp.stack([x, -x]))
+        total.assign_add(x)
+        wide.assign_sub(x if kind == "broadcast" else jnp.full(3, x))
+
+    expected, sum_so_far = np.zeros((4, 2), np.float32), 0.0
+    compiled = dx.function(lambda x, row: strategy.run(step, args=(x, row)))
+    for x, row in [(1.0, 0), (2.0, 3), (4.0, 3), (8.0, 1)]:
+        compiled(np.float32(x), np.array([row]))
+        expected[row if rows else slice(None)] -= x
+        sum_so_far += x
+        np.testing.assert_array_equal(np.asarray(table), expected)
+        np.testing.assert_array_equal(np.asarray(last), [x, -x])
+        np.testing.assert_array_equal(np.asarray(wide), np.full(3, -sum_so_far))
+        assert float(total) == sum_so_far
+    assert compiled.trace_count == 1
+    if rows:
+        with pytest.raises(ValueError, match="7"):
+            compiled(np.float32(1.0), np.array([7]))
+
+
 def test_additions_of_two_processes_are_both_kept(strategy: Any) -> None:
     with strategy.scope():
         v = dx.Variable(0.0)
@@ -135,9 +171,9 @@ def test_additions_of_two_processes_are_both_kept(strategy: Any) -> None:
     link, spec = strategy.link, v.placement.specs[0]
     original = link.commit
 
-    def commit(effects: Any) -> None:
+    def commit(*effects: Any) -> None:
         link.client.push({spec.server: [_add(spec.uid, 100.0)]})
-        original(effects)
+        original(*effects)
 
     link.commit = commit
     try:
