@@ -41,7 +41,7 @@ def mlp(settings: Settings) -> Report:
     report = Report("ps_mlp")
     sides = [Side(OURS, "ps_distribax", ("--work", "mlp"))]
     sides += [_tensorflow(name, "mlp", *way) for name, way in TENSORFLOW.items()]
-    outcome = _measured(report, sides, settings, steps=200, rounds=(15, 3))
+    outcome = _measured(report, sides, settings, steps=500, rounds=(15, 3))
     report.tables.append(_table("MLP 784-512-512-10, SGD, batch 128", "steps/s", outcome))
     report.claims += _claims("steps/s", outcome, OURS, MIN_MLP)
     report.failures += _disagreements(outcome, "loss")

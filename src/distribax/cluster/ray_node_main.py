@@ -48,6 +48,11 @@ _SYSTEM_CONFIG: Final = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 5,
+    # There is no dashboard, so nobody would see what is collected for it.
+    "enable_metrics_collection": False,
+    "enable_timeline": False,
+    "event_stats": False,
+    "task_events_report_interval_ms": 0,
 }
 
 
