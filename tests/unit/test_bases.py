@@ -13,12 +13,17 @@ from distribax.variables import Placement
 USES: dict[str, Callable[[], object]] = {
     "ArrayLike": lambda: ArrayLike().__jax_array__(),
     "LiftedIterator": lambda: LiftedIterator().fetch(),
-    "Placement.devices": lambda: Placement().devices,
-    "Placement.store": lambda: Placement().store(1.0),
 }
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_base_does_nothing_by_itself(name: str) -> None:
-    with pytest.raises(NotImplementedError):
+def test_a_base_says_what_is_missing(name: str) -> None:
+    with pytest.raises(
+        NotImplementedError, match=rf"{name} does not say.*: (define|override) \w+\("
+    ):
         USES[name]()
+
+
+def test_a_placement_says_where_it_is() -> None:
+    with pytest.raises(TypeError, match=r"abstract.*devices.*store"):
+        Placement()  # type: ignore[abstract]

@@ -117,7 +117,9 @@ class SharedReader:
 
         A value is a copy, or the server's memory itself, which then stays as it is.
         """
-        places = [self._places.get(spec.uid) for spec in specs]
+        places = [place for spec in specs if (place := self._places.get(spec.uid)) is not None]
+        if len(places) < len(specs):
+            return None
 
         def look(number: int) -> list[tuple[int, Array | None]] | None:
             result: list[tuple[int, Array | None]] = []
@@ -130,7 +132,7 @@ class SharedReader:
                 if version == old:
                     result.append((version, None))
                     continue
-                memory = self._memory(spec, words)
+                memory = self._memory(spec, place, words)
                 if memory is None:
                     return None
                 is_lent = words[LENT_WORD]
@@ -148,33 +150,32 @@ class SharedReader:
     def rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
         """Returns a copy of some rows."""
         place = self._places.get(spec.uid)
+        if place is None:
+            return None
         rows = aligned_empty((*indices.shape, *spec.shape[1:]), spec.dtype)
 
         def copy(number: int) -> Array | None:
             words = self._words(spec, place)
-            memory = None if words is None else self._memory(spec, words)
+            memory = None if words is None else self._memory(spec, place, words)
             if memory is None:
                 return None
             return np.take(memory.data, indices, 0, out=rows, mode="clip")
 
         return self._consistent(copy)
 
-    def _words(self, spec: ParameterSpec, place: _Place | None) -> list[int] | None:
+    def _words(self, spec: ParameterSpec, place: _Place) -> list[int] | None:
         """Returns the header of a value; None if the server has to be asked for it."""
-        if place is None:
-            return None
         words: list[int] = place.words.tolist()
         if not words[VERSION_WORD]:  # It was deleted, and is perhaps elsewhere by now.
             self._places.pop(spec.uid, None)
             return None
         return None if words[STALE_WORD] else words
 
-    def _memory(self, spec: ParameterSpec, words: list[int]) -> _Memory | None:
+    def _memory(self, spec: ParameterSpec, place: _Place, words: list[int]) -> _Memory | None:
         """Returns the memory of a value; None if the server has to be asked for its segment."""
-        place, at = self._places[spec.uid], (words[SEGMENT_WORD], words[OFFSET_WORD])
-        memory = place.memory(at, self._segments)
+        memory = place.memory((words[SEGMENT_WORD], words[OFFSET_WORD]), self._segments)
         if memory is None:
-            del self._places[spec.uid]
+            self._places.pop(spec.uid, None)
         return memory
 
     def _consistent(self, look: Callable[[int], _T | None]) -> _T | None:

@@ -54,7 +54,9 @@ class ArrayLike:
     __array_priority__ = 1000.0
 
     def __jax_array__(self) -> jax.Array:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what its array is: define __jax_array__(self)."
+        )
 
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""

@@ -157,7 +157,7 @@ def _send(variable: Any, value: Any, how: str) -> None:
         frame.function.defer(variable, how, value)
     else:
         _refuse_staged(variable, value)
-        variable.placement.write(variable, how, value)
+        variable.source.write(variable, how, value)
     if stand_in is not None:
         stand_in[variable] = frames.storable(seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from distribax.topology import REPLICA_AXIS, device_name, local_devices
 from distribax.values import copies
 
 
-class Placement:
+class Placement(abc.ABC):
     """Where a variable's values are kept.
 
     A buffer is what the placement stores: one `jax.Array`, maybe over several devices. Subclasses
@@ -32,9 +33,9 @@ class Placement:
     specs: tuple[Any, ...] = ()
 
     @property
+    @abc.abstractmethod
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this process that have a copy."""
-        raise NotImplementedError
 
     @property
     def sharding(self) -> Any:
@@ -54,13 +55,9 @@ class Placement:
         """Returns the buffer with the value of now."""
         return buffer
 
-    def write(self, variable: Any, how: str, value: Any) -> None:
-        """Sends a write to where the value lives; only for placements with a `source`."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def store(self, value: Any) -> jax.Array:
         """Returns a buffer that holds `value` in every copy."""
-        raise NotImplementedError
 
     def initial(self, value: Any) -> jax.Array:
         """Returns the first buffer; all processes start with the value of the first one."""

@@ -90,8 +90,9 @@ class ParameterLink:
         """Returns a function that returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is given as the NumPy array that it
-        came in: the CPU backend takes it as it is (the memory is aligned and never changes), and
-        for once that costs less than making an array of JAX's. Who reads it again gets one.
+        came in: the CPU backend takes a large one as it is (the memory is aligned and never
+        changes), and for once that costs less than making an array of JAX's. Who reads it again
+        gets one.
         """
         specs = [variable.placement.specs[0] for variable in variables]
         selection = Selection(specs)
@@ -175,6 +176,13 @@ class ParameterLink:
         self.client.push_encoded(pushes)
         if self.is_coordinator:
             self.client.flush()
+
+    def write(self, variable: Any, how: str, value: Any) -> None:
+        """Sends a write to a variable; `how` is "assign", "assign_add" or "assign_sub"."""
+        if how == "assign":
+            self.assign(variable.placement.specs, np.asarray(value))
+        else:
+            self.push(written(variable, how, np.asarray(value)))
 
     def assign(self, specs: Sequence[ParameterSpec], value: np.ndarray) -> None:
         """Sets parameters to a value; the coordinator makes those again that a server has lost."""
@@ -306,12 +314,6 @@ class Served(Placement):
 
     def to_program(self, buffer: jax.Array) -> jax.Array:
         return self.current(buffer)
-
-    def write(self, variable: Any, how: str, value: Any) -> None:
-        if how == "assign":
-            self.source.assign(self.specs, np.asarray(value))
-        else:
-            self.source.push(written(variable, how, np.asarray(value)))
 
 
 def _placed(array: np.ndarray) -> jax.Array:
