@@ -51,6 +51,9 @@ _SYSTEM_CONFIG: Final = {
     # A process that dies is noticed within some 0.2 seconds; with Ray's own values, 1 to 2.
     "timeout_ms_task_wait_for_death_info": 100,
     "core_worker_internal_heartbeat_ms": 100,
+    # Ray runs actors with a niceness of 15. Such light tasks Linux does not spread over cores with
+    # care: one may be idle while two of them share another.
+    "worker_niceness": 0,
     # There is no dashboard, so nobody would see what is collected for it.
     "enable_metrics_collection": False,
     "enable_timeline": False,

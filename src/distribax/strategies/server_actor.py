@@ -22,6 +22,10 @@ logger = logging.getLogger("distribax")
 
 # How often the servers are asked whether they are there.
 _PING_SECONDS = 2.0
+# How much nicer than workers a server is. A worker that has pushed soon waits for the answer, and
+# leaves its core to the server; with the same niceness, the server would interrupt a worker that
+# computes, and cost it its caches.
+_NICENESS = 10
 # How long a server may take to start.
 _START_SECONDS = 60.0
 
@@ -33,6 +37,7 @@ class ServerActor:
         import ray
 
         keep_freed_memory()
+        os.nice(_NICENESS)  # Of this thread, and of those that it starts.
         # It waits for each update: to have another thread compute it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         self._settings = settings
