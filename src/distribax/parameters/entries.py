@@ -92,8 +92,10 @@ class Entry:
 
     def consume(self) -> Any:
         """Returns the value for a program that may overwrite it, if it is an array of JAX's."""
-        self.read_host()  # Readers' copy is the one that must not be lost.
-        value, self._device = self.read(), None
+        if self._stale:  # Readers' copy is the one that must not be lost.
+            self.read_host()
+        value = self.host if self._device is None else self._device
+        self._device = None
         return value
 
     def read_host(self) -> Array:
@@ -108,7 +110,7 @@ class Entry:
         `noted` are the numbers of the leases. Returns where it is; None if `write` has to do all of
         it.
         """
-        if isinstance(change, RowSet) or not self._is_lent:
+        if not self._is_lent or isinstance(change, RowSet):
             return None
         room = self._spare(noted)
         if room is not None:

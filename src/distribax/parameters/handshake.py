@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Final
 
-_GREETING: Final = b"distribax-parameters-1\n"
+_GREETING: Final = b"distribax-parameters-2\n"
 _NONCE: Final = 32
 _ACCEPTED: Final = b"+"
 _REFUSED: Final = b"-"

@@ -139,8 +139,8 @@ class Link:
         self.settle()
         self._connect(self._deadline())
         self._sequence += 1
-        header = {"do": "push", "sequence": self._sequence, "operations": operations}
-        message = Message(header, arrays)
+        header = {"do": "push", "operations": operations}
+        message = Message(header, arrays, number=self._sequence)
         self._unacknowledged = self._sequence, message
         # Should it fail, it is sent again when the answer is awaited.
         with contextlib.suppress(*_BROKEN):
@@ -319,7 +319,7 @@ class Link:
         assert self._unacknowledged is not None
         self.acknowledged = self._unacknowledged[0]
         self._unacknowledged = None
-        waits = self._checked(answer).header["waits"]
+        waits = self._checked(answer).header.get("waits", ())
         self._applied.add(self.acknowledged)
         for optimizer, number, targets in waits:
             self._waits.append(_Wait(optimizer, number, frozenset(targets)))

@@ -19,7 +19,7 @@ import numpy as np
 
 from distribax.parameters.arena import create_file, map_file
 from distribax.parameters.memory import ALIGNMENT
-from distribax.parameters.operations import Array, Op, decode
+from distribax.parameters.operations import Array, Push, decode
 from distribax.parameters.spec import dtype_name, plain_dtype
 from distribax.parameters.wire import Message
 
@@ -28,6 +28,7 @@ _SMALLEST: Final = 64 << 10
 _KEY: Final = "mailbox"
 _AGAIN: Final = "again"
 """Instead of what is in the mailbox: the same as before, with new contents."""
+_PUSH_AGAIN: Final = {"do": "push", _KEY: _AGAIN}
 
 
 class Mailbox:
@@ -49,7 +50,7 @@ class Mailbox:
         what = header["operations"], [(array.dtype, array.shape) for array in arrays]
         if self._sent and what == self._last:
             self._fill(arrays)
-            return Message({"do": header["do"], "sequence": header["sequence"], _KEY: _AGAIN})
+            return Message(_PUSH_AGAIN, number=message.number)
         placed, size = _placed(arrays)
         memory = self._room_for(size)
         self._places = [_view(memory, *place) for place in placed]
@@ -57,7 +58,7 @@ class Mailbox:
         descriptors = () if self._sent or self._descriptor is None else (self._descriptor,)
         self._sent, self._last = True, what
         box = {"placed": placed, "size": len(memory)}
-        return Message({**header, _KEY: box}, (), descriptors)
+        return Message({**header, _KEY: box}, (), descriptors, message.number)
 
     def forget(self) -> None:
         """Says everything again with the next push: there is a new connection."""
@@ -87,18 +88,18 @@ class MailboxReader:
 
     def __init__(self) -> None:
         self._memory: Array | None = None
-        self._last: list[Op] | None = None
+        self._last: Push | None = None
 
-    def operations(self, message: Message) -> list[Op]:
-        """Returns the operations of a push, with their arrays wherever they are."""
+    def push(self, message: Message) -> Push:
+        """Returns what is pushed, with the arrays wherever they are."""
         box = message.header.get(_KEY)
         if box is None:
-            return decode(message.header["operations"], message.arrays)
+            return Push(decode(message.header["operations"], message.arrays))
         if box != _AGAIN:
             if message.descriptors:
                 self._memory = map_file(message.descriptors[0], box["size"], writable=False)
             arrays = [self._array(*place) for place in box["placed"]]
-            self._last = decode(message.header["operations"], arrays)
+            self._last = Push(decode(message.header["operations"], arrays))
         if self._last is None:
             raise ValueError("a push refers to one before, which was not sent")
         return self._last

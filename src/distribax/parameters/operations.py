@@ -77,6 +77,19 @@ class Apply:
 
 Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
 
+
+@dataclass
+class Push:
+    """Operations that are applied together.
+
+    `fits` is the store's `structure` when they were found to fit what it has; None if that is not
+    known, or depends on the contents of their arrays.
+    """
+
+    operations: Sequence[Op]
+    fits: int | None = None
+
+
 _WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
     "assign": Assign,
     "add": AssignAdd,

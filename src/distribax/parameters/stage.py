@@ -112,7 +112,7 @@ class Stage:
         counter = update.spec.counter
         if counter is not None:
             self._set(counter, self.read_host(counter) + 1)
-        self.slots.update(changes.keys() & set(update.spec.slots))
+        self.slots.update(changes.keys() & update.slot_uids)
         self.num_updates += 1
 
     def _set(self, uid: str, value: Any) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 
 from distribax.parameters.arena import Arena
 from distribax.parameters.checks import check_indices, check_operation, check_value
-from distribax.parameters.entries import Entry, Form
+from distribax.parameters.entries import Change, Entry, Form, Room
 from distribax.parameters.leases import Tenants
 from distribax.parameters.memory import aligned_copy, aligned_empty
-from distribax.parameters.operations import Array, Op
+from distribax.parameters.operations import Array, Push, depends_on_values
 from distribax.parameters.rounds import Round
 from distribax.parameters.sparse import RowSet
 from distribax.parameters.spec import OptimizerSpec, ParameterSpec
@@ -150,14 +150,14 @@ class Store:
             self.version += 1
             self._round_applied.notify_all()
 
-    def push(self, client: str, sequence: int, operations: Sequence[Op]) -> Answer:
+    def push(self, client: str, sequence: int, push: Push) -> Answer:
         """Applies the operations, unless this or a later push of the client is known."""
         with self.lock:
             known = self.answers.get(client)
             if known is not None and sequence <= known.sequence:
                 return known
             try:
-                answer = Answer(sequence, self._perform(client, operations))
+                answer = Answer(sequence, self._perform(client, push))
             except Exception as error:  # Whatever a transformation raises is the client's to see.
                 answer = Answer(sequence, error=(type(error).__name__, str(error)))
             else:
@@ -236,11 +236,14 @@ class Store:
     def _stage(self) -> Stage:
         return Stage(self.entry, self._update, self.rounds.__getitem__)
 
-    def _perform(self, client: str, operations: Sequence[Op]) -> tuple[tuple[str, int], ...]:
-        for operation in operations:
-            check_operation(operation, lambda uid: self.entry(uid).form, self._update)
+    def _perform(self, client: str, push: Push) -> tuple[tuple[str, int], ...]:
+        if push.fits != self.structure:
+            for operation in push.operations:
+                check_operation(operation, lambda uid: self.entry(uid).form, self._update)
+            if not any(map(depends_on_values, push.operations)):
+                push.fits = self.structure
         stage = self._stage()
-        for operation in operations:
+        for operation in push.operations:
             stage.compute(operation)
         optimizers = {given.optimizer for given in stage.contributions} - set(stage.closed)
         waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)
@@ -251,22 +254,20 @@ class Store:
 
     def _commit(self, stage: Stage) -> None:
         version = self._next_version()
-        changed = [(self.entry(uid), change) for uid, change in stage.changes.items()]
-        kept = [
-            uid in stage.slots and not isinstance(change, RowSet)
-            for uid, change in stage.changes.items()
-        ]
         noted = self.tenants.numbers()
-        rooms = [
-            None if stays else entry.prepare(change, noted)
-            for (entry, change), stays in zip(changed, kept, strict=True)
-        ]
+        kept: list[tuple[Entry, Change]] = []
+        written: list[tuple[Entry, Change, Room | None]] = []
+        for uid, change in stage.changes.items():
+            entry = self.entry(uid)
+            if uid in stage.slots and not isinstance(change, RowSet):
+                kept.append((entry, change))
+            else:
+                written.append((entry, change, entry.prepare(change, noted)))
         with self.arena:
-            for (entry, change), stays, room in zip(changed, kept, rooms, strict=True):
-                if stays:
-                    entry.keep(change, version)
-                else:
-                    entry.write(change, version, room)
+            for entry, change in kept:
+                entry.keep(change, version)
+            for entry, change, room in written:
+                entry.write(change, version, room)
         self.num_updates += stage.num_updates
         for uid in stage.closed:
             self.rounds[uid].close()

@@ -80,6 +80,7 @@ class Update:
         leaves, self._structure = jax.tree.flatten(state)
         self._owners = _owners(state, len(targets))
         self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
+        self.slot_uids = frozenset(spec.slots)
         self._programs: dict[tuple[bool, ...], _Program] = {}
 
     def _slot_form(self, number: int, leaf: Any) -> Form:
@@ -133,35 +134,42 @@ class Update:
         self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, Any]
     ) -> dict[str, Change]:
         """Returns the changes by uid."""
-        # Of targets with a sparse gradient, only the rows that it touches take part.
-        touched = [
-            summed(gradient.indices, gradient.rows) if isinstance(gradient, Rows) else None
-            for gradient in gradients
-        ]
-        of_slots = [self._rows_of_slot(number, touched) for number in range(len(self.slots))]
+        # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
+        # part.
+        touched = {
+            number: summed(gradient.indices, gradient.rows)
+            for number, gradient in enumerate(gradients)
+            if isinstance(gradient, Rows)
+        }
+        of_slots = self._rows_of_slots(touched) if touched else {}
 
-        def taken(uid: str, rows: RowSet | None, take: Callable[[str], Any]) -> Any:
-            return take(uid) if rows is None else gathered(store.read_host(uid), rows.indices)
+        def rows(uid: str, of: RowSet) -> Array:
+            return gathered(store.read_host(uid), of.indices)
 
         targets, slots = self.spec.targets, self.spec.slots
-        program = self._program(tuple(gradient is not None for gradient in gradients))
-        own = [taken(targets[i], touched[i], store.consume) for i in program.moving]
+        program = self._program(tuple([gradient is not None for gradient in gradients]))
+        own = [
+            rows(targets[i], touched[i]) if i in touched else store.consume(targets[i])
+            for i in program.moving
+        ]
         resting = [store.read(targets[i]) for i in program.resting]
-        state = [taken(uid, rows, store.read) for uid, rows in zip(slots, of_slots, strict=True)]
+        state = [
+            rows(uid, of_slots[i]) if i in of_slots else store.read(uid)
+            for i, uid in enumerate(slots)
+        ]
         dense = [
-            gradient if rows is None else padded(rows.rows)
-            for gradient, rows in zip(gradients, touched, strict=True)
+            padded(touched[i].rows) if i in touched else gradient
+            for i, gradient in enumerate(gradients)
         ]
         with self._settings():
             new, new_state = program.call(own, resting, state, dense, dict(extra_args))
             for array in (*new, *new_state):
                 array.block_until_ready()
-        changes = {
-            targets[i]: _change(value, touched[i])
-            for i, value in zip(program.moving, new, strict=True)
-        }
+        changes: dict[str, Change] = {}
+        for i, value in zip(program.moving, new, strict=True):
+            changes[targets[i]] = _rows(value, touched[i]) if i in touched else value
         for i, value in zip(program.changing, new_state, strict=True):
-            changes[slots[i]] = _change(value, of_slots[i])
+            changes[slots[i]] = _rows(value, of_slots[i]) if i in of_slots else value
         return changes
 
     def _program(self, active: tuple[bool, ...]) -> _Program:
@@ -191,11 +199,13 @@ class Update:
                     "slots have the parameter's shape, or a dense gradient."
                 )
 
-    def _rows_of_slot(self, number: int, touched: Sequence[RowSet | None]) -> RowSet | None:
-        owner = self._owners[number]
-        if owner is None or self.slots[number].shape != self.targets[owner].shape:
-            return None
-        return touched[owner]
+    def _rows_of_slots(self, touched: Mapping[int, RowSet]) -> dict[int, RowSet]:
+        """Returns which rows of slots, by number, go with the touched rows of the targets."""
+        return {
+            number: touched[owner]
+            for number, owner in enumerate(self._owners)
+            if owner in touched and self.slots[number].shape == self.targets[owner].shape
+        }
 
     def _run(
         self,
@@ -245,7 +255,5 @@ def _owners(state: Any, num_targets: int) -> list[int | None]:
     return owners
 
 
-def _change(value: Any, total: RowSet | None) -> Change:
-    if total is None:
-        return value
-    return RowSet(total.indices, np.asarray(value)[: len(total.indices)])
+def _rows(value: Any, touched: RowSet) -> RowSet:
+    return RowSet(touched.indices, np.asarray(value)[: len(touched.indices)])

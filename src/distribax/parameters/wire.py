@@ -1,8 +1,10 @@
 """Messages on a socket: a JSON header and arrays, sent from and received into their own memory.
 
-A frame is a fixed prefix (magic, length of the header, length of the payload), the header, and the
-bytes of the arrays one after the other. The header's "arrays" says the type and shape of each, so
-that a receiver allocates them, aligned for JAX, and the kernel copies each byte once.
+A frame is a fixed prefix (magic, length of the header, length of the payload, number), the header,
+and the bytes of the arrays one after the other. The header's "arrays" says the type and shape of
+each, so that a receiver allocates them, aligned for JAX, and the kernel copies each byte once. What
+is different in each message of a kind is its number: so a header is often one that was written and
+read before.
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from distribax.parameters.memory import aligned_empty
 from distribax.parameters.operations import Array
 from distribax.parameters.spec import dtype_name, plain_dtype
 
-_PREFIX: Final = struct.Struct("<4sIQ")
-_MAGIC: Final = b"dxp1"
+_PREFIX: Final = struct.Struct("<4sIQQ")
+_MAGIC: Final = b"dxp2"
 _MAX_HEADER: Final = 64 << 20
 _MAX_PAYLOAD: Final = 1 << 40
 _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
 _ARRAYS: Final = "arrays"
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
-_SHORT: Final = 16
-"""Of headers with so few bytes there is hardly more than one: that all is well."""
+_SHORT: Final = 40
+"""Headers of so few bytes are often the same: that a push is like the last one, or that all is
+well. What was made of them is kept."""
+_KEPT: Final = 64
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
 """How many bytes are asked for before it is known how many there are."""
@@ -48,29 +52,39 @@ class FrameError(ConnectionError):
 class Message(NamedTuple):
     """A header of JSON values, the arrays that go with it, and open files (unix sockets only).
 
-    Files are not closed by sending them; those received are the receiver's to close.
+    Files are not closed by sending them; those received are the receiver's to close. Headers are
+    not changed once they are sent or received. The number is the sender's.
     """
 
     header: dict[str, Any]
     arrays: Sequence[Array] = ()
     descriptors: Sequence[int] = ()
+    number: int = 0
 
 
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message out of the memory of its arrays."""
     if not message.arrays and not message.descriptors:
-        connection.sendall(_head(message.header, 0))
+        connection.sendall(_head(message.header, 0, message.number))
         return
     arrays = [np.asarray(value, order="C") for value in message.arrays]
     described = [[dtype_name(value.dtype), value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
-    head = _head({**message.header, _ARRAYS: described}, payload)
+    head = _head({**message.header, _ARRAYS: described}, payload, message.number)
     _send_parts(connection, [memoryview(head), *map(_bytes_of, arrays)], message.descriptors)
 
 
-def _head(header: dict[str, Any], payload: int) -> bytes:
-    text = _ENCODE(header).encode()
-    return _PREFIX.pack(_MAGIC, len(text), payload) + text
+def _head(header: dict[str, Any], payload: int, number: int) -> bytes:
+    if all(type(value) is str for value in header.values()):
+        text = _written(tuple(header.items()))
+    else:
+        text = _ENCODE(header).encode()
+    return _PREFIX.pack(_MAGIC, len(text), payload, number) + text
+
+
+@functools.lru_cache(_KEPT)
+def _written(items: tuple[tuple[str, str], ...]) -> bytes:
+    return _ENCODE(dict(items)).encode()
 
 
 def receive(connection: socket.socket) -> Message:
@@ -83,7 +97,7 @@ def receive(connection: socket.socket) -> Message:
     descriptors: list[int] = []
     try:
         count = _receive_first(connection, buffer, descriptors)
-        magic, header_size, payload = _PREFIX.unpack_from(buffer)
+        magic, header_size, payload, number = _PREFIX.unpack_from(buffer)
         if magic != _MAGIC:
             raise FrameError(f"a frame begins with {magic!r} instead of {_MAGIC!r}")
         if header_size > _MAX_HEADER or payload > _MAX_PAYLOAD:
@@ -101,7 +115,7 @@ def receive(connection: socket.socket) -> Message:
         if len(begun) > payload:
             raise FrameError(f"{len(begun) - payload} bytes follow a frame without an answer")
         if not forms:
-            return Message(header, (), descriptors)
+            return Message(header, (), descriptors, number)
         arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
         parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
         _receive_parts(connection, _filled(parts, begun))
@@ -109,7 +123,7 @@ def receive(connection: socket.socket) -> Message:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    return Message(header, arrays, descriptors)
+    return Message(header, arrays, descriptors, number)
 
 
 def _parse(
@@ -117,21 +131,22 @@ def _parse(
 ) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
     try:
         is_short = len(text) <= _SHORT
-        header = _short(bytes(text)).copy() if is_short else json.loads(str(text, "utf-8"))
-        described = header.pop(_ARRAYS, ())
+        header = _read(bytes(text)) if is_short else json.loads(str(text, "utf-8"))
+        described = header.get(_ARRAYS, ())
         if not described and not payload:
             return header, []
         forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
     except (ValueError, TypeError, AttributeError) as error:
         raise FrameError(f"a frame's header cannot be read: {error}") from error
+    header = {key: value for key, value in header.items() if key != _ARRAYS}
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     if sum(sizes) != payload or any(size < 0 for size in sizes):
         raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
     return header, forms
 
 
-@functools.lru_cache(maxsize=16)
-def _short(text: bytes) -> Any:
+@functools.lru_cache(_KEPT)
+def _read(text: bytes) -> Any:
     return json.loads(text)
 
 

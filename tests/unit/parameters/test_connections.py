@@ -71,7 +71,7 @@ def test_another_token_is_refused(any_cluster: Cluster) -> None:
 
 def test_a_server_has_to_know_the_token_too() -> None:
     def pretend(connection: socket.socket) -> None:
-        connection.sendall(b"distribax-parameters-1\n" + bytes(32))
+        connection.sendall(b"distribax-parameters-2\n" + bytes(32))
         connection.recv(64)
         connection.sendall(b"+" + bytes(32))
 

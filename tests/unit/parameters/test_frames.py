@@ -17,17 +17,17 @@ from distribax.parameters.wire import FrameError, Message
 from tests.unit.parameters.conftest import TOKEN, Cluster
 
 
-def _frame(header: Any, payload: int = 0, magic: bytes = b"dxp1") -> bytes:
+def _frame(header: Any, payload: int = 0, magic: bytes = b"dxp2") -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<4sIQ", magic, len(text), payload) + text
+    return struct.pack("<4sIQQ", magic, len(text), payload, 0) + text
 
 
 DAMAGED = {
     "a frame begins with b'HTTP'": _frame({}, magic=b"HTTP"),
-    "claims a header of 4294967295 bytes": struct.pack("<4sIQ", b"dxp1", 2**32 - 1, 0),
-    "and a payload of 2199023255552": struct.pack("<4sIQ", b"dxp1", 2, 2**41),
+    "claims a header of 4294967295 bytes": struct.pack("<4sIQQ", b"dxp2", 2**32 - 1, 0, 0),
+    "and a payload of 2199023255552": struct.pack("<4sIQQ", b"dxp2", 2, 2**41, 0),
     "cannot be read": _frame(b"not json"),
-    "header cannot be read: pop expected": _frame(["do", "note"]),
+    "header cannot be read: 'list' object has no attribute 'get'": _frame(["do", "note"]),
     "3 bytes follow a frame": _frame({"do": "note", "key": "k"}) + b"dxp",
     "cannot be stored": _frame({"arrays": [["object", [1]]]}),
     "is not a NumPy or JAX type": _frame({"arrays": [["nonsense", [1]]]}),

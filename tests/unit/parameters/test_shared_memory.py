@@ -124,7 +124,7 @@ def _push(size: int, offset: int = 0) -> dict[str, object]:
     placed = [["float32", SPEC.shape, offset]]
     operations = [{"do": "assign", "uid": "v", "value": 0}]
     box = {"placed": placed, "size": size}
-    return {"do": "push", "sequence": 1, "operations": operations, "mailbox": box}
+    return {"do": "push", "operations": operations, "mailbox": box}
 
 
 @pytest.mark.parametrize(
