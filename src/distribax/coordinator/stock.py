@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from distribax.coordinator import iterators
 from distribax.coordinator.interfaces import WorkerSetup
 from distribax.coordinator.messages import Shipment
 from distribax.coordinator.references import Kind, set_lookup
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Stock:
@@ -19,6 +21,7 @@ class Stock:
         self._setup = setup
         self._shipments: dict[int, Shipment] = {}
         self._objects: dict[int, Any] = {}
+        self._arguments: dict[bytes, Arguments] = {}
         set_lookup(self.get)
 
     def add(self, shipments: Iterable[Shipment]) -> None:
@@ -29,6 +32,7 @@ class Stock:
     def remove(self, numbers: Iterable[int]) -> None:
         """Forgets definitions, and ends what runs for them."""
         for number in numbers:
+            self._arguments.clear()
             self._shipments.pop(number, None)
             made = self._objects.pop(number, None)
             if isinstance(made, iterators.ENDING):
@@ -45,6 +49,18 @@ class Stock:
             if shipment.kind != Kind.VALUE.value:
                 self._objects[number] = made
             return made
+
+    def arguments(self, data: bytes | None) -> Arguments:
+        """Returns the positional and the named arguments of a call."""
+        if data is None:
+            return (), {}
+        known = self._arguments.get(data)
+        if known is None:
+            known = pickle.loads(data)
+            # Most steps have only an iterator, which is the same object each time.
+            if not known[1] and all(isinstance(arg, iterators.ENDING) for arg in known[0]):
+                self._arguments[data] = known
+        return known
 
     def _make(self, shipment: Shipment) -> Any:
         run = self._setup.run

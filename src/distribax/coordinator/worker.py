@@ -81,7 +81,7 @@ class Worker:
                 break
             try:
                 fn = stock.get(function)
-                args, kwargs = ((), {}) if arguments is None else pickle.loads(arguments)
+                args, kwargs = stock.arguments(arguments)
                 outcomes.append(_packed(setup.run(fn, args, kwargs)))
             except BaseException as error:
                 outcomes.append(pack_error(error))

@@ -13,6 +13,8 @@ from distribax.data.elements import Element
 # JAX takes host memory that is aligned like this as it is, without another copy.
 _ALIGNMENT = 64
 _LARGE_BYTES = 64 * 1024
+# As much may be copied once so that none of it is copied each time that it is used.
+_MAX_MOVED_BYTES = 256 * 1024 * 1024
 
 
 def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -23,6 +25,29 @@ def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any,
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def with_usable_rows(element: Element) -> Element:
+    """Returns the arrays with rows that devices can use as they are, if they are large.
+
+    An array that has others is copied, unless it is very large.
+    """
+    return nests.map_leaves(_with_usable_rows, element)
+
+
+def _with_usable_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    row_bytes = array[:1].nbytes
+    if (
+        row_bytes < _LARGE_BYTES
+        or row_bytes % _ALIGNMENT
+        or array.nbytes > _MAX_MOVED_BYTES
+        or not array.ctypes.data % _ALIGNMENT
+        or array.dtype.hasobject
+    ):
+        return array
+    copy = empty_array(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
 
 
 def read_only(element: Element) -> Element:

@@ -12,7 +12,7 @@ import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.memory import empty_array, read_only
+from distribax.data.memory import empty_array, read_only, with_usable_rows
 from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, Spec, UnknownSpec
 from distribax.data.spec import TensorSpec, spec_of, without_batch_dim
 
@@ -51,7 +51,7 @@ class Slices(IndexedSource):
         sizes = {len(leaf) for leaf in nests.leaves(self.arrays)}
         assert len(sizes) == 1, sizes
         # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
-        object.__setattr__(self, "arrays", read_only(self.arrays))
+        object.__setattr__(self, "arrays", read_only(with_usable_rows(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
 
     def cardinality(self) -> int:
