@@ -16,11 +16,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from distribax.coordinator.references import Definition, Kind, Reference, collecting
+from distribax.coordinator.references import Definition, Kind, Reference, collecting, resolve
 from distribax.types import Args, Kwargs, StepFn
 
 _PACKAGE = __name__.partition(".")[0]
 _PROTOCOL = 5
+_NUM_KEPT = 64
 
 
 def dumps(value: Any) -> tuple[bytes, tuple[Reference, ...]]:
@@ -89,6 +90,8 @@ def dump_arguments(
         return None, ()
     if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
         return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL), ()
+    if not kwargs and all(isinstance(arg, Reference) for arg in args):
+        return _of_references(tuple([arg.reference_number for arg in args])), tuple(args)
     try:
         return dumps((tuple(args), dict(kwargs)))
     except Exception as error:
@@ -97,6 +100,24 @@ def dump_arguments(
             f"{reason(error)}. Pass numbers, arrays, nests of them and objects that can be "
             "pickled; make what cannot be (locks, open files, generators) inside the function."
         ) from error
+
+
+@functools.lru_cache(_NUM_KEPT)
+def _of_references(numbers: tuple[int, ...]) -> bytes:
+    """Pickles arguments that are references: mostly an iterator, at each step the same."""
+    return pickle.dumps((tuple(map(_Number, numbers)), {}), _PROTOCOL)
+
+
+class _Number:
+    """A reference's number, pickled as the reference is."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> Any:
+        return resolve, (self._number,)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
