@@ -80,14 +80,16 @@ Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
 
 @dataclass
 class Push:
-    """Operations that are applied together.
+    """Operations that are applied together, perhaps again and again with other contents.
 
     `fits` is the store's `structure` when they were found to fit what it has; None if that is not
-    known, or depends on the contents of their arrays.
+    known, or depends on the contents of their arrays. `is_in_place` tells whether they have been
+    prepared for being applied again.
     """
 
     operations: Sequence[Op]
     fits: int | None = None
+    is_in_place: bool = False
 
 
 _WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {

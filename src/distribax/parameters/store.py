@@ -24,7 +24,7 @@ from distribax.parameters.rounds import Round
 from distribax.parameters.sparse import RowSet
 from distribax.parameters.spec import OptimizerSpec, ParameterSpec
 from distribax.parameters.stage import Stage
-from distribax.parameters.updates import Update
+from distribax.parameters.updates import Update, in_place
 
 
 class UnknownParameterError(KeyError):
@@ -242,6 +242,9 @@ class Store:
                 check_operation(operation, lambda uid: self.entry(uid).form, self._update)
             if not any(map(depends_on_values, push.operations)):
                 push.fits = self.structure
+        elif not push.is_in_place:
+            push.operations = [in_place(operation) for operation in push.operations]
+            push.is_in_place = True
         stage = self._stage()
         for operation in push.operations:
             stage.compute(operation)

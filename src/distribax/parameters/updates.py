@@ -9,6 +9,7 @@ not depend on the size of the table.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ import optax
 
 from distribax import jax_compat
 from distribax.parameters.entries import Change, Form
-from distribax.parameters.operations import Array, Gradient, Rows
+from distribax.parameters.operations import Apply, Array, Gradient, Op, Rows
 from distribax.parameters.sparse import RowSet, gathered, padded, summed
 from distribax.parameters.spec import OptimizerSpec
 
@@ -234,6 +235,27 @@ class Update:
             # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
             [jnp.copy(new_leaves[i].astype(leaves[i].dtype)) for i in program.changing],
         )
+
+
+def in_place(operation: Op) -> Op:
+    """Returns an operation that may come again, with dense gradients as JAX's arrays.
+
+    They are the same memory, whatever is in it by then: so JAX does not have to be told of it at
+    each update.
+    """
+    if not isinstance(operation, Apply):
+        return operation
+    return dataclasses.replace(operation, gradients=tuple(map(_in_place, operation.gradients)))
+
+
+def _in_place(gradient: Gradient) -> Gradient:
+    if not isinstance(gradient, np.ndarray):
+        return gradient
+    array = jax.device_put(gradient, jax.local_devices(backend="cpu")[0], may_alias=True)
+    # A copy would stay as it is. One is made of types that JAX is not set to use, and of others'
+    # memory.
+    is_same = array.unsafe_buffer_pointer() == gradient.ctypes.data
+    return array if is_same and array.dtype == gradient.dtype else gradient
 
 
 def _owners(state: Any, num_targets: int) -> list[int | None]:
