@@ -68,6 +68,8 @@ class Entry:
         self._tenants = tenants
         self._current = Room(self.home)
         self._others: list[Room] = []
+        # What NumPy would take far longer to write to.
+        self._header = memoryview(self.home.words)
         self._device: Any = None
         self._stale = False
         self._can_be_lent = arena.shared and self.host.nbytes >= _SMALLEST_LENT
@@ -101,7 +103,8 @@ class Entry:
     def read_host(self) -> Array:
         """Returns the value as a NumPy array: the entry's own memory."""
         if self._stale:
-            self.write(self._device, self.version)
+            with self._arena:
+                self.write(self._device, self.version)
         return self.host
 
     def prepare(self, change: Change, noted: Sequence[int]) -> Room | None:
@@ -118,26 +121,27 @@ class Entry:
         return room
 
     def write(self, change: Change, version: int, prepared: Room | None = None) -> None:
-        """Sets the value, or some rows of it; `prepared` is where `prepare` has put it."""
-        with self._arena:
-            if isinstance(change, RowSet):
-                self._write_rows(change)
-            elif prepared is not None:
-                self._move(prepared)
-            else:
-                if self._is_pinned():
-                    self._move(self._new_room())
-                np.copyto(self.host, np.asarray(change), casting="same_kind")
-                self._is_lent = self._can_be_lent
-            self._device = change if isinstance(change, jax.Array) else None
-            self._stale = False
-            self._mark(version)
+        """Sets the value, or some rows of it; `prepared` is where `prepare` has put it.
+
+        Inside of the arena's `with`, as `keep`.
+        """
+        if prepared is not None:
+            self._move(prepared)
+        elif isinstance(change, RowSet):
+            self._write_rows(change)
+        else:
+            if self._is_pinned():
+                self._move(self._new_room())
+            np.copyto(self.host, np.asarray(change), casting="same_kind")
+            self._is_lent = self._can_be_lent
+        self._device = change if isinstance(change, jax.Array) else None
+        self._stale = False
+        self._mark(version)
 
     def keep(self, value: Any, version: int) -> None:
         """Sets the value to an array of JAX's, which nobody changes, without copying it."""
-        with self._arena:
-            self._device, self._stale = value, True
-            self._mark(version)
+        self._device, self._stale = value, True
+        self._mark(version)
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -183,7 +187,7 @@ class Entry:
 
     def _mark(self, version: int) -> None:
         self.version = version
-        words, block = self.home.words, self._current.block
+        words, block = self._header, self._current.block
         words[VERSION_WORD] = version
         words[STALE_WORD] = self._stale
         words[SEGMENT_WORD] = block.segment
