@@ -69,7 +69,7 @@ class Entry:
         self._current = Room(self.home)
         self._others: list[Room] = []
         # What NumPy would take far longer to write to.
-        self._header = memoryview(self.home.words)
+        self._header: memoryview[int] = self.home.words.data
         self._device: Any = None
         self._stale = False
         self._can_be_lent = arena.shared and self.host.nbytes >= _SMALLEST_LENT

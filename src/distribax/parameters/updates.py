@@ -205,7 +205,9 @@ class Update:
         return {
             number: touched[owner]
             for number, owner in enumerate(self._owners)
-            if owner in touched and self.slots[number].shape == self.targets[owner].shape
+            if owner is not None
+            and owner in touched
+            and self.slots[number].shape == self.targets[owner].shape
         }
 
     def _run(

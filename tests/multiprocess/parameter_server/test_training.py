@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -22,6 +23,22 @@ def test_variables_are_spread_by_size(strategy: dx.ParameterServerStrategy) -> N
     assert {variable.device for variable in small} == {small[0].device}
     assert large.device != small[0].device
     assert large.device.startswith("/job:ps/replica:0/task:")
+
+
+def test_servers_let_workers_go_first(coordinator: Any) -> None:
+    def niceness(pid: int) -> set[int]:
+        tids = map(int, os.listdir(f"/proc/{pid}/task"))
+        return {os.getpriority(os.PRIO_PROCESS, tid) for tid in tids}
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness(coordinator.schedule(os.getpid).fetch()) == {own}
+    deadline = time.monotonic() + 20
+    while not all("pid" in server for server in coordinator.status().servers):
+        assert time.monotonic() < deadline, "the servers do not say who they are"
+        time.sleep(0.05)
+    for server in coordinator.status().servers:
+        # Ray's own threads must go on answering.
+        assert niceness(server["pid"]) == {own, min(own + 10, 19)}
 
 
 @pytest.mark.parametrize("wrap", [lambda fn: fn, dx.function], ids=["eager", "compiled"])

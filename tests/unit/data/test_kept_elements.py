@@ -114,6 +114,23 @@ def test_generators_may_fill_one_array_again_and_again(
         assert sorted(element[name][0] for element in elements) == list(range(5))
 
 
+def test_large_rows_are_where_devices_can_use_them() -> None:
+    memory = np.arange(3 * 20_032 + 1, dtype=np.float32)
+    start = 1 if memory.ctypes.data % 64 == 0 else 0
+    batches = memory[start:][: 3 * 20_032].reshape(3, 20_032)
+    assert batches.ctypes.data % 64
+    elements = list(Dataset.from_tensor_slices({"batch": batches, "label": np.arange(3)}))
+    for number, element in enumerate(elements):
+        assert element["batch"].ctypes.data % 64 == 0
+        np.testing.assert_array_equal(element["batch"], batches[number])
+
+
+@pytest.mark.parametrize("width", [4, 20_001], ids=["small", "not in step with the alignment"])
+def test_other_rows_are_those_of_the_array(width: int) -> None:
+    rows = np.arange(3 * width, dtype=np.float32).reshape(3, width)
+    assert all(np.shares_memory(row, rows) for row in Dataset.from_tensor_slices(rows))
+
+
 def test_arrays_that_nobody_can_change_are_not_copied() -> None:
     constant = np.frombuffer(b"abcd", np.uint8)
     (element,) = Dataset.from_generator(lambda: iter([constant]))

@@ -90,6 +90,40 @@ def test_dense_updates_are_those_of_optax(cluster: Cluster, transformation: Any)
     assert client.status(0)["updates"] == 4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("of_gradient", [None, "float32"])
+def test_pushes_that_come_again_bring_what_is_in_them_then(
+    cluster: Cluster, dtype: str, of_gradient: str | None
+) -> None:
+    """The server prepares itself for a push that it knows, but not for its contents."""
+    spec = ParameterSpec("p", "p", (400, 100), dtype, 0)
+    clients = [cluster.client("one"), cluster.client("two")]
+    zeros = np.zeros(spec.shape, jnp.dtype(dtype))
+    _register(clients[0], optax.sgd(1.0), [spec], [zeros])
+    clients[1].create(spec, zeros)
+    for number in range(1, 7):
+        client = clients[number % 2]
+        gradient = np.full(spec.shape, -number, jnp.dtype(of_gradient or dtype))
+        client.push({0: [Apply("o", (gradient,))]})
+        assert np.all(client.pull([spec])[0] == sum(range(number + 1)))
+
+
+def test_a_push_that_comes_again_is_checked_when_parameters_have_changed(cluster: Cluster) -> None:
+    client, other = cluster.client(), cluster.client("other")
+    _register(client, optax.sgd(1.0), SPECS[:1])
+    gradients = (_values(1)[0],)
+    for _ in range(3):
+        client.push({0: [Apply("o", gradients)]})
+    client.flush()
+    other.delete(["p0"])
+    turned = ParameterSpec("p0", "p0", (50, 400), "float32", 0)
+    _register(other, optax.sgd(1.0), [turned])
+    client.push({0: [Apply("o", gradients)]})
+    with pytest.raises(ParameterServerError, match=r"shape \(400, 50\), expected \(50, 400\)"):
+        client.flush()
+    np.testing.assert_array_equal(other.pull([turned])[0], _values(0, [turned])[0])
+
+
 def test_a_pulled_slot_goes_on_being_updated(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     (slot, *_) = _register(client, optax.sgd(1.0, momentum=1.0), SPECS[:1])
