@@ -51,7 +51,10 @@ class Dataset:
 
     @staticmethod
     def from_tensor_slices(tensors: Any) -> Dataset:
-        """Makes a data set of the rows of arrays in memory.
+        """Makes a data set of the rows of arrays in memory, which must not change afterwards.
+
+        Rows are not copied, but for large ones that devices could not use as they are: then the
+        array is copied once, up to 256 MB.
 
         >>> list(Dataset.from_tensor_slices(([1, 2], ["a", "b"])))
         [(np.int32(1), b'a'), (np.int32(2), b'b')]

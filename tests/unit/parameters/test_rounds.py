@@ -58,6 +58,24 @@ class _Pull(threading.Thread):
         return self._values
 
 
+def test_contributions_that_come_again_bring_what_is_in_them_then(cluster: Cluster) -> None:
+    """What is collected must not change when a client writes its next push to the same memory."""
+    large = ParameterSpec("large", "large", (200, 200), "float32", 0)
+    clients = [cluster.client("one"), cluster.client("other")]
+    clients[0].create(large, np.zeros(large.shape, np.float32))
+    spec = OptimizerSpec("sgd", cloudpickle.dumps(optax.sgd(1.0)), ("large",), (), None, 4, LONG)
+    clients[0].register_optimizer(0, spec)
+    total = 0
+    for number in range(1, 17):
+        gradient = np.full(large.shape, -4 * number, np.float32)
+        client = clients[number % 2]
+        client.push({0: [Apply("sgd", (gradient,))]})
+        client.flush()
+        total += number
+        if number % 4 == 0:
+            assert np.all(clients[0].pull([large])[0] == total)
+
+
 def test_the_mean_of_a_round_is_applied_once(any_cluster: Cluster) -> None:
     one, other = any_cluster.client("one"), any_cluster.client("other")
     _prepare(one)
