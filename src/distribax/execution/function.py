@@ -123,10 +123,7 @@ class Function:
     # One call.
 
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
-        if not kwargs and all(isinstance(arg, lifting.LiftedIterator) for arg in args):
-            leaves, tree = list(args), _tree_of_leaves(len(args))
-        else:
-            leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
         static = self._leaves_of(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)
@@ -241,12 +238,6 @@ class Function:
 
     def __repr__(self) -> str:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
-
-
-@functools.cache
-def _tree_of_leaves(number: int) -> Any:
-    """Returns the tree of so many positional arguments, each of them a leaf."""
-    return jax.tree.structure(((0,) * number, {}))
 
 
 def _is_leaf(leaf: Any) -> bool:

@@ -254,8 +254,8 @@ def _in_place(gradient: Gradient) -> Gradient:
     if not isinstance(gradient, np.ndarray):
         return gradient
     array = jax.device_put(gradient, jax.local_devices(backend="cpu")[0], may_alias=True)
-    # A copy would stay as it is. One is made of types that JAX is not set to use, and of others'
-    # memory.
+    # JAX makes a copy of types that it is not set to use, and of memory that is not aligned; a copy
+    # would not have what the next push brings.
     is_same = array.unsafe_buffer_pointer() == gradient.ctypes.data
     return array if is_same and array.dtype == gradient.dtype else gradient
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -321,13 +320,8 @@ def _placed(array: np.ndarray) -> jax.Array:
     return jax_compat.outside_trace(lambda: jax.device_put(array))
 
 
-@functools.cache
-def _is_on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
 def _on_host(arrays: list[Any]) -> list[np.ndarray]:
-    if not _is_on_cpu():
+    if jax.default_backend() != "cpu":
         fetched: list[np.ndarray] = host_arrays(arrays)
         return fetched
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.

@@ -131,6 +131,15 @@ def test_other_rows_are_those_of_the_array(width: int) -> None:
     assert all(np.shares_memory(row, rows) for row in Dataset.from_tensor_slices(rows))
 
 
+def test_a_very_large_array_is_not_copied() -> None:
+    memory = np.zeros(20_033, np.float32)
+    start = 1 if memory.ctypes.data % 64 == 0 else 0
+    row = memory[start:][:20_032]
+    assert row.ctypes.data % 64
+    rows = np.broadcast_to(row, (4_000, 20_032))  # 320 MB, if it were copied.
+    assert np.shares_memory(next(iter(Dataset.from_tensor_slices(rows))), memory)
+
+
 def test_arrays_that_nobody_can_change_are_not_copied() -> None:
     constant = np.frombuffer(b"abcd", np.uint8)
     (element,) = Dataset.from_generator(lambda: iter([constant]))
