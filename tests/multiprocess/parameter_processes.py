@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -66,21 +67,28 @@ def serve(folder: Path, interval: str) -> None:
     server.close()
 
 
-def add(folder: Path, count: str) -> None:
-    """Adds one to both values so many times; says what the server has acknowledged and lost."""
+def add(folder: Path, count: str = "") -> None:
+    """Adds one to both values so many times, or until the test says so; says what came of it."""
     mine = client(folder, f"adder-{os.getpid()}")
     lost: list[int] = []
     mine.on_restart = lambda server, report: lost.append(report.lost)
     ones = np.ones(LEFT.shape, np.float32)
     print("ready", flush=True)
     sys.stdin.readline()
-    torn = 0
-    for _ in range(int(count)):
+    said = threading.Event()
+    if not count:
+        threading.Thread(target=lambda: (sys.stdin.readline(), said.set()), daemon=True).start()
+    torn = added = 0
+    done = False
+    while not done:
+        # Looked at before it adds: what it adds last is added after the test has said so.
+        done = said.is_set() or str(added + 1) == count
+        added += 1
         mine.push({0: [AssignAdd("l", ones), AssignAdd("r", ones)]})
         left, right = mine.pull(BOTH)
         torn += not (np.all(left == left[0, 0]) and np.all(right == left[0, 0]))
     mine.flush()
-    result = {"client": mine.client_id, "acknowledged": mine.acknowledged(0)}
+    result = {"client": mine.client_id, "added": added, "acknowledged": mine.acknowledged(0)}
     print(json.dumps({**result, "lost": lost, "torn": torn}), flush=True)
     mine.close()
 
