@@ -174,15 +174,18 @@ def on_device(array: jax.Array, device: jax.Device) -> jax.Array:
 def outside_trace(fn: Callable[[], Any]) -> Any:
     """Runs `fn` as ordinary code although a transformation is tracing the caller.
 
-    JAX keeps its trace in the thread, so a fresh thread is outside of it.
+    JAX keeps its trace in the thread, so a fresh thread is outside of it. It also keeps what
+    `jax.enable_x64` and `jax.default_device` have set there, which the fresh one is given.
     """
     if not is_tracing():
         return fn()
     outcome: list[Any] = []
+    wide, device = has_64_bits(), current_default_device()
 
     def call() -> None:
         try:
-            outcome.extend((context.run(fn), None))
+            with jax.enable_x64(wide), jax.default_device(device):
+                outcome.extend((context.run(fn), None))
         except BaseException as error:  # Raised again by the caller.
             outcome.extend((None, error))
 

@@ -110,6 +110,21 @@ def test_code_runs_outside_of_a_trace() -> None:
     assert jax_compat.outside_trace(threading.get_ident) == threading.get_ident()
 
 
+def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
+    device = jax.devices()[1]
+    made: list[jax.Array] = []
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        made.append(jax_compat.outside_trace(lambda: jnp.asarray(2.0**40 + 1)))
+        return x
+
+    with jax.enable_x64(True), jax.default_device(device):
+        traced(1.0)
+    assert int(made[0]) == 2**40 + 1
+    assert made[0].devices() == {device}
+
+
 def test_states_of_traces_are_told_apart() -> None:
     outside = jax_compat.trace_state()
     seen: list[bool] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -16,6 +16,10 @@ from distribax.execution.effects import Effects
 from distribax.execution.stages import StagedCall
 from distribax.topology import launch_lock
 from distribax.types import StepFn
+
+Fetch: TypeAlias = Callable[[bool], tuple[list[Any], Any]]
+"""Fetches values that live in another process; told whether the caller awaits the program, it also
+returns what is to be kept until then, or None."""
 
 
 class Relift(ControlFlow):
@@ -94,7 +98,7 @@ class Program:
     effects: Effects
     # Of the variables that are read, those that live in other processes, with what fetches them;
     # and the others.
-    fetches: list[tuple[Callable[[], list[Any]], list[int]]]
+    fetches: list[tuple[Fetch, list[int]]]
     near: list[int]
     donated: frozenset[int] = frozenset()
 
@@ -103,7 +107,11 @@ class Program:
         if is_lost():
             self._check_peers(dynamic)
         given = [variable.take_program_value() for variable in lift.written]
-        read = self._fetched() if self.fetches else [v.program_value() for v in lift.read]
+        held: list[Any] = []
+        if self.fetches:
+            read = self._fetched(held)
+        else:
+            read = [variable.program_value() for variable in lift.read]
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
@@ -119,7 +127,14 @@ class Program:
             raise explained(error)  # noqa: B904
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
-        self.effects.commit(done)
+        try:
+            self.effects.commit(done)
+        finally:
+            if held:
+                # Others may have what is kept for the program when this call returns. Not before
+                # the effects: to wait for these is what JAX does faster.
+                for array in (*arrays, *jax.tree.leaves(new)):
+                    array.block_until_ready()
         jax_processes.pace(arrays)
         return self.results.rebuild(arrays)
 
@@ -130,12 +145,20 @@ class Program:
         if not local or not all(map(jax_compat.is_local, dynamic)):
             raise_if_lost()
 
-    def _fetched(self) -> list[Any]:
-        """Returns the values that the program reads; those of one source come in one go."""
+    def _fetched(self, held: list[Any]) -> list[Any]:
+        """Returns the values that the program reads; those of one source come in one go.
+
+        Puts what has to be kept until the program has ended into `held`.
+        """
         read = self.lift.read
         values: list[Any] = [None] * len(read)
+        # A program with effects is awaited in order to carry them out.
+        is_awaited = bool(self.effects.groups) and not self.lift.has_stages
         for fetch, places in self.fetches:
-            for place, value in zip(places, fetch(), strict=True):
+            fetched, kept = fetch(is_awaited)
+            if kept is not None:
+                held.append(kept)
+            for place, value in zip(places, fetched, strict=True):
                 values[place] = value
         for place in self.near:
             values[place] = read[place].program_value()

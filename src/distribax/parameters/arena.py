@@ -96,7 +96,9 @@ class Arena:
         self._open: Segment | None = None
         self._depth = 0
         self._barrier = threading.Lock()
-        self._sequence = self._add_segment(mmap.PAGESIZE).memory.view(np.uint64)
+        # What NumPy would take far longer to write to.
+        control = self._add_segment(mmap.PAGESIZE).memory.view(np.uint64)
+        self._sequence: memoryview[int] = control.data
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Block:
         """Returns memory for a value."""
@@ -124,7 +126,7 @@ class Arena:
     @property
     def number(self) -> int:
         """The sequence number; odd while somebody writes."""
-        return int(self._sequence[0])
+        return self._sequence[0]
 
     def __enter__(self) -> None:
         """Tells readers that what they copy from now on does not count, until the end."""

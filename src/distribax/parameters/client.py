@@ -8,11 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from distribax.parameters.leases import Lease
 from distribax.parameters.link import Link, RestartReport
 from distribax.parameters.operations import Array, Encoded, Op, encode
 from distribax.parameters.spec import Endpoint, OptimizerSpec, ParameterSpec
+from distribax.parameters.standing import Standing
 from distribax.parameters.wire import Message
 
 
@@ -20,6 +23,7 @@ class Selection:
     """Parameters that are pulled together, in order, and where each is."""
 
     def __init__(self, specs: Sequence[ParameterSpec]) -> None:
+        self.specs = specs
         self.uids = [spec.uid for spec in specs]
         self.by_server: dict[int, list[ParameterSpec]] = {}
         for spec in specs:
@@ -106,6 +110,36 @@ class ParameterClient:
             if asked:
                 self._ask(asked)
             return [cache[uid] for uid in selection.uids]
+
+    def pull_standing(
+        self, selection: Selection, standing: Standing
+    ) -> tuple[list[jax.Array], list[Lease]] | None:
+        """Like `pull`, as arrays of JAX's that are made once (see `standing`), and their leases.
+
+        None if not all of them can be read from shared memory now; `pull_selected` can.
+        """
+        arrays: dict[str, jax.Array] = {}
+        leases: list[Lease] = []
+        with self._lock:
+            for server, wanted in selection.by_server.items():
+                self._link(server).prepare(wanted)
+            for server, wanted in selection.by_server.items():
+                link = self._link(server)
+                reader = link.reader(wanted)
+                found = None if reader is None else reader.stand(wanted, standing)
+                if found is None:
+                    return None
+                link.has_parameters = True
+                arrays.update(zip([spec.uid for spec in wanted], found[0], strict=True))
+                if found[1] is not None:
+                    leases.append(found[1])
+        return [arrays[uid] for uid in selection.uids], leases
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Drops what is kept of some values, and with it the memory that they are in."""
+        with self._lock:
+            for uid in uids:
+                self._cache.pop(uid, None)
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
@@ -231,8 +265,7 @@ class ParameterClient:
         with self._lock:
             for link in self._links:
                 link.request(Message({"do": "delete", "uids": gone}))
-            for uid in gone:
-                self._cache.pop(uid, None)
+            self.forget(gone)
 
     def status(self, server: int) -> dict[str, Any]:
         """Returns a server's `ParameterServer.status()`."""

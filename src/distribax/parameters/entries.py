@@ -35,8 +35,15 @@ class Form:
     dtype: str
 
 
+@dataclass(frozen=True)
+class Count:
+    """How much is added to a number; of a step's writes, the one that need not compute an array."""
+
+    by: int
+
+
 Change = Any
-"""An array (a whole new value), or a RowSet (new contents of some rows)."""
+"""An array (a whole new value), a RowSet (new contents of some rows), or a Count."""
 
 
 @dataclass(eq=False)
@@ -115,9 +122,12 @@ class Entry:
         """
         if not self._is_lent or isinstance(change, RowSet):
             return None
-        room = self._spare(noted)
-        if room is not None:
-            np.copyto(room.block.data, np.asarray(change), casting="same_kind")
+        # Once somebody has read it in place, it always goes elsewhere: the next one would have to
+        # wait while it is written.
+        room = self._spare(noted) or (self._new_room() if self._others else None)
+        if room is None:
+            return None
+        np.copyto(room.block.data, np.asarray(change), casting="same_kind")
         return room
 
     def write(self, change: Change, version: int, prepared: Room | None = None) -> None:
@@ -129,6 +139,8 @@ class Entry:
             self._move(prepared)
         elif isinstance(change, RowSet):
             self._write_rows(change)
+        elif isinstance(change, Count):
+            self.read_host()[()] += change.by
         else:
             if self._is_pinned():
                 self._move(self._new_room())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+import jax
 import numpy as np
 
 from distribax.parameters.arena import (
@@ -23,6 +24,7 @@ from distribax.parameters.leases import Lease, LeaseBook
 from distribax.parameters.memory import aligned_copy, aligned_empty
 from distribax.parameters.operations import Array
 from distribax.parameters.spec import ParameterSpec
+from distribax.parameters.standing import Standing, in_place
 from distribax.parameters.wire import Message
 
 _PAUSE_SECONDS: Final = 0.0001
@@ -41,6 +43,13 @@ class _Memory:
         self.interface = data.__array_interface__
         # NumPy's description of memory has no name for bfloat16 and the like.
         self.is_plain = np.dtype(self.interface["typestr"]) == data.dtype
+        self._standing: jax.Array | None = None
+
+    def standing(self) -> jax.Array | None:
+        """Returns the memory as an array of JAX's, which is made once."""
+        if self._standing is None:
+            self._standing = in_place(self.data)
+        return self._standing
 
 
 class _Place:
@@ -85,7 +94,7 @@ class SharedReader:
         self._book = book
         self._segments: dict[int, Array] = {}
         self._places: dict[str, _Place] = {}
-        self._sequence: Array | None = None
+        self._sequence: memoryview[int] | None = None
 
     def unknown(self, specs: Sequence[ParameterSpec]) -> list[ParameterSpec]:
         """Returns those whose place is not known."""
@@ -104,7 +113,7 @@ class SharedReader:
             for descriptor in answer.descriptors:
                 os.close(descriptor)
         if self._sequence is None:
-            self._sequence = self._segments[CONTROL_SEGMENT].view(np.uint64)
+            self._sequence = self._segments[CONTROL_SEGMENT].view(np.uint64).data
         for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=False):
             words, _ = block_at(self._segments[segment], offset, shape, dtype)
             self._places[spec.uid] = _Place(words, shape, dtype)
@@ -117,8 +126,8 @@ class SharedReader:
 
         A value is a copy, or the server's memory itself, which then stays as it is.
         """
-        places = [place for spec in specs if (place := self._places.get(spec.uid)) is not None]
-        if len(places) < len(specs):
+        places = self._places_of(specs)
+        if places is None:
             return None
 
         def look(number: int) -> list[tuple[int, Array | None]] | None:
@@ -147,6 +156,42 @@ class SharedReader:
 
         return self._consistent(look)
 
+    def stand(
+        self, specs: Sequence[ParameterSpec], standing: Standing
+    ) -> tuple[list[jax.Array], Lease | None] | None:
+        """Returns the values as arrays of JAX's that are made once (see `standing`).
+
+        They stay as they are while the lease is alive, and `standing` is not used again.
+        """
+        places = self._places_of(specs)
+        if places is None:
+            return None
+
+        def look(number: int) -> tuple[list[jax.Array], Lease | None] | None:
+            arrays: list[jax.Array] = []
+            lease: Lease | None = None
+            for spec, place in zip(specs, places, strict=True):
+                words = self._words(spec, place)
+                memory = None if words is None else self._memory(spec, place, words)
+                if words is None or memory is None:
+                    return None
+                array: jax.Array | None
+                if words[LENT_WORD]:
+                    lease = lease or self._book.take(number)
+                    array = None if lease is None else memory.standing()
+                else:
+                    copy = standing.copy_of(spec)
+                    # Should the server write meanwhile, there is another version when it is done.
+                    if copy.version != words[VERSION_WORD]:
+                        copy.take(memory.data, words[VERSION_WORD])
+                    array = copy.array
+                if array is None:
+                    return None
+                arrays.append(array)
+            return arrays, lease
+
+        return self._consistent(look)
+
     def rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
         """Returns a copy of some rows."""
         place = self._places.get(spec.uid)
@@ -162,6 +207,10 @@ class SharedReader:
             return np.take(memory.data, indices, 0, out=rows, mode="clip")
 
         return self._consistent(copy)
+
+    def _places_of(self, specs: Sequence[ParameterSpec]) -> list[_Place] | None:
+        places = [place for spec in specs if (place := self._places.get(spec.uid)) is not None]
+        return places if len(places) == len(specs) else None
 
     def _words(self, spec: ParameterSpec, place: _Place) -> list[int] | None:
         """Returns the header of a value; None if the server has to be asked for it."""
@@ -183,15 +232,15 @@ class SharedReader:
         assert self._sequence is not None
         patience: Any = None
         for _ in range(_ATTEMPTS):
-            before = int(self._sequence[0])
+            before = self._sequence[0]
             while before % 2:
                 now = time.monotonic()
                 patience = patience or now + _PATIENCE_SECONDS
                 if now > patience:
                     return None
                 time.sleep(_PAUSE_SECONDS)
-                before = int(self._sequence[0])
+                before = self._sequence[0]
             result = look(before)
-            if result is None or int(self._sequence[0]) == before:
+            if result is None or self._sequence[0] == before:
                 return result
         return None

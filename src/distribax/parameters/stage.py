@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.parameters.entries import Change, Entry
+from distribax.parameters.entries import Change, Count, Entry
 from distribax.parameters.operations import (
     AddRows,
     Apply,
@@ -86,6 +86,8 @@ class Stage:
             value = self._entry_of(uid).read_host().copy()
             value[change.indices] = change.rows
             return value
+        if isinstance(change, Count):
+            return np.asarray(self._entry_of(uid).read_host() + change.by)
         return np.asarray(change)
 
     def _contribute(self, contribution: Apply) -> None:
@@ -111,9 +113,18 @@ class Stage:
                 self._set(uid, change)
         counter = update.spec.counter
         if counter is not None:
-            self._set(counter, self.read_host(counter) + 1)
+            self._count(counter)
         self.slots.update(changes.keys() & update.slot_uids)
         self.num_updates += 1
+
+    def _count(self, uid: str) -> None:
+        change = self.changes.get(uid)
+        if change is None:
+            self._set(uid, Count(1))
+        elif isinstance(change, Count):
+            self._set(uid, Count(change.by + 1))
+        else:
+            self._set(uid, self.read_host(uid) + 1)
 
     def _set(self, uid: str, value: Any) -> None:
         self.changes[uid] = value

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from distribax import jax_compat
+from distribax.parameters import standing
 from distribax.parameters.entries import Change, Form
 from distribax.parameters.operations import Apply, Array, Gradient, Op, Rows
 from distribax.parameters.sparse import RowSet, gathered, padded, summed
@@ -253,11 +254,9 @@ def in_place(operation: Op) -> Op:
 def _in_place(gradient: Gradient) -> Gradient:
     if not isinstance(gradient, np.ndarray):
         return gradient
-    array = jax.device_put(gradient, jax.local_devices(backend="cpu")[0], may_alias=True)
-    # JAX makes a copy of types that it is not set to use, and of memory that is not aligned; a copy
-    # would not have what the next push brings.
-    is_same = array.unsafe_buffer_pointer() == gradient.ctypes.data
-    return array if is_same and array.dtype == gradient.dtype else gradient
+    array = standing.in_place(gradient, jax.local_devices(backend="cpu")[0])
+    # A copy would not have what the next push brings.
+    return gradient if array is None else array
 
 
 def _owners(state: Any, num_targets: int) -> list[int | None]:

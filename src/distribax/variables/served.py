@@ -32,6 +32,7 @@ from distribax.parameters.operations import (
     encode,
     routes_of,
 )
+from distribax.parameters.standing import Held, Standing, can_stand
 from distribax.variables.division import check_ids
 from distribax.variables.placement import Placement
 
@@ -84,32 +85,38 @@ class ParameterLink:
 
     def pull(self, variables: Sequence[Any]) -> list[Any]:
         """Returns the variables' values as a compiled program takes them."""
-        return self.reading(variables)()
+        return self.pull_selected(Selection([each.placement.specs[0] for each in variables]))
 
-    def reading(self, variables: Sequence[Any]) -> Callable[[], list[Any]]:
-        """Returns a function that returns the variables' values as a compiled program takes them.
+    def pull_selected(self, selection: Selection) -> list[Any]:
+        """Like `pull`, of parameters that are selected once and pulled often.
 
         What has not changed is not sent again. A new value is given as the NumPy array that it
         came in: the CPU backend takes a large one as it is (the memory is aligned and never
         changes), and for once that costs less than making an array of JAX's. Who reads it again
         gets one.
         """
-        specs = [variable.placement.specs[0] for variable in variables]
-        selection = Selection(specs)
-        pull, known = self.client.pull_selected, self._cached
+        known = self._cached
+        values: list[Any] = []
+        pulled = self.client.pull_selected(selection)
+        for spec, (version, array) in zip(selection.specs, pulled, strict=True):
+            cached = known.get(spec.uid)
+            if cached is None or cached[0] != version:
+                known[spec.uid] = version, None
+                values.append(array)
+            else:
+                values.append(self._cached_array(spec, version, array))
+        return values
 
-        def read() -> list[Any]:
-            values: list[Any] = []
-            for spec, (version, array) in zip(specs, pull(selection), strict=True):
-                cached = known.get(spec.uid)
-                if cached is None or cached[0] != version:
-                    known[spec.uid] = version, None
-                    values.append(array)
-                else:
-                    values.append(self._cached_array(spec, version, array))
-            return values
+    def reading(self, variables: Sequence[Any]) -> Reading:
+        """Returns what fetches the variables' values for a compiled program."""
+        return Reading(self, [variable.placement.specs[0] for variable in variables])
 
-        return read
+    def forget(self, specs: Sequence[ParameterSpec]) -> None:
+        """Drops what is kept of parameters' values."""
+        uids = [spec.uid for spec in specs]
+        for uid in uids:
+            self._cached.pop(uid, None)
+        self.client.forget(uids)
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
@@ -197,6 +204,39 @@ class ParameterLink:
                 # Not until the last of its variables is there again.
                 with contextlib.suppress(ParametersLostError):
                     register()
+
+
+class Reading:
+    """Fetches the values of some parameters for a compiled program, at each call of it."""
+
+    def __init__(self, link: ParameterLink, specs: Sequence[ParameterSpec]) -> None:
+        self._link = link
+        self._selection = Selection(specs)
+        self._can_stand = can_stand(specs)
+        self._idle: list[Standing] = []
+
+    def __call__(self, is_awaited: bool) -> tuple[list[Any], Any]:
+        """Returns the values, and what has to be kept until the program has ended.
+
+        `is_awaited` says that the caller will keep it so long: then the values can be arrays that
+        were made once. They are only good for that.
+        """
+        if is_awaited and self._can_stand:
+            standing = self._standing()
+            found = self._link.client.pull_standing(self._selection, standing)
+            if found is not None:
+                held = Held(*found, standing, self._idle)
+                return held.arrays, held
+            self._idle.append(standing)
+        return self._link.pull_selected(self._selection), None
+
+    def _standing(self) -> Standing:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            # What a first call has fetched the other way would keep the server's memory in use.
+            self._link.forget(self._selection.specs)
+            return Standing()
 
 
 def _by_server(operations: Iterable[tuple[int, Op]]) -> dict[int, list[Op]]:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from distribax.parameters import (
+    AddRows,
     Assign,
     AssignAdd,
+    AssignRows,
     ParameterClient,
     ParameterServer,
     ParameterSpec,
@@ -28,7 +30,9 @@ from distribax.parameters import (
     sockets,
     wire,
 )
+from distribax.parameters.client import Selection
 from distribax.parameters.reader import SharedReader
+from distribax.parameters.standing import Standing
 from distribax.parameters.wire import Message
 from tests.unit.parameters.conftest import TOKEN, Cluster
 
@@ -75,6 +79,43 @@ def test_a_reader_asks_the_server_when_it_keeps_on_writing(writing: Cluster) -> 
     client = writing.client()
     np.testing.assert_array_equal(client.pull([SPEC])[0], ONES)
     np.testing.assert_array_equal(client.rows(SPEC, [3]), ONES[:1])
+    assert client.pull_standing(Selection([SPEC]), Standing()) is None
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["lent", "copied"])
+def test_standing_arrays_are_read_again_when_the_server_has_written_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rows: bool
+) -> None:
+    """They are the same arrays each time; a value whose rows are written is copied."""
+    client, other = cluster.client(), cluster.client()
+    client.create(SPEC, ONES)
+    if rows:
+        client.push({0: [AssignRows("v", np.arange(1), ONES[:1])]})
+    selection, standing = Selection([SPEC]), Standing()
+    look_at = SharedReader._words
+    left = [0]
+
+    def disturbed(reader: SharedReader, spec: ParameterSpec, place: Any) -> Any:
+        words = look_at(reader, spec, place)
+        if left[0]:
+            left[0] -= 1
+            _add_one(other, rows)
+        return words
+
+    monkeypatch.setattr(SharedReader, "_words", disturbed)
+    for number in range(1, 6):
+        left[0] = 1
+        found = client.pull_standing(selection, standing)
+        assert found is not None
+        (array,), leases = found
+        assert np.all(np.asarray(array) == number + 1)
+        del leases, found, array
+
+
+def _add_one(client: ParameterClient, rows: bool) -> None:
+    everything = np.arange(len(ONES))
+    client.push({0: [AddRows("v", everything, ONES) if rows else AssignAdd("v", ONES)]})
+    client.flush()
 
 
 @pytest.mark.parametrize("times", [1, 4])

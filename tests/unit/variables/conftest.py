@@ -66,6 +66,7 @@ def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """A record of what travels."""
     record, client = Traffic(), strategy.link.client
     rows_of, pull, push = client.rows_of, client.pull_selected, client.push_encoded
+    stand = client.pull_standing
 
     def noted_rows(wanted: Any) -> Any:
         record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
@@ -75,11 +76,18 @@ def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
         record.pulled += [spec.name for own in selection.by_server.values() for spec in own]
         return pull(selection)
 
+    def noted_stand(selection: Any, standing: Any) -> Any:
+        found = stand(selection, standing)
+        if found is not None:
+            record.pulled += [spec.name for spec in selection.specs]
+        return found
+
     def noted_push(by_server: Any) -> None:
         record.note_push(by_server)
         push(by_server)
 
     monkeypatch.setattr(client, "rows_of", noted_rows)
     monkeypatch.setattr(client, "pull_selected", noted_pull)
+    monkeypatch.setattr(client, "pull_standing", noted_stand)
     monkeypatch.setattr(client, "push_encoded", noted_push)
     return record
