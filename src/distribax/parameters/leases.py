@@ -26,7 +26,6 @@ from typing import Final
 import numpy as np
 
 from distribax.parameters.arena import create_file, map_file
-from distribax.parameters.operations import Array
 
 NUM_SLOTS: Final = 8
 """How many leases a client can have of one server; without one, it copies. Each may cost the server
@@ -86,14 +85,15 @@ class Tenants:
     """A server's view of its clients' notes; the caller sees to one thread at a time."""
 
     def __init__(self) -> None:
-        self._words: dict[int, Array] = {}
+        self._words: dict[int, memoryview[int]] = {}
 
     def add(self, descriptor: int) -> None:
         """Takes a client's memory file, which stays the caller's to close."""
         # Opened anew: what was opened by the client, and is mapped here, would keep its lock.
         own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._words[own] = map_file(own, _SIZE, writable=False).view(np.uint64)
+            words = map_file(own, _SIZE, writable=False).view(np.uint64)
+            self._words[own] = words[:NUM_SLOTS].data
         except BaseException:
             os.close(own)
             raise
@@ -103,7 +103,7 @@ class Tenants:
         return [
             number
             for words in self._words.values()
-            for number in words[:NUM_SLOTS].tolist()
+            for number in words.tolist()
             if number
         ]
 

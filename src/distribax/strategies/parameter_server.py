@@ -315,6 +315,7 @@ class WorkerSetup:
     contributions: int
     jax_settings: dict[str, Any]
     strategy: WorkerStrategy | None = None
+    _scope: Any = None
 
     def start(self, worker_index: int) -> None:
         """Connects this process to the servers."""
@@ -324,11 +325,11 @@ class WorkerSetup:
         for name, value in self.jax_settings.items():
             jax.config.update(name, value)
         self.strategy = WorkerStrategy(self, worker_index)
+        self._scope = self.strategy.scope()
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Runs a function in the strategy's scope."""
-        assert self.strategy is not None
-        with self.strategy.scope():
+        with self._scope:
             return fn(*args, **kwargs)
 
     def flush(self) -> None:

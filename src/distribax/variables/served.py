@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -360,8 +361,13 @@ def _placed(array: np.ndarray) -> jax.Array:
     return jax_compat.outside_trace(lambda: jax.device_put(array))
 
 
+@functools.cache
+def _is_on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
 def _on_host(arrays: list[Any]) -> list[np.ndarray]:
-    if jax.default_backend() != "cpu":
+    if not _is_on_cpu():
         fetched: list[np.ndarray] = host_arrays(arrays)
         return fetched
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
