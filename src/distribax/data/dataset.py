@@ -20,6 +20,7 @@ from distribax.data.plan import order, sources, transforms
 from distribax.data.plan.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.data.plan.padding import parse_padded_shapes
 from distribax.data.plan.signature import parse_signature
+from distribax.execution import require_host
 
 _T = TypeVar("_T")
 
@@ -384,6 +385,7 @@ class Dataset:
         return DatasetIterator(self._plan, self._runs)
 
     def __iter__(self) -> DatasetIterator:
+        require_host("a loop over a data set")
         return self.make_iterator()
 
     def as_numpy_iterator(self) -> DatasetIterator:

@@ -13,6 +13,8 @@ from distribax.data.execution import runner
 from distribax.data.execution.context import Seeds
 from distribax.data.plan.node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
+from distribax.errors import OutOfRangeError
+from distribax.execution import LiftedIterator
 
 _VERSION = 1
 
@@ -37,9 +39,10 @@ class _Running:
             iterator.close()
 
 
-class DatasetIterator:
+class DatasetIterator(LiftedIterator):
     """Iterates over a data set; can be saved and restored in the middle.
 
+    `next` works inside `dx.function`: the element is fetched at each call and fed to the step.
     `get_state` returns a small dict that JSON can hold. It stores positions, never elements:
     `set_state` reads again what a shuffle buffer or a half used batch held. Generators are resumed
     by starting them again and reading up to the place, so they must yield the same values again.
@@ -57,14 +60,15 @@ class DatasetIterator:
         weakref.finalize(self, self._running.close)
         self._running.iterator = runner.start(plan, self._run, self._seeds)
 
-    def __iter__(self) -> DatasetIterator:
-        return self
-
-    def __next__(self) -> Element:
+    def fetch(self) -> Element:
+        """Returns the next element, outside of any trace."""
         iterator = self._running.iterator
         if iterator is None:
             raise ValueError("this iterator was closed; make a new one with iter(dataset).")
-        return next(iterator)
+        try:
+            return next(iterator)
+        except StopIteration:
+            raise OutOfRangeError("the data set is at its end") from None
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: the elements given out so far and those yet to come."""

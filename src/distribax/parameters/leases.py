@@ -100,12 +100,7 @@ class Tenants:
 
     def numbers(self) -> list[int]:
         """Returns the numbers that are noted now."""
-        return [
-            number
-            for words in self._words.values()
-            for number in words.tolist()
-            if number
-        ]
+        return [number for words in self._words.values() for number in words.tolist() if number]
 
     def sweep(self) -> None:
         """Forgets the clients that are gone."""
