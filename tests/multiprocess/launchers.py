@@ -59,9 +59,11 @@ def is_gone(pid: int) -> bool:
     while time.monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            # Its parent is told when the last thread is gone; the first one may be gone before.
+            threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
         except OSError:
             return True
-        if state == "Z":
+        if state == "Z" and threads == 1:
             return True
         time.sleep(0.02)
     return False
