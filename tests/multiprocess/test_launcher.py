@@ -197,6 +197,28 @@ def test_cause_is_told_from_its_consequences(
     assert err.count("distribax run: at the same time: ") == 1
 
 
+CUT_OFF = """
+import os, socket, stat, time
+if os.environ["RANK"] == "0":
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if os.path.exists(f"/proc/self/fd/{number}") and stat.S_ISSOCK(os.fstat(number).st_mode):
+            socket.socket(fileno=os.dup(number)).shutdown(socket.SHUT_WR)
+    time.sleep(1.0)
+    os._exit(4)
+time.sleep(0.5)
+raise ValueError("a consequence")
+"""
+
+
+def test_a_worker_that_is_about_to_be_gone_is_waited_for(start: Start) -> None:
+    """Others fail when the connections of a process close, before the system tells of its end."""
+    launcher = start(CUT_OFF, "--workers", "2", "--grace-seconds", "0.1")
+    code, _, err = finish(launcher)
+    assert code == 4
+    assert "distribax run: worker 0 failed (exit code 4)" in err
+    assert "distribax run: at the same time: worker 1 failed (exit code 1)" in err
+
+
 @pytest.mark.parametrize("end", ["sys.exit()", "sys.exit(0)", "pass"])
 def test_success_of_all_is_success(start: Start, end: str) -> None:
     code, _, err = finish(start(f"import sys\n{end}\n", "--workers", "2"))

@@ -130,6 +130,11 @@ class TaskProcess:
         for stream in (self.out, self.err):
             os.set_blocking(stream.source.fileno(), False)
         self._reported = b""
+        self._is_cut_off = False
+
+    def is_ending(self) -> bool:
+        """Tells whether the process is about to be gone: its connection is, without a word."""
+        return self._is_cut_off and not self._reported and not self.has_ended()
 
     def has_ended(self) -> bool:
         """Returns whether the process is gone; what it has started goes with it."""
@@ -144,7 +149,9 @@ class TaskProcess:
     def failure(self) -> Failure | None:
         """Returns how the worker has failed, if it has said so or has ended."""
         with contextlib.suppress(OSError):
-            self._reported += self.connection.recv(64)
+            received = self.connection.recv(64)
+            self._reported += received
+            self._is_cut_off = not received
         if self._reported.endswith(b"\n"):
             code, nanoseconds = map(int, self._reported.split())
             return self._failure(code, f"exit code {code}", (_Kind.SAID_SO, nanoseconds))
@@ -216,8 +223,10 @@ def run_workers(
                 # All may have ended between two looks.
                 failure = _first_failure(workers)
             deadline = time.monotonic() + _CAUSE_SECONDS
-            while _is_consequence(failure) and not stops and time.monotonic() < deadline:
+            while _may_be_consequence(failure, workers) and not stops:
                 # The connections of a process close before the system tells of its end.
+                if time.monotonic() >= deadline:
+                    break
                 pump(selector)
                 failure = _first_failure(workers)
             if failure is not None and failure.exit_code == RESTARTABLE_EXIT_CODE:
@@ -267,8 +276,10 @@ def pump(selector: selectors.BaseSelector) -> None:
             selector.unregister(key.fileobj)
 
 
-def _is_consequence(failure: Failure | None) -> bool:
-    return failure is not None and failure.order[0] == _Kind.LOST_ANOTHER
+def _may_be_consequence(failure: Failure | None, workers: Sequence[TaskProcess]) -> bool:
+    if failure is None or failure.order[0] == _Kind.DIED:
+        return False
+    return failure.order[0] == _Kind.LOST_ANOTHER or any(each.is_ending() for each in workers)
 
 
 def _first_failure(workers: Sequence[TaskProcess]) -> Failure | None:
