@@ -109,3 +109,15 @@ def test_a_loop_over_a_data_set_reads_it_at_each_call() -> None:
 
     assert [float(train(shuffled)) for _ in range(3)] == [45, 90, 135]
     assert len(orders) == 9
+
+
+@pytest.mark.parametrize("start", [iter, dx.data.Dataset.as_numpy_iterator])
+def test_an_iterator_that_a_function_makes_begins_anew_at_each_call(start: Any) -> None:
+    @dx.function
+    def first_two(dataset: Any) -> Any:
+        iterator = start(dataset)
+        return next(iterator) + 10 * next(iterator)
+
+    assert [float(first_two(_rows(number, 5))) for number in range(3)] == [10, 21, 32]
+    dataset = _rows(1, 5)
+    assert [float(first_two(dataset)) for _ in range(2)] == [21, 21]

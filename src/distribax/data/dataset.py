@@ -390,7 +390,7 @@ class Dataset:
 
     def as_numpy_iterator(self) -> DatasetIterator:
         """Starts an iteration; elements are NumPy values in any case."""
-        return self.make_iterator()
+        return iter(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._plan.label or type(self._plan).__name__.lower()}>"

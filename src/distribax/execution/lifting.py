@@ -59,7 +59,7 @@ class LiftedIterator:
             return Optional(present=False)
 
     def __iter__(self) -> LiftedIterator:
-        require_host("a loop over a distributed iterator")
+        require_host("a loop over an iterator")
         return self
 
     def __next__(self) -> Any:

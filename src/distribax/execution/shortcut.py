@@ -54,10 +54,13 @@ class Shortcut:
 
 def leads(args: Args, pulled: Pulled) -> bool:
     """Tells whether there can be a shortcut for a call with these arguments and elements."""
-    leaves = jax.tree.leaves([element for _, element in pulled])
-    plain = all(type(leaf) is np.ndarray and leaf.dtype != object for leaf in leaves)
+    if not are_iterators(args):  # Most functions, at each call: not a step more than this for them.
+        return False
     given = [id(arg) for arg in args]
-    return are_iterators(args) and plain and all(id(iterator) in given for iterator, _ in pulled)
+    leaves = jax.tree.leaves([element for _, element in pulled])
+    return all(id(iterator) in given for iterator, _ in pulled) and all(
+        type(leaf) is np.ndarray and leaf.dtype != object for leaf in leaves
+    )
 
 
 def are_iterators(args: Args) -> bool:
