@@ -65,11 +65,11 @@ if TYPE_CHECKING:
     from distribax.data.distributed import InputContext as InputContext
     from distribax.data.distributed import InputOptions as InputOptions
     from distribax.data.distributed import InputReplicationMode as InputReplicationMode
+    from distribax.parameter_server.strategy import (
+        ParameterServerStrategy as ParameterServerStrategy,
+    )
     from distribax.strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
-    )
-    from distribax.strategies.parameter_server import (
-        ParameterServerStrategy as ParameterServerStrategy,
     )
 
 __version__ = "0.1.0"
@@ -89,7 +89,7 @@ _ON_USE = {
     "InputOptions": "distribax.data.distributed",
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
-    "ParameterServerStrategy": "distribax.strategies.parameter_server",
+    "ParameterServerStrategy": "distribax.parameter_server.strategy",
 }
 
 

@@ -17,11 +17,11 @@ from distribax.types import ValueContext as ValueContext
 
 if TYPE_CHECKING:
     from distribax import coordinator as coordinator
+    from distribax.parameter_server.strategy import (
+        ParameterServerStrategy as ParameterServerStrategy,
+    )
     from distribax.strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
-    )
-    from distribax.strategies.parameter_server import (
-        ParameterServerStrategy as ParameterServerStrategy,
     )
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 # Loaded on use, as in `distribax` itself.
 _ON_USE = {
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
-    "ParameterServerStrategy": "distribax.strategies.parameter_server",
+    "ParameterServerStrategy": "distribax.parameter_server.strategy",
     "coordinator": "distribax.coordinator",
 }
 

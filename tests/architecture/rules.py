@@ -14,6 +14,7 @@ LAYERS = (
     "integrations",
     "contrib",
     "coordinator",
+    "parameter_server",
     "strategies",
     "training",
     "data",
@@ -22,22 +23,22 @@ LAYERS = (
     "context",
     "collectives",
     "values",
-    "parameters",
     "cluster",
     "topology",
+    "jax_private",
 )
 """Top to bottom; a module imports from its own layer and from those that come after it."""
 
-BOTTOM = ("types", "errors", "jax_compat", "jax_processes", "jax_traces")
+BOTTOM = ("types", "errors", "contracts")
 """The modules that every layer may import."""
 
 OPEN_LAYER = "testing"
 """May import everything; nobody imports it."""
 
-MAX_LINES = 400
+MAX_LINES = 500
 VAGUE_NAME = re.compile(r".*_(utils?|lib)")
 UNSTABLE_JAX = ("jax._src", "jax.extend", "jax.experimental", "jax.interpreters", "jaxlib")
-UNSTABLE_JAX_HOMES = ("jax_compat", "jax_processes", "jax_traces")
+UNSTABLE_JAX_HOME = "jax_private"
 
 # The command line is above the package's face: it uses the library as a user does.
 _FACE = 1
@@ -134,14 +135,12 @@ def unstable_jax_names(modules: dict[str, Module]) -> list[str]:
     """Names of JAX that are not stable stand in one module."""
     found: list[str] = []
     for module in modules.values():
-        if ".".join(module.parts) in UNSTABLE_JAX_HOMES:
+        if module.parts[:1] == (UNSTABLE_JAX_HOME,):
             continue
         used = [*imported_names(module), *_attributes_of_jax(module.tree)]
         for name, line in sorted(used, key=lambda use: use[1]):
             if any(name == bad or name.startswith(f"{bad}.") for bad in UNSTABLE_JAX):
-                found.append(
-                    f"{module.path}:{line}: {name} belongs into {UNSTABLE_JAX_HOMES[0]}.py"
-                )
+                found.append(f"{module.path}:{line}: {name} belongs into {UNSTABLE_JAX_HOME}")
     return found
 
 
@@ -153,7 +152,7 @@ def _attributes_of_jax(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def long_files(paths: Iterable[Path]) -> list[str]:
-    """No file is longer than 400 lines."""
+    """No file is longer than 500 lines."""
     lengths = ((path, len(path.read_text().splitlines())) for path in paths)
     return [f"{path}: {length} lines" for path, length in lengths if length > MAX_LINES]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.parameters import (
+from distribax.parameter_server import (
     AssignAdd,
     Endpoint,
     ParameterClient,

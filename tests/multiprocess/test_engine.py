@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from distribax.cluster import engine
-from distribax.cluster.ports import quiet_ports
-from distribax.cluster.ray_node import NodeSettings, RayNode
-from distribax.cluster.ray_token import new_token
+from distribax.cluster.ray import engine
+from distribax.cluster.ray.cluster_token import new_token
+from distribax.cluster.ray.node import NodeSettings, RayNode
+from distribax.cluster.ray.ports import quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distribax.parameters import (
+from distribax.parameter_server import (
     AssignAdd,
     ParameterClient,
     ParameterServerUnreachableError,

@@ -32,7 +32,7 @@ def test_worker_that_dies_while_they_connect_is_named(
     program = f"""
         import json, os, signal
         import distribax as dx
-        from distribax import jax_processes
+        from distribax.jax_private import processes as jax_processes
         from distribax.strategies import multi_worker
 
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == {victim}:
@@ -54,7 +54,7 @@ def test_processes_that_cannot_connect(cluster: Cluster, instead: str, message: 
     program = f"""
         import time
         import distribax as dx
-        from distribax import jax_processes
+        from distribax.jax_private import processes as jax_processes
 
         jax_processes.connect_processes = lambda *args: {instead}
         init = dx.MultiWorkerMirroredStrategy.__init__

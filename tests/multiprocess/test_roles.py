@@ -166,7 +166,7 @@ def test_roles_that_cannot_train_are_refused(
 
 def test_without_a_chief_worker_0_leads(tmp_path: Path) -> None:
     program = """
-        from distribax.cluster.roles import is_chief
+        from distribax.cluster.spec.roles import is_chief
         strategy = dx.MultiWorkerMirroredStrategy()
         resolver = strategy.cluster_resolver
         place = resolver.task_type, resolver.task_id

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distribax.cluster.ports import quiet_ports
-from distribax.cluster.ray_token import new_token
+from distribax.cluster.ray.cluster_token import new_token
+from distribax.cluster.ray.ports import quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]

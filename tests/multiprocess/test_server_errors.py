@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import distribax as dx
-from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver, engine, ray_token
-from distribax.cluster.ports import quiet_ports
+from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver
+from distribax.cluster.ray import cluster_token, engine
+from distribax.cluster.ray.ports import quiet_ports
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
@@ -119,19 +120,19 @@ def test_clusters_without_a_place_for_a_coordinator(
 
 
 def test_where_the_token_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert ray_token.given_token() is None
-    assert ray_token.process_token() == ray_token.process_token()
+    assert cluster_token.given_token() is None
+    assert cluster_token.process_token() == cluster_token.process_token()
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("in the home folder\n")
-    assert ray_token.process_token() == "in the home folder"
+    assert cluster_token.process_token() == "in the home folder"
     (tmp_path / "token").write_text("in a file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert ray_token.given_token() == "in a file"
+    assert cluster_token.given_token() == "in a file"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*nowhere.*cannot be read"):
-        ray_token.given_token()
+        cluster_token.given_token()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "in a variable")
-    assert ray_token.given_token() == "in a variable"
+    assert cluster_token.given_token() == "in a variable"
 
 
 def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from distribax import jax_compat, topology
+from distribax import jax_private, topology
 
 FULL = "/job:localhost/replica:0/task:0/device:CPU:{}"
 
@@ -176,14 +176,14 @@ def test_mesh_of_no_devices() -> None:
 
 def test_pool_serves_the_devices_of_the_tests() -> None:
     topology.check_cpu_pool(topology.resolve_devices())
-    threads = jax_compat.cpu_pool_threads()
+    threads = jax_private.cpu_pool_threads()
     assert threads is None or threads >= topology.safe_pool_size(8) == 16
 
 
 def test_pool_is_judged_by_the_environment_where_threads_cannot_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jax_compat, "cpu_pool_threads", lambda: None)
+    monkeypatch.setattr(jax_private, "cpu_pool_threads", lambda: None)
     monkeypatch.setenv("PJRT_NPROC", "not a number")
     monkeypatch.setenv("NPROC", "3")
     devices = topology.resolve_devices(["CPU:0", "CPU:1"])

@@ -13,7 +13,7 @@ from typing import Any, Final
 from distribax.cli.findings import Finding, Verdict, is_healthy
 from distribax.cli.version_ranges import Requirement, in_range, parse_requirement
 from distribax.cluster import ClusterResolver, resolve, training_tasks
-from distribax.cluster.address import parse_address
+from distribax.cluster.spec.address import parse_address
 from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}

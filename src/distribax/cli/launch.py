@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from distribax.cluster.address import Address, parse_address
-from distribax.cluster.ports import quiet_ports
+from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.spec.address import Address, parse_address
 
 RESTART_VARIABLE: Final = "DISTRIBAX_RESTART_COUNT"
 """Tells a worker how often the cluster was started again before it: '0' at first."""

@@ -16,7 +16,7 @@ from typing import Final
 from distribax.cli.launch import Launch
 from distribax.cli.processes import Failure, TaskProcess, end, pump, reap, register, unregister
 from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS
-from distribax.cluster.ray_token import given_token, new_token, token_environment
+from distribax.cluster.ray.cluster_token import given_token, new_token, token_environment
 
 _SERVER_MAIN: Final = str(Path(__file__).with_name("server_main.py"))
 _CHIEF: Final = ("chief", 0)

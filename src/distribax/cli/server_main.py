@@ -14,8 +14,8 @@ import sys
 if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 
-from distribax.cluster.server import Server, ServerConfig
-from distribax.cluster.tf_config import TFConfigClusterResolver
+from distribax.cluster.ray.server import Server, ServerConfig
+from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 
 _UNTIL_THE_LAUNCHER_ENDS_IT = float(1 << 31)
 

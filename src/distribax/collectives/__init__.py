@@ -2,14 +2,14 @@
 
 from distribax.collectives.all_reduce import AllReduce as AllReduce
 from distribax.collectives.all_reduce import NcclAllReduce as NcclAllReduce
+from distribax.collectives.communication_options import (
+    CommunicationImplementation as CommunicationImplementation,
+)
+from distribax.collectives.communication_options import CommunicationOptions as CommunicationOptions
 from distribax.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from distribax.collectives.hierarchical import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
-from distribax.collectives.options import (
-    CommunicationImplementation as CommunicationImplementation,
-)
-from distribax.collectives.options import CommunicationOptions as CommunicationOptions
 from distribax.collectives.reduction_to_one_device import (
     ReductionToOneDevice as ReductionToOneDevice,
 )

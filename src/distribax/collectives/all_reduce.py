@@ -10,7 +10,8 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from distribax import jax_compat
+from distribax import jax_private
+from distribax.collectives.communication_options import CommunicationOptions
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
@@ -20,7 +21,6 @@ from distribax.collectives.cross_device_ops import (
     sum_on_one_device,
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
-from distribax.collectives.options import CommunicationOptions
 from distribax.collectives.packing import PackLimits, pack_limits, reduce_packed
 from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
 from distribax.types import ReduceOp
@@ -57,7 +57,7 @@ class AllReduce(CrossDeviceOps):
         self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
     ) -> list[Any]:
         def total(values: list[Any]) -> list[Any]:
-            own = [jax_compat.to_varying(value, REPLICA_AXIS) for value in values]
+            own = [jax_private.to_varying(value, REPLICA_AXIS) for value in values]
             return self.sum_in_program(own, mesh)
 
         if self.num_packs == 0:
@@ -144,7 +144,7 @@ def _reduce_program(
 
     same, split = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
     specs = [same if mirrored else split for mirrored, _ in layouts]
-    return jax.jit(jax_compat.shard_map(body, mesh, (specs,), [same] * len(layouts)))
+    return jax.jit(jax_private.shard_map(body, mesh, (specs,), [same] * len(layouts)))
 
 
 def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
@@ -156,7 +156,7 @@ def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None
 
 
 def _placed(result: Global, destinations: Any) -> Mirrored:
-    if destinations is None or jax_compat.is_tracer(result.array):
+    if destinations is None or jax_private.is_tracer(result.array):
         return Mirrored.of(result)
     devices = destination_devices(destinations)
     if devices == local_devices(result.mesh):
@@ -165,7 +165,7 @@ def _placed(result: Global, destinations: Any) -> Mirrored:
     near = {piece.device: piece for piece in result.pieces}
     return Mirrored(
         [
-            jax_compat.uncommitted(jax.device_put(near.get(device, result.pieces[0]), device))
+            jax_private.uncommitted(jax.device_put(near.get(device, result.pieces[0]), device))
             for device in devices
         ]
     )

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from distribax import jax_compat
-from distribax.collectives.options import CommunicationOptions
+from distribax import jax_private
+from distribax.collectives.communication_options import CommunicationOptions
 from distribax.topology import REPLICA_AXIS, resolve_device
 from distribax.types import ReduceOp
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica
@@ -124,8 +124,8 @@ class CrossDeviceOps:
         """Does the work of `gather`: joins all pieces on one device unless overridden."""
         layout = per_replica_value.layout
         if isinstance(layout, Local):
-            value = jax_compat.to_varying(layout.value, REPLICA_AXIS)
-            joined = jax_compat.all_gather_joined(value, REPLICA_AXIS, axis)
+            value = jax_private.to_varying(layout.value, REPLICA_AXIS)
+            joined = jax_private.all_gather_joined(value, REPLICA_AXIS, axis)
             return Mirrored.of(Local(joined, layout.mesh))
         pieces = [loose(piece) for piece in per_replica_value.values]
         return self.broadcast(jnp.concatenate(pieces, axis=axis), destinations)
@@ -188,7 +188,7 @@ def divided(total: Any, reduce_op: ReduceOp, count: int) -> Any:
 
 def loose(value: Any) -> Any:
     """Returns `value` as an array that can be mixed with those of other devices."""
-    return jax_compat.uncommitted(value) if isinstance(value, jax.Array) else jnp.asarray(value)
+    return jax_private.uncommitted(value) if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def sum_on_one_device(values: Sequence[Any], device: jax.Device | None, add: Any = None) -> Any:
@@ -199,12 +199,12 @@ def sum_on_one_device(values: Sequence[Any], device: jax.Device | None, add: Any
 
 def mirror(value: Any, destinations: Any) -> Mirrored:
     """Copies `value` to the devices of `destinations` (devices, names, or a variable)."""
-    if jax_compat.is_tracer(value) or destinations is None:
+    if jax_private.is_tracer(value) or destinations is None:
         return Mirrored([value])
     value = loose(value)
     return Mirrored(
         [
-            jax_compat.uncommitted(jax.device_put(value, device))
+            jax_private.uncommitted(jax.device_put(value, device))
             for device in destination_devices(destinations)
         ]
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.collectives.all_reduce import AllReduce
 from distribax.topology import REPLICA_AXIS
 
@@ -35,7 +35,7 @@ def _sum_in_levels(value: Any, mesh: Mesh) -> Any:
     if len(near) > 1:
         part = lax.all_gather(part, REPLICA_AXIS, axis_index_groups=far).sum(axis=0)
     # Every group now has all parts; those of the first group make the whole.
-    whole = jax_compat.all_gather_same(part, REPLICA_AXIS)[:size]
+    whole = jax_private.all_gather_same(part, REPLICA_AXIS)[:size]
     return whole.reshape(-1)[: flat.size].reshape(jnp.shape(value)).astype(value.dtype)
 
 

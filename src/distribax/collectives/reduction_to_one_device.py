@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from distribax import jax_compat
+from distribax import jax_private
+from distribax.collectives.communication_options import CommunicationOptions
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
@@ -19,7 +20,6 @@ from distribax.collectives.cross_device_ops import (
     mirror,
     sum_on_one_device,
 )
-from distribax.collectives.options import CommunicationOptions
 from distribax.topology import REPLICA_AXIS, resolve_device
 from distribax.types import ReduceOp
 from distribax.values import Local, Mirrored, PerReplica
@@ -65,7 +65,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         values = per_replica_value.values
         device = self.reduce_to_device or _device_of(values[0])
         total = sum_on_one_device(values, device, self.accumulation_fn)
-        if destinations is None and not jax_compat.is_tracer(total):
+        if destinations is None and not jax_private.is_tracer(total):
             destinations = [
                 device for value in values if (device := _device_of(value)) is not None
             ] or None
@@ -78,7 +78,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return [self._reduce_on(root, reduce_op, value, mesh) for value in values]
 
     def _reduce_on(self, root: int, reduce_op: ReduceOp, value: Any, mesh: Mesh) -> Any:
-        value = jax_compat.to_varying(value, REPLICA_AXIS)
+        value = jax_private.to_varying(value, REPLICA_AXIS)
         index = lax.axis_index(REPLICA_AXIS)
         pieces = []
         for source in range(mesh.size):
@@ -96,6 +96,6 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _device_of(value: Any) -> jax.Device | None:
-    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
+    if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         return next(iter(value.devices()))
     return None

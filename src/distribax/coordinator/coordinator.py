@@ -9,18 +9,18 @@ from typing import Any, Final
 
 import jax
 
+from distribax.coordinator.closure_queue import Closure
 from distribax.coordinator.dispatcher import Dispatcher
-from distribax.coordinator.failure import FailurePolicy
-from distribax.coordinator.handle import WorkerHandle
+from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.interfaces import CoordinatedStrategy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
-from distribax.coordinator.queue import Closure
+from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dumps_whole
+from distribax.coordinator.progress import make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
-from distribax.coordinator.shipping import FunctionCatalogue, dump_arguments, dumps_whole
 from distribax.coordinator.status import CoordinatorStatus
-from distribax.coordinator.view import make_view
-from distribax.execution import shipping
+from distribax.coordinator.worker_handle import WorkerHandle
+from distribax.execution import named_objects
 from distribax.types import Args, Kwargs, Nest, StepFn
 
 _ROUNDS_SECONDS: Final = 0.25
@@ -140,7 +140,7 @@ class ClusterCoordinator:
             raise TypeError(
                 f"schedule: kwargs={kwargs!r} has a key that is not an argument's name."
             )
-        with shipping.shipping(self._strategy):
+        with named_objects.shipping(self._strategy):
             function = self._functions.definition(fn)
             arguments, needs = dump_arguments(fn, args or (), kwargs or {})
         if needs or function.needs:
@@ -214,7 +214,7 @@ class ClusterCoordinator:
                 worker, in the strategy's scope), or a data set, of which each worker gets a copy
                 and, if it is shuffled without a seed, an order of its own.
         """
-        with shipping.shipping(self._strategy):
+        with named_objects.shipping(self._strategy):
             return PerWorkerDataset(dataset_fn, self._element_spec)
 
     def _element_spec(self, dataset: PerWorkerDataset) -> Any:

@@ -14,18 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from distribax.coordinator.failure import Decision, FailurePolicy
-from distribax.coordinator.handle import (
-    ClusterEndedError,
-    Future,
-    WorkerHandle,
-    WorkerState,
-)
+from distribax.coordinator.batch_sizing import Pace
+from distribax.coordinator.closure_queue import Closure, ClosureQueue, Failure
+from distribax.coordinator.failure_policy import Decision, FailurePolicy
 from distribax.coordinator.messages import Packed, Pulse, Raised, Reply
-from distribax.coordinator.pace import Pace
-from distribax.coordinator.queue import Closure, ClosureQueue, Failure
-from distribax.coordinator.results import unpack, unpack_error
+from distribax.coordinator.outcomes import unpack, unpack_error
 from distribax.coordinator.status import CoordinatorStatus, WorkerStatus
+from distribax.coordinator.worker_handle import ClusterEndedError, Future, WorkerHandle, WorkerState
 from distribax.errors import WorkersLostError
 
 _BEAT_SECONDS: Final = 0.25

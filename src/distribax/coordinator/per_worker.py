@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from distribax.coordinator.pickling import described, dumps, pickle_callable, reason
 from distribax.coordinator.references import Definition, Kind, Reference
-from distribax.coordinator.shipping import described, dumps, pickle_callable, reason
 
 
 class PerWorkerValues(Reference):

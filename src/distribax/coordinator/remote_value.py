@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from distribax.coordinator.pickling import dumps
 from distribax.coordinator.references import Definition, Kind, Reference, new_number
-from distribax.coordinator.shipping import dumps
 
 
 class RemoteValueStatus(enum.Enum):

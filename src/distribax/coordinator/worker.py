@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from distribax.coordinator.interfaces import WorkerSetup
 from distribax.coordinator.messages import Batch, Greeting, Pulse, Raised, Reply, Start
-from distribax.coordinator.results import pack, pack_error
-from distribax.coordinator.stock import Stock
+from distribax.coordinator.outcomes import pack, pack_error
 from distribax.coordinator.worker_index import set_worker_index
+from distribax.coordinator.worker_objects import Stock
 
 LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that it is at."""

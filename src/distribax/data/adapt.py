@@ -10,9 +10,9 @@ import numpy as np
 
 from distribax.data import elements as nests
 from distribax.data.dataset import Dataset
+from distribax.data.element_spec import TensorSpec
 from distribax.data.plan.node import UNKNOWN_CARDINALITY
 from distribax.data.plan.sources import Batches, Foreign
-from distribax.data.spec import TensorSpec
 
 
 def as_dataset(value: Any) -> Dataset:

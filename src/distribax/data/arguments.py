@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data.options import AUTOTUNE
+from distribax.data.dataset_options import AUTOTUNE
 
 
 def whole_number(value: Any, name: str) -> int:

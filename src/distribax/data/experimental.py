@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distribax.data.options import (
+from distribax.data.dataset_options import (
     AUTOTUNE,
     SHARD_HINT,
     AutoShardPolicy,

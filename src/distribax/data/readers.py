@@ -8,15 +8,15 @@ from typing import Any
 
 from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
+from distribax.data.dataset_options import AUTOTUNE
+from distribax.data.element_spec import TensorSpec
 from distribax.data.formats.array_record import open_array_records
 from distribax.data.formats.parquet import ParquetFormat
 from distribax.data.formats.record_format import FileOpening, RecordFormat
 from distribax.data.formats.text import FixedLengthFormat, TextLineFormat
 from distribax.data.formats.tfrecord import TFRecordFormat
-from distribax.data.options import AUTOTUNE
 from distribax.data.plan import order, sources
 from distribax.data.plan.node import Node
-from distribax.data.spec import TensorSpec
 
 _AUTOMATIC_READS = 4
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from distribax import jax_compat
-from distribax.execution.effects import Deferred
+from distribax import jax_private
+from distribax.execution.remote_writes import Deferred
 
 
 class Lifted(Protocol):
@@ -39,7 +39,7 @@ class Frame(abc.ABC):
         self.parent = parent
         self.values: dict[Any, Any] = {}
         self.written: dict[Any, None] = {}
-        self.trace = jax_compat.innermost_trace()
+        self.trace = jax_private.innermost_trace()
 
     @property
     def function(self) -> FunctionFrame:
@@ -58,9 +58,9 @@ class Frame(abc.ABC):
         self.written[variable] = None
 
     def _check_owned(self, variable: Any, value: Any) -> None:
-        if not jax_compat.is_tracer(value):
+        if not jax_private.is_tracer(value):
             return
-        owner = jax_compat.trace_of(value)
+        owner = jax_private.trace_of(value)
         frame: Frame | None = self
         while frame is not None:
             if owner is frame.trace:
@@ -156,7 +156,7 @@ class RunFrame(Frame):
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
             value = jax.tree.map(jnp.copy, value)
-        if jax_compat.innermost_trace() is self.trace:
+        if jax_private.innermost_trace() is self.trace:
             self.values[variable] = value
         return value
 
@@ -165,7 +165,7 @@ class RunFrame(Frame):
 
         It is `bare` if it is one value and not a copy for each replica.
         """
-        if not jax_compat.is_tracer(value):
+        if not jax_private.is_tracer(value):
             return value
         # A name of its own: the same array may be known as something else, a variable's value say.
         own = jnp.copy(value)
@@ -182,7 +182,7 @@ class RunFrame(Frame):
         known = self._shared.get(id(value))
         if known is not None:
             return known[1], True
-        return value, not jax_compat.is_tracer(value)
+        return value, not jax_private.is_tracer(value)
 
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)
@@ -205,10 +205,10 @@ def enter(frame: Frame | None) -> Iterator[None]:
 
 def storable(value: Any) -> Any:
     """Returns `value` without its gradient, as it may be kept beyond a differentiated function."""
-    if not jax_compat.is_tracer(value):
+    if not jax_private.is_tracer(value):
         return value
     frame = current()
-    if frame is not None and jax_compat.trace_of(value) is frame.trace:
+    if frame is not None and jax_private.trace_of(value) is frame.trace:
         # Nothing is differentiated here, and the value keeps what is known of its origin.
         return value
     return jax.lax.stop_gradient(value)

@@ -12,7 +12,15 @@ import jax
 
 from distribax import context
 from distribax.errors import HostOnly
-from distribax.execution import foreign, frames, lifting, shipping, shortcut, signature, stages
+from distribax.execution import (
+    adapters,
+    frames,
+    iterators,
+    named_objects,
+    row_lookups,
+    shortcut,
+    signature,
+)
 from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
 from distribax.values import is_opaque
@@ -90,13 +98,13 @@ class Function:
 
     def __reduce__(self) -> Any:
         if self._uid is None:
-            self._uid = shipping.new_uid()
-            shipping.know(self._uid, self)
+            self._uid = named_objects.new_uid()
+            named_objects.know(self._uid, self)
         settings = (self._static_argnums, self._static_argnames, self._donate_argnums)
         return _received, (self._uid, self._python, settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        foreign.load_adapters()
+        adapters.load_adapters()
         here = context.current()
         if (
             frames.current() is not None
@@ -169,12 +177,12 @@ class Function:
             except signature.Uneven:
                 return self._eager(call.args, call.kwargs, call.pulled)
             form = Form(call.tree, call.slots, elements)
-            iterators = [iterator for iterator, _ in call.pulled]
+            pulled_from = [iterator for iterator, _ in call.pulled]
             donated = self._leaves_of(call.args, call.kwargs, self._donate_argnums, ())
             program = build(
                 self._python,
                 form,
-                iterators,
+                pulled_from,
                 lift,
                 may_create=may_create,
                 donated=_dynamic_positions(call.slots, donated),
@@ -184,9 +192,9 @@ class Function:
             except Relift as signal:
                 lift = lift.extended(signal.frame)
                 may_create = False
-            except stages.NeedStages:
+            except row_lookups.NeedStages:
                 lift = replace(lift, has_stages=True)
-            except lifting.NeedElement as signal:
+            except iterators.NeedElement as signal:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
                 self._pulls[call.key] = [_source(it, call.leaves) for it, _ in call.pulled]
             except HostOnly as signal:
@@ -216,7 +224,7 @@ class Function:
         compiled_run: Callable[..., Any] | None = None,
     ) -> Any:
         # A run that falls back in a host loop must not be sent to the compiler again.
-        with lifting.replaying(pulled), lifting.compiling_runs(compiled_run):
+        with iterators.replaying(pulled), iterators.compiling_runs(compiled_run):
             result = self._python(*args, **kwargs)
         self._called = True
         return result
@@ -319,7 +327,7 @@ def _received(uid: str, fn: StepFn, settings: tuple[Any, ...]) -> Function:
         function._uid = uid
         return function
 
-    return shipping.received(uid, make)
+    return named_objects.received(uid, make)
 
 
 @overload

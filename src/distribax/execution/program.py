@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 import jax
 
-from distribax import jax_compat, jax_processes
+from distribax import jax_private
 from distribax.errors import ControlFlow, explained, is_lost, raise_if_lost
-from distribax.execution import frames, outputs, signature
-from distribax.execution.effects import Effects
-from distribax.execution.stages import StagedCall
+from distribax.execution import frames, signature
+from distribax.execution.remote_writes import Effects
+from distribax.execution.results import Results, constrained
+from distribax.execution.row_lookups import StagedCall
+from distribax.jax_private import processes
 from distribax.topology import launch_lock
 from distribax.types import StepFn
 
@@ -94,7 +96,7 @@ class Program:
 
     call: Callable[..., Any]
     lift: Lift
-    results: outputs.Results
+    results: Results
     effects: Effects
     # Of the variables that are read, those that live in other processes, with what fetches them;
     # and the others.
@@ -135,14 +137,14 @@ class Program:
                 # the effects: to wait for these is what JAX does faster.
                 for array in (*arrays, *jax.tree.leaves(new)):
                     array.block_until_ready()
-        jax_processes.pace(arrays)
+        processes.pace(arrays)
         return self.results.rebuild(arrays)
 
     def _check_peers(self, dynamic: list[Any]) -> None:
         """Raises if the program is one of several workers, of which one is lost."""
         shardings = [variable.sharding for variable in (*self.lift.written, *self.lift.read)]
         local = all(each is None or each.is_fully_addressable for each in shardings)
-        if not local or not all(map(jax_compat.is_local, dynamic)):
+        if not local or not all(map(jax_private.is_local, dynamic)):
             raise_if_lost()
 
     def _fetched(self, held: list[Any]) -> list[Any]:
@@ -175,7 +177,7 @@ def build(
     donated: frozenset[int] = frozenset(),
 ) -> Program:
     """Makes a program that is traced, and compiled, when it is first called."""
-    results, effects = outputs.Results(), Effects()
+    results, effects = Results(), Effects()
 
     def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         with _launch_lock_released():
@@ -192,10 +194,7 @@ def build(
         if not lift.covers(frame):
             raise Relift(frame)
         arrays = results.take(result, frame)
-        new = [
-            outputs.constrained(frame.values[variable], variable.sharding)
-            for variable in lift.written
-        ]
+        new = [constrained(frame.values[variable], variable.sharding) for variable in lift.written]
         return arrays, new, effects.take(frame.deferred.effects)
 
     sources: dict[Any, list[int]] = {}

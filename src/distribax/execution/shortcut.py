@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from distribax.execution.lifting import LiftedIterator
+from distribax.execution.iterators import LiftedIterator
 from distribax.types import Args
 
 Pulled = list[tuple[Any, Any]]

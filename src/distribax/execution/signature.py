@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from distribax import jax_compat
-from distribax.execution.lifting import LiftedIterator
+from distribax import jax_private
+from distribax.execution.iterators import LiftedIterator
 from distribax.values import DistributedValues, Global, Mirrored, PerReplica, Pieces, is_opaque
 
 
@@ -97,8 +97,8 @@ def _holds_arrays(value: DistributedValues) -> bool:
 
 def _loose(array: jax.Array) -> jax.Array:
     """Lets an array of one device meet variables that are spread over several."""
-    if not jax_compat.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
-        return jax_compat.uncommitted(array)
+    if not jax_private.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
+        return jax_private.uncommitted(array)
     return array
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import warnings
 
-from distribax.execution import foreign
+from distribax.execution import adapters
 
 
-def _adapter(module: str, library: str) -> foreign.Adapter:
+def _adapter(module: str, library: str) -> adapters.Adapter:
     try:
         return importlib.import_module(f"distribax.integrations.{module}").adapt
     except (AttributeError, ImportError, KeyError) as error:
@@ -25,4 +25,4 @@ def _adapter(module: str, library: str) -> foreign.Adapter:
         return lambda fn: fn
 
 
-foreign.register("flax.nnx", lambda: _adapter("nnx", "flax"))
+adapters.register("flax.nnx", lambda: _adapter("nnx", "flax"))

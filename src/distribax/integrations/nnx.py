@@ -19,10 +19,10 @@ import numpy as np
 from flax import nnx
 from flax.nnx import pytreelib, tracers, variablelib
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.execution import frames
 from distribax.integrations import replica_state
-from distribax.integrations.cells import Cell, Rule
+from distribax.integrations.foreign_variable import Cell, Rule
 from distribax.types import StepFn, VariableAggregation
 from distribax.values import make_opaque
 
@@ -145,7 +145,7 @@ class _Value:
         if not leaves or not all(isinstance(leaf, _NUMBERS) for leaf in leaves):
             return None
         name = f"nnx.{type(variable).__name__} of shape {jnp.shape(leaves[0])}"
-        if any(jax_compat.is_tracer(leaf) for leaf in leaves):
+        if any(jax_private.is_tracer(leaf) for leaf in leaves):
             raise RuntimeError(
                 f"{name} was made while another step was traced, and its value has ended with that "
                 "trace. Create modules before the step, inside `with strategy.scope():`; and take "
@@ -177,7 +177,7 @@ class _VariableTrace:
 def _at_step_level() -> bool:
     """Tells whether code of a compiled step runs, and no JAX transformation inside of it."""
     frame = frames.current()
-    return frame is not None and jax_compat.innermost_trace() is frame.trace
+    return frame is not None and jax_private.innermost_trace() is frame.trace
 
 
 class _ModuleTrace:
@@ -249,7 +249,7 @@ def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
 
 
 _OUTSIDE = tracers.TraceState()
-_OUTSIDE._jax_trace = jax_compat.outside_trace_state()
+_OUTSIDE._jax_trace = jax_private.outside_trace_state()
 
 _value = _Value(nnx.Variable.__dict__["_raw_value"])
 nnx.Variable._raw_value = _value

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_compat
+from distribax import context, jax_private
 from distribax.execution import frames
-from distribax.integrations.cells import Cell, Handle
+from distribax.integrations.foreign_variable import Cell, Handle
 from distribax.types import ReduceOp, StepFn, VariableAggregation
 from distribax.values import Local, PerReplica
 
@@ -146,8 +146,8 @@ class ReplicaState:
 
     def _at_top_level(self) -> bool:
         if self.frame is None:
-            return not jax_compat.is_tracing()
-        return jax_compat.innermost_trace() is self.frame.trace
+            return not jax_private.is_tracing()
+        return jax_private.innermost_trace() is self.frame.trace
 
     # Bringing the replicas together.
 
@@ -302,14 +302,14 @@ def _wrapped(leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> PerRepli
 
 
 def _first(strategy: Any, leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> Any:
-    if jax_compat.is_key(leaves[0]):
+    if jax_private.is_key(leaves[0]):
         leaves = tuple(jax.random.key_data(leaf) for leaf in leaves)
     return strategy.extended.first_value(_wrapped(leaves, frame), None)
 
 
 def _like(value: Any, old: Any) -> Any:
     """Returns a combined value as what it was before it was combined: a random key, or a number."""
-    if jax_compat.is_key(old):
+    if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from distribax import context
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import destination_devices
-from distribax.execution import foreign, frames
+from distribax.execution import adapters, frames
 from distribax.strategies import reduction
 from distribax.topology import InputTarget, device_name
 from distribax.types import (
@@ -211,7 +211,7 @@ class StrategyExtended:
     ) -> Any:
         """Runs `fn` once for each replica, with each replica's part of the arguments."""
         context.require_cross_replica(self.strategy, "call_for_each_replica")
-        return self._run_replicas(foreign.adapted(fn), args, kwargs or {})
+        return self._run_replicas(adapters.adapted(fn), args, kwargs or {})
 
     # Combining.
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_compat
+from distribax import context, jax_private
 from distribax.collectives import AllReduce, CrossDeviceOps
 from distribax.execution import frames, run_in_program, run_in_threads
 from distribax.strategies.extended import StrategyExtended
@@ -104,7 +104,7 @@ def _part(nest: Any, index: int, device: jax.Device) -> Any:
     def own(leaf: Any) -> Any:
         if isinstance(leaf, DistributedValues):
             leaf = leaf.part(index)
-        return jax_compat.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
+        return jax_private.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
     return jax.tree.map(own, nest, is_leaf=_is_wrapped)
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.cluster import ClusterResolver, resolve
-from distribax.cluster.bootstrap import Membership, join_cluster
+from distribax.cluster.peers.membership import Membership, join_cluster
 from distribax.collectives import AllReduce, CommunicationOptions
 from distribax.errors import HostOnly, explaining, raise_if_lost
 from distribax.execution import frames
@@ -84,7 +84,7 @@ class MultiWorkerExtended(MirroredExtended):
     def first_value(self, value: DistributedValues, destinations: Any) -> Any:
         if frames.current() is not None:
             return super().first_value(value, destinations)
-        first = jax_compat.broadcast_from_first(np.asarray(value.values[0]))
+        first = jax_private.broadcast_from_first(np.asarray(value.values[0]))
         return self.broadcast_to(first)
 
     def gather_to(
@@ -94,7 +94,7 @@ class MultiWorkerExtended(MirroredExtended):
         if frames.current() is not None or self._membership.num_workers == 1:
             return gathered
         local = np.asarray(gathered.get())
-        parts = jax_compat.gather_from_all(local, axis)
+        parts = jax_private.gather_from_all(local, axis)
         return self.broadcast_to(np.concatenate(parts, axis=axis))
 
 

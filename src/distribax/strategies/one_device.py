@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from distribax import context, jax_compat
+from distribax import context, jax_private
 from distribax.collectives import ReductionToOneDevice
 from distribax.execution import frames
 from distribax.strategies.extended import StrategyExtended
@@ -77,15 +77,15 @@ class SingleExtended(StrategyExtended):
         return InputTarget((self._device,), None, 1)
 
     def _default_device(self) -> Any:
-        return jax.default_device(self._device or jax_compat.current_default_device())
+        return jax.default_device(self._device or jax_private.current_default_device())
 
     def _on_device(self, nest: Any) -> Any:
         device = self._device
 
         def move(leaf: Any) -> Any:
-            if device is None or not isinstance(leaf, jax.Array) or jax_compat.is_tracer(leaf):
+            if device is None or not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
                 return leaf
-            return jax_compat.on_device(leaf, device)
+            return jax_private.on_device(leaf, device)
 
         return jax.tree.map(move, nest, is_leaf=is_opaque)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.collectives import CommunicationOptions
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS, launch_lock
@@ -26,7 +26,7 @@ from distribax.values import (
     regroup,
 )
 from distribax.variables import Variable
-from distribax.variables.access import first_replica
+from distribax.variables.context_rules import first_replica
 
 
 def is_wrapped(leaf: Any) -> bool:
@@ -116,14 +116,14 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
     count = sum(jnp.shape(piece)[axis] for piece in value.values)
     mesh = layout.mesh if isinstance(layout, Pieces) else None
     if mesh is not None and mesh.is_multi_process:
-        count = jax_compat.sum_over_processes(count)
+        count = jax_private.sum_over_processes(count)
     return PerReplica.of(Pieces(sums, mesh)), count
 
 
 @lru_cache(maxsize=512)
 def _sum_program(mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool) -> Any:
     def local(value: Any) -> Any:
-        total = jnp.sum(jax_compat.to_varying(value, REPLICA_AXIS), axis=axis)
+        total = jnp.sum(jax_private.to_varying(value, REPLICA_AXIS), axis=axis)
         return total[None] if to_scalar else total
 
     split = PartitionSpec(REPLICA_AXIS)
@@ -132,7 +132,7 @@ def _sum_program(mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool) -> Any:
 
 
 def _sum_where_it_is(piece: Any, axis: int) -> Any:
-    if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
+    if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
         return jnp.sum(jnp.asarray(piece), axis=axis)
     with jax.default_device(next(iter(piece.devices()))):
         return jnp.sum(piece, axis=axis)
@@ -192,7 +192,7 @@ def merged(extended: Any, results: list[Any], *, mirrored: bool) -> Any:
     def wrap(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
             return Mirrored.of(Pieces(leaf.values, mesh)) if mirrored else leaf
-        if not jax_compat.is_tracer(leaf):
+        if not jax_private.is_tracer(leaf):
             # The only copy here is one of several all the same, if there are other processes.
             only = isinstance(leaf, jax.Array) and len(results) == 1
             return Mirrored.of(Pieces((leaf,), mesh)) if only else leaf

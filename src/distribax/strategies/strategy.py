@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from distribax import context
-from distribax.execution import Function, frames, host_compiled_run, shipping
+from distribax.execution import Function, frames, host_compiled_run, named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
@@ -219,7 +219,7 @@ class Strategy:
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if shipping.destination() is not None:
+        if named_objects.destination() is not None:
             raise TypeError(
                 f"{type(self).__name__}: a function that refers to it cannot run on a worker of a "
                 "parameter server strategy, whose processes have strategies of their own."

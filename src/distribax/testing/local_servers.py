@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from distribax.execution import shipping
-from distribax.parameters import ParameterClient, ParameterServer
-from distribax.strategies.parameter_server import ParameterServerExtended
+from distribax.execution import named_objects
+from distribax.parameter_server import ParameterClient, ParameterServer
+from distribax.parameter_server.placement import ParameterLink
+from distribax.parameter_server.strategy import ParameterServerExtended
 from distribax.strategies.strategy import Strategy
-from distribax.variables.served import ParameterLink
 
 
 class LocalServersStrategy(Strategy):
@@ -23,12 +23,12 @@ class LocalServersStrategy(Strategy):
     def __init__(self, link: ParameterLink, contributions: int = 1) -> None:
         super().__init__(ParameterServerExtended(link, 1, contributions))
         self.link = link
-        self._uid = shipping.new_uid()
+        self._uid = named_objects.new_uid()
         self.variable_partitioner: Any = None
-        shipping.know(self._uid, self)
+        named_objects.know(self._uid, self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return shipping.known, (self._uid,)
+        return named_objects.known, (self._uid,)
 
 
 @contextlib.contextmanager

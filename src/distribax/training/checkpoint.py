@@ -14,7 +14,7 @@ import numpy as np
 from distribax import context
 from distribax.topology import InputTarget
 from distribax.training import checkpoint_files as files
-from distribax.training.team import Team
+from distribax.training.worker_agreement import Team
 from distribax.types import VariableAggregation
 from distribax.variables import ShardedVariable, Variable
 

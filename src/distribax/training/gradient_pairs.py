@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_compat
+from distribax import context, jax_private
 from distribax.values import IndexedSlices, Mirrored
 from distribax.variables import ShardedVariable, Variable
-from distribax.variables.division import check_ids
+from distribax.variables.sharded.division import check_ids
 
 
 def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
@@ -102,5 +102,5 @@ def _check_slices(index: int, grad: IndexedSlices, variable: Any) -> None:
             f"{variable.shape[1:]}. Expected one index for each row."
         )
     # While a step is traced they are not known yet; servers look at them when it has run.
-    if not jax_compat.is_tracer(grad.indices):
+    if not jax_private.is_tracer(grad.indices):
         check_ids("apply_gradients", variable.shape, variable.described, np.asarray(grad.indices))

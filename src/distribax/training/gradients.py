@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from distribax.execution import overlay
-from distribax.execution.taps import Inflow, Taps, opened
+from distribax.execution.lookup_gradients import Inflow, Taps, opened
 from distribax.types import Nest, StepFn
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable

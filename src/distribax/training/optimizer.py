@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from distribax import context, jax_compat
-from distribax.execution import frames, shipping
+from distribax import context, jax_private
+from distribax.execution import frames, named_objects
 from distribax.training import gradient_pairs
 from distribax.training.gradients import value_and_grad
 from distribax.types import ReduceOp
@@ -20,7 +20,7 @@ from distribax.variables import Variable
 if TYPE_CHECKING:
     import optax
 
-    from distribax.training.served_update import ServedUpdate
+    from distribax.contracts import RemoteUpdate
 
 
 class Optimizer:
@@ -81,7 +81,7 @@ class Optimizer:
         self._slot_owners: list[int | None] = []
         self._iterations: Variable | None = None
         self._compiled = jax.jit(self._stepped)
-        self._served: ServedUpdate | None = None
+        self._served: RemoteUpdate | None = None
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
         self._home = context.get_strategy()
@@ -120,11 +120,11 @@ class Optimizer:
         if targets[0].source is not None:
             self._build_served(targets)
             return
-        state = jax_compat.outside_trace(lambda: self._initial_state(targets))
+        state = jax_private.outside_trace(lambda: self._initial_state(targets))
         leaves, self._tree = jax.tree.flatten(state)
         # Variables hold numbers; the random keys of a transformation are made of them on use.
-        self._keys = {index for index, leaf in enumerate(leaves) if jax_compat.is_key(leaf)}
-        leaves = jax_compat.outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
+        self._keys = {index for index, leaf in enumerate(leaves) if jax_private.is_key(leaf)}
+        leaves = jax_private.outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
         beside = self._owners(state, targets)
         self._slot_owners = [None if owner is None else targets.index(owner) for owner in beside]
         strategy = targets[0].distribute_strategy
@@ -143,7 +143,7 @@ class Optimizer:
     def _build_served(self, targets: list[Variable]) -> None:
         strategy = targets[0].distribute_strategy
         shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
-        state = jax_compat.outside_trace(lambda: jax.eval_shape(self._transformation.init, shapes))
+        state = jax_private.outside_trace(lambda: jax.eval_shape(self._transformation.init, shapes))
         leaves = jax.tree.leaves(state)
         # Rows that are not in the gradient which completes an update would never be updated.
         several = self._optax.MultiStepsState
@@ -173,8 +173,8 @@ class Optimizer:
 
     def _name_elsewhere(self) -> str:
         if self._uid is None:
-            self._uid = shipping.new_uid()
-            shipping.know(self._uid, self)
+            self._uid = named_objects.new_uid()
+            named_objects.know(self._uid, self)
         return self._uid
 
     def _find_targets(self) -> None:
@@ -185,7 +185,7 @@ class Optimizer:
             self.build(targets)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        strategy = shipping.destination()
+        strategy = named_objects.destination()
         if strategy is None:
             return super().__reduce_ex__(protocol)
         if self._targets is None:
@@ -277,7 +277,7 @@ class Optimizer:
         slots = [slot.read_value() for slot in self._slots]
         # Eager: one program is made, and run, faster than one for each of many operations.
         plain = all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
-        compute = self._compiled if plain and not jax_compat.is_tracing() else self._stepped
+        compute = self._compiled if plain and not jax_private.is_tracing() else self._stepped
         values, slots = compute(grads, slots, values, extra_args)
         for variable, value in zip(self._targets, values, strict=True):
             variable.assign(value)
@@ -329,14 +329,14 @@ def _received(
         optimizer._uid, optimizer._home, optimizer._iterations = uid, home, iterations
         return optimizer
 
-    optimizer: Optimizer = shipping.received(uid, make)
+    optimizer: Optimizer = named_objects.received(uid, make)
     if targets is not None:
         optimizer.build(targets)
     return optimizer
 
 
 def _without_key(value: Any) -> Any:
-    return jax.random.key_data(value) if jax_compat.is_key(value) else value
+    return jax.random.key_data(value) if jax_private.is_key(value) else value
 
 
 def _names(variables: Sequence[Variable]) -> list[str]:

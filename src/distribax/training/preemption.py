@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.training.checkpoint import Checkpoint
 from distribax.training.checkpoint_manager import CheckpointManager
 from distribax.types import RESTARTABLE_EXIT_CODE
@@ -101,7 +101,7 @@ class PreemptionCheckpointHandler:
         self._manager.restore_or_initialize()
         if self._together:
             # JAX listens to the signal itself; this tells, early, if it was told not to.
-            jax_compat.reached_preemption_point(next(_questions))
+            jax_private.reached_preemption_point(next(_questions))
         else:
             self._listen()
 
@@ -180,7 +180,7 @@ class PreemptionCheckpointHandler:
                 signal.raise_signal(signal.SIGTERM)
             self._told = True
         if self._together:
-            return jax_compat.reached_preemption_point(next(_questions))
+            return jax_private.reached_preemption_point(next(_questions))
         told, self._told = self._told, False
         return told
 

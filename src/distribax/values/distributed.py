@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.topology import replica_mesh
 from distribax.values.arithmetic import ArrayLike
 from distribax.values.layout import Global, Layout, Local, Pieces, join, kind, spread
@@ -93,7 +93,7 @@ class DistributedValues:
         believed it were, the programs of the others would not fit its own.
         """
         text = self.open_question(mesh)
-        if text is not None and not jax_compat.outside_trace(lambda: jax_compat.agree_on(text)):
+        if text is not None and not jax_private.outside_trace(lambda: jax_private.agree_on(text)):
             self._layout = Pieces(self._layout.pieces, mesh, uneven=True)
 
     def open_question(self, mesh: Mesh | None) -> str | None:
@@ -103,7 +103,7 @@ class DistributedValues:
             return None
         if layout.uneven or layout.even or isinstance(self, Mirrored):
             return None
-        if any(map(jax_compat.is_tracer, layout.pieces)):
+        if any(map(jax_private.is_tracer, layout.pieces)):
             return None
         kinds = {kind(piece) for piece in layout.pieces}
         # One kind here is only part of the answer; several are, and the others must hear of it.
@@ -117,7 +117,7 @@ class DistributedValues:
             return own
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
-        texts = jax_compat.outside_trace(lambda: jax_compat.texts_of_all(json.dumps(own)))
+        texts = jax_private.outside_trace(lambda: jax_private.texts_of_all(json.dumps(own)))
         return [tuple(shape) for text in texts for shape in json.loads(text)]
 
     def joined(self) -> Global | None:
@@ -129,7 +129,7 @@ class DistributedValues:
             return self.on_mesh(layout.mesh)
         devices: list[jax.Device] = []
         for piece in self.values:
-            if not isinstance(piece, jax.Array) or jax_compat.is_tracer(piece):
+            if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
                 return None
             if len(piece.devices()) != 1:
                 return None
@@ -140,7 +140,7 @@ class DistributedValues:
 
     def __repr__(self) -> str:
         if isinstance(self._layout, Local) or (
-            isinstance(self._layout, Global) and jax_compat.is_tracer(self._layout.array)
+            isinstance(self._layout, Global) and jax_private.is_tracer(self._layout.array)
         ):
             inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
@@ -157,7 +157,7 @@ def settle(values: Iterable[DistributedValues]) -> None:
         for value in values
         if (text := value.open_question(getattr(value.layout, "mesh", None))) is not None
     ]
-    if len(asked) > 1 and jax_compat.agree_on("; ".join(text for _, text in asked)):
+    if len(asked) > 1 and jax_private.agree_on("; ".join(text for _, text in asked)):
         for value, _ in asked:
             value._layout = replace(value._layout, even=True)  # type: ignore[type-var]
 
@@ -219,7 +219,7 @@ class Mirrored(DistributedValues, ArrayLike):
         if not isinstance(layout, Global):
             return layout.piece(0)
         # An array over several processes is for programs; what users hold is their process's.
-        return layout.array if jax_compat.is_local(layout.array) else layout.piece(0)
+        return layout.array if jax_private.is_local(layout.array) else layout.piece(0)
 
     @property
     def values(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.topology import REPLICA_AXIS, local_devices
 
 
@@ -66,15 +66,15 @@ class Global:
 
     @cached_property
     def pieces(self) -> tuple[Any, ...]:
-        if jax_compat.is_tracer(self.array):
+        if jax_private.is_tracer(self.array):
             count = self.mesh.size
             if self.mirrored:
                 return (self.array,) * count
             return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
-        blocks = jax_compat.device_pieces(self.array)
+        blocks = jax_private.device_pieces(self.array)
         # Indexed while they are bound to their devices, so that each stays where it is.
         own = [block[0] for block in blocks] if self.stacked else blocks
-        return tuple(map(jax_compat.uncommitted, own))
+        return tuple(map(jax_private.uncommitted, own))
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
@@ -89,10 +89,10 @@ class Local:
 
     @cached_property
     def pieces(self) -> tuple[Any, ...]:
-        if not jax_compat.is_tracer(self.value):
+        if not jax_private.is_tracer(self.value):
             return (self.value,) * self.mesh.size
-        own = jax_compat.to_varying(self.value, REPLICA_AXIS)
-        return tuple(jax_compat.all_gather_same(own, REPLICA_AXIS))
+        own = jax_private.to_varying(self.value, REPLICA_AXIS)
+        return tuple(jax_private.all_gather_same(own, REPLICA_AXIS))
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
@@ -111,10 +111,10 @@ def local_pieces(layout: Layout) -> tuple[Any, ...]:
         return _own_of_all(layout.value, layout.mesh)
     if not isinstance(layout, Global) or not layout.mesh.is_multi_process:
         return layout.pieces
-    if not jax_compat.is_tracer(layout.array):
+    if not jax_private.is_tracer(layout.array):
         return layout.pieces
     stacked, mesh = layout.stacked, layout.mesh
-    pick = jax_compat.shard_map(
+    pick = jax_private.shard_map(
         lambda own: list(_own_of_all(own[0] if stacked else own, mesh)),
         mesh,
         (layout.spec,),
@@ -127,7 +127,7 @@ def _own_of_all(own: Any, mesh: Mesh) -> tuple[Any, ...]:
     """Returns, inside an SPMD program, the values of the replicas in the same process."""
     processes = [device.process_index for device in mesh.devices.flat]
     firsts = jnp.asarray([processes.index(process) for process in processes])
-    everyone = jax_compat.all_gather_same(jnp.asarray(own), REPLICA_AXIS)
+    everyone = jax_private.all_gather_same(jnp.asarray(own), REPLICA_AXIS)
     first = firsts[jax.lax.axis_index(REPLICA_AXIS)]
     return tuple(everyone[first + index] for index in range(_num_local(mesh)))
 
@@ -151,7 +151,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     """
     if not all(isinstance(piece, jax.Array) for piece in pieces):
         return None
-    if any(jax_compat.is_tracer(piece) for piece in pieces):
+    if any(jax_private.is_tracer(piece) for piece in pieces):
         return _join_traced(pieces, mesh, mirrored=mirrored)
     first, local = pieces[0], local_devices(mesh)
     if len(local) != len(pieces):
@@ -164,7 +164,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     if mesh.is_multi_process:
         # A process cannot go another way than the others because of where its pieces are.
         pieces = tuple(
-            piece if piece.devices() == {device} else jax_compat.on_device(piece, device)
+            piece if piece.devices() == {device} else jax_private.on_device(piece, device)
             for piece, device in zip(pieces, local, strict=True)
         )
     if mirrored:
@@ -172,7 +172,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
         array = jax.make_array_from_single_device_arrays(first.shape, same, list(pieces))
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
-    blocks = [jax_compat.with_dim(piece) for piece in pieces] if stacked else list(pieces)
+    blocks = [jax_private.with_dim(piece) for piece in pieces] if stacked else list(pieces)
     shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
@@ -219,8 +219,8 @@ def _is_host_value(piece: Any) -> bool:
 
 def copies(value: Any, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
-    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
-        value = jax_compat.uncommitted(jax_compat.one_copy(value))
+    if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
+        value = jax_private.uncommitted(jax_private.one_copy(value))
     local, same = local_devices(mesh), NamedSharding(mesh, PartitionSpec())
     if len(local) == mesh.size:
         return jax.device_put(value, same)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.types import Nest, is_python_number
 from distribax.values.distributed import DistributedValues, PerReplica
 from distribax.values.layout import Pieces
@@ -93,7 +93,7 @@ def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mes
         if not alone and all(is_python_number(piece) for piece in pieces):
             # A setting of the program, if all processes have the same.
             said = repr(first) if same else f"several in process {jax.process_index()}"
-            if jax_compat.agree_on(said):
+            if jax_private.agree_on(said):
                 return first
         whole = origins.whole(pieces) if origins is not None else None
         if whole is not None:

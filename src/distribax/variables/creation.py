@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.errors import HostOnly
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -86,17 +86,17 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
             "and guard it with `if self.v is None: self.v = dx.Variable(...)`."
         )
     if callable(value):
-        made = jax_compat.outside_trace(lambda: _unframed(value))
+        made = jax_private.outside_trace(lambda: _unframed(value))
     else:
         made = value
-    if jax_compat.is_tracer(made):
+    if jax_private.is_tracer(made):
         if frame is None:
             raise ValueError(
                 f"dx.Variable: initial_value of {name!r} is computed inside a JAX transformation. "
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
         raise HostOnly("a variable's initial value is computed in the function", "create")
-    if jax_compat.is_key(made):
+    if jax_private.is_key(made):
         raise ValueError(
             f"dx.Variable: initial_value of {name!r} is an array of random keys. Keep their "
             "numbers, dx.Variable(jax.random.key_data(key)), and make keys of them on use, "
@@ -113,7 +113,7 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
 
 def _as_array(value: Any, dtype: Any) -> Any:
     if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
-        return jax_compat.outside_trace(lambda: jnp.asarray(value, dtype=dtype))
+        return jax_private.outside_trace(lambda: jnp.asarray(value, dtype=dtype))
     # Host arrays need no JAX operation, which would be compiled for each shape.
     return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
 
@@ -125,7 +125,7 @@ def _unframed(value: Any) -> Any:
 
 def buffer(placement: Placement, value: Any) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
-    return jax_compat.outside_trace(lambda: placement.initial(np.array(value)))
+    return jax_private.outside_trace(lambda: placement.initial(np.array(value)))
 
 
 def register(variable: Any) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.topology import REPLICA_AXIS, device_name, local_devices
 from distribax.values import copies
 
@@ -65,7 +65,7 @@ class Placement(abc.ABC):
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         """Returns the local copies' values."""
-        return [jax_compat.uncommitted(buffer)]
+        return [jax_private.uncommitted(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
         """Returns a buffer made of the local copies' values."""
@@ -93,7 +93,7 @@ class Single(Placement):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        device = self._device or jax_compat.current_default_device()
+        device = self._device or jax_private.current_default_device()
         # JAX takes a platform's name as its default device too.
         known = isinstance(device, jax.Device)
         return (device if known else jax.local_devices(backend=device)[0],)
@@ -101,7 +101,7 @@ class Single(Placement):
     def store(self, value: Any) -> jax.Array:
         if self._device is None:
             return jnp.array(value)
-        return jax_compat.uncommitted(
+        return jax_private.uncommitted(
             jax.device_put(np.array(value), self._device, may_alias=False)
         )
 
@@ -110,7 +110,7 @@ class Single(Placement):
 
     def to_program(self, buffer: jax.Array) -> jax.Array:
         # Bound to no device, as a step of any strategy may read it.
-        return jax_compat.uncommitted(jax_compat.one_copy(buffer)) if buffer.committed else buffer
+        return jax_private.uncommitted(jax_private.one_copy(buffer)) if buffer.committed else buffer
 
     def from_program(self, value: jax.Array) -> jax.Array:
         return self._here(value)
@@ -119,7 +119,7 @@ class Single(Placement):
         # The quick way out: it is taken for every variable at every call of a compiled step.
         if self._device is None or (not value.committed and value.device == self._device):
             return value
-        return jax_compat.uncommitted(jax_compat.on_device(value, self._device))
+        return jax_private.uncommitted(jax_private.on_device(value, self._device))
 
 
 class Replicated(Placement):
@@ -145,7 +145,7 @@ class Replicated(Placement):
 
     def initial(self, value: Any) -> jax.Array:
         if not self._sharding.is_fully_addressable:
-            value = jax_compat.broadcast_from_first(np.asarray(value))
+            value = jax_private.broadcast_from_first(np.asarray(value))
         return self.store(value)
 
     def store(self, value: Any) -> jax.Array:
@@ -154,7 +154,7 @@ class Replicated(Placement):
         return copies(value, self.mesh)
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_compat.uncommitted(piece) for piece in jax_compat.device_pieces(buffer)]
+        return [jax_private.uncommitted(piece) for piece in jax_private.device_pieces(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
         placed = [
@@ -180,10 +180,10 @@ class Stacked(Replicated):
         return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_compat.uncommitted(piece[0]) for piece in jax_compat.device_pieces(buffer)]
+        return [jax_private.uncommitted(piece[0]) for piece in jax_private.device_pieces(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
-        return super().join([jax_compat.with_dim(piece) for piece in pieces], like)
+        return super().join([jax_private.with_dim(piece) for piece in pieces], like)
 
 
 class Central(Placement):
@@ -206,7 +206,7 @@ class Central(Placement):
 
     def store(self, value: Any) -> jax.Array:
         if isinstance(value, jax.Array):
-            value = jax_compat.one_copy(value)
+            value = jax_private.one_copy(value)
         return jax.device_put(value, self._device)
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
@@ -216,5 +216,5 @@ class Central(Placement):
         return jax.device_put(buffer, self._sharding)
 
     def from_program(self, value: jax.Array) -> jax.Array:
-        near = {piece.device: piece for piece in jax_compat.device_pieces(value)}
+        near = {piece.device: piece for piece in jax_private.device_pieces(value)}
         return jax.device_put(near.get(self._device, next(iter(near.values()))), self._device)

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_compat
-from distribax.execution import frames, overlay, shipping
+from distribax import context, jax_private
+from distribax.execution import frames, named_objects, overlay
 from distribax.topology import device_name, local_devices
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
 from distribax.values.distributed import listing
-from distribax.variables import access, creation
-from distribax.variables.lookup import RowAccess
+from distribax.variables import context_rules, creation
 from distribax.variables.placement import Placement
+from distribax.variables.rows import RowAccess
 
 
 class _Created(type):
@@ -84,7 +84,7 @@ class Variable(RowAccess, metaclass=_Created):
         self._shared = False
         creation.register(self)
         if self.source is not None:
-            shipping.know(self._placement.specs[0].uid, self)
+            named_objects.know(self._placement.specs[0].uid, self)
 
     # What it is.
 
@@ -160,9 +160,9 @@ class Variable(RowAccess, metaclass=_Created):
 
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
-        access.refuse_in_jit(self)
+        context_rules.refuse_in_jit(self)
         stand_in = overlay.stand_in(self)
-        return access.read(self) if stand_in is None else stand_in
+        return context_rules.read(self) if stand_in is None else stand_in
 
     def value(self) -> jax.Array:
         """Returns the value as an array, like `read_value`."""
@@ -174,12 +174,12 @@ class Variable(RowAccess, metaclass=_Created):
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""
         value = self.read_value()
-        if jax_compat.is_tracer(value):
+        if jax_private.is_tracer(value):
             raise RuntimeError(
                 f"numpy(): {self.described} is being traced by dx.function, where it has no value "
                 "yet. Return it from the function and read the result."
             )
-        return np.array(jax_compat.one_copy(value))
+        return np.array(jax_private.one_copy(value))
 
     # Writing.
 
@@ -191,7 +191,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Replaces the value. In a replica the aggregation says how the replicas' are combined."""
-        access.write(self, value, "assign")
+        context_rules.write(self, value, "assign")
         return self
 
     def assign_add(
@@ -202,7 +202,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Adds `delta` to the value."""
-        access.write(self, delta, "assign_add")
+        context_rules.write(self, delta, "assign_add")
         return self
 
     def assign_sub(
@@ -213,7 +213,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Subtracts `delta` from the value."""
-        access.write(self, delta, "assign_sub")
+        context_rules.write(self, delta, "assign_sub")
         return self
 
     # Copies.
@@ -231,7 +231,7 @@ class Variable(RowAccess, metaclass=_Created):
         value = frame.read(self) if frame is not None else self.share()
         mesh = getattr(self._placement, "mesh", None)
         if frame is not None and isinstance(frame, frames.RunFrame):
-            return access.local(self, value, frame)
+            return context_rules.local(self, value, frame)
         if mesh is None or self.devices != local_devices(mesh):
             return Mirrored([value])
         if not self.per_replica:
@@ -306,7 +306,7 @@ class Variable(RowAccess, metaclass=_Created):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.source is not None:
             return _received, (self._strategy, self._placement.specs, self._description())
-        if shipping.destination() is not None:
+        if named_objects.destination() is not None:
             raise TypeError(
                 f"{self.described} lives in this process only, so a function that refers to it "
                 "cannot run on a worker. Create it inside `with strategy.scope():` of the "
@@ -329,7 +329,7 @@ class Variable(RowAccess, metaclass=_Created):
 
 
 def _received(strategy: Any, specs: Any, description: dict[str, Any]) -> Variable:
-    return shipping.received(
+    return named_objects.received(
         specs[0].uid,
         lambda: Variable.attached(
             strategy, strategy.extended.served_placement(specs, description["_name"]), description

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from distribax import jax_compat
+from distribax import jax_private
 
 TOGETHER = jax.distributed.is_initialized()
 """Whether this process is one of several workers that run the contract together."""
@@ -29,5 +29,5 @@ def from_all_workers(value: Any) -> list[Any]:
     test = os.environ["PYTEST_CURRENT_TEST"]
     _calls[test] += 1
     text = base64.b85encode(pickle.dumps(value)).decode()
-    texts = jax_compat.exchange_text(f"{test} {_calls[test]}", text, _WAIT_SECONDS)
+    texts = jax_private.exchange_text(f"{test} {_calls[test]}", text, _WAIT_SECONDS)
     return [pickle.loads(base64.b85decode(text)) for text in texts]

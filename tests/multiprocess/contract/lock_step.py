@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from distribax import jax_compat
+from distribax import jax_private
 
 OUT_OF_STEP = 70
 """The exit code of a worker that cannot go on with the others."""
@@ -79,7 +79,7 @@ class LockStep:
 
     def _tell_all(self, key: str, text: str) -> list[str]:
         try:
-            return jax_compat.exchange_text(key, text, self._wait_seconds)
+            return jax_private.exchange_text(key, text, self._wait_seconds)
         except RuntimeError as error:
             return self._leave(str(error))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distribax.cluster import engine as engines
+from distribax.cluster.ray import engine as engines
 from distribax.coordinator import ClusterCoordinator
 from tests.multiprocess.coordinator.stand_in import PlainStrategy
 

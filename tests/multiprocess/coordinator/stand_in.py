@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distribax.cluster.engine import Engine
+from distribax.cluster.ray.engine import Engine
 from distribax.types import Args, Kwargs, StepFn
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import distribax as dx
-from distribax.cluster.engine import Engine
+from distribax.cluster.ray.engine import Engine
 from distribax.coordinator import (
     ClosureCancelledError,
     ClusterCoordinator,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from distribax.cluster import engine as engines
+from distribax.cluster.ray import engine as engines
 from distribax.coordinator import ClusterCoordinator, WorkersLostError
 from tests.multiprocess.coordinator.conftest import wait_until
 from tests.multiprocess.coordinator.stand_in import PlainStrategy
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_while_an_error_is_waited_for(
 def test_a_function_that_kills_its_workers(
     all_up: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distribax.coordinator.failure.MAX_LOSSES", 2)
+    monkeypatch.setattr("distribax.coordinator.failure_policy.MAX_LOSSES", 2)
 
     def deadly() -> None:
         os.kill(os.getpid(), signal.SIGKILL)

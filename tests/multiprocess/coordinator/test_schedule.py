@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.cluster.engine import Engine
+from distribax.cluster.ray.engine import Engine
 from distribax.coordinator import (
     ClusterCoordinator,
     PerWorkerValues,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distribax.cluster import ClusterSpec
-from distribax.cluster.address import Address, natural_order, parse_address
+from distribax.cluster.spec.address import Address, natural_order, parse_address
 
 DENSE = {"ps": ["ps0:2222", "ps1:2222"], "worker": ["w0:2222", "w1:2222", "w2:2222"]}
 SPARSE = {"ps": {3: "ps3:2222"}, "worker": {0: "w0:2222", 2: "w2:2222"}}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribax.cluster import SlurmClusterResolver
-from distribax.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
+from distribax.cluster.resolvers.slurm.expressions import expand_hostlist, expand_tasks_per_node
 
 THREE_NODES = {
     "SLURM_PROCID": "0",

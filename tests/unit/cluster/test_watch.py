@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from distribax.cluster import transport
-from distribax.cluster.interrupt import SIGNAL, Interrupt
-from distribax.cluster.rendezvous import Meeting, Member
-from distribax.cluster.tunnel import Tunnel
-from distribax.cluster.watch import Loss, Watch
+from distribax.cluster.peers import transport
+from distribax.cluster.peers.interrupt import SIGNAL, Interrupt
+from distribax.cluster.peers.meeting import Meeting, Member
+from distribax.cluster.peers.tunnel import Tunnel
+from distribax.cluster.peers.watch import Loss, Watch
 
 Crew = Callable[..., "list[Watch]"]
 _NAMES = [f"worker {i} (host{i}:{2000 + i})" for i in range(3)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from distribax.coordinator.queue import Closure, ClosureQueue
+from distribax.coordinator.closure_queue import Closure, ClosureQueue
 from distribax.coordinator.references import Definition, Kind, Reference
 from distribax.coordinator.remote_value import RemoteValue
 

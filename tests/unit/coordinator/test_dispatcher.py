@@ -9,9 +9,9 @@ import pytest
 
 from distribax.coordinator import ClosureCancelledError
 from distribax.coordinator.dispatcher import Dispatcher
-from distribax.coordinator.failure import FailurePolicy
-from distribax.coordinator.handle import WorkerHandle
-from distribax.coordinator.view import Hidden
+from distribax.coordinator.failure_policy import FailurePolicy
+from distribax.coordinator.progress import Hidden
+from distribax.coordinator.worker_handle import WorkerHandle
 from tests.unit.coordinator.closures import put
 
 

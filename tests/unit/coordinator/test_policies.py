@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from distribax.coordinator.failure import Decision, FailurePolicy
-from distribax.coordinator.pace import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, Pace
-from distribax.coordinator.queue import Closure, ClosureQueue
+from distribax.coordinator.batch_sizing import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, Pace
+from distribax.coordinator.closure_queue import Closure, ClosureQueue
+from distribax.coordinator.failure_policy import Decision, FailurePolicy
 from tests.unit.coordinator.closures import closure
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.parameters import AddRows, Apply, AssignRows, Rows
-from distribax.parameters.operations import decode
+from distribax.parameter_server import AddRows, Apply, AssignRows, Rows
+from distribax.parameter_server.protocol.operations import decode
 from distribax.testing import local_servers
 
 

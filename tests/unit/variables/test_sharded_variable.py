@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import distribax as dx
-from distribax.execution import shipping
+from distribax.execution import named_objects
 
 VALUE = np.arange(15, dtype=np.float32).reshape(5, 3)
 
@@ -257,7 +257,7 @@ def test_how_it_is_created(strategy: Any) -> None:
 def test_it_is_sent_by_its_shards(strategy: Any) -> None:
     with strategy.scope():
         v = dx.Variable(VALUE, name="v")
-    with shipping.shipping(strategy):
+    with named_objects.shipping(strategy):
         assert pickle.loads(pickle.dumps(v)) is v
         sent = pickle.dumps((v, v.variables[0]))
     del v

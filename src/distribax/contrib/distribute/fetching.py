@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.execution import frames
 from distribax.values import DistributedValues, Mirrored, PerReplica
 from distribax.variables import Variable
@@ -38,15 +38,15 @@ def _one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any
         with jax.default_device(_source(value)):
             value = fn(value)
     array = jnp.asarray(value)
-    if jax_compat.is_tracer(array):
+    if jax_private.is_tracer(array):
         return array
-    return jax_compat.uncommitted(jax_compat.on_device(array, device))
+    return jax_private.uncommitted(jax_private.on_device(array, device))
 
 
 def _source(value: Any) -> Any:
     """Returns the device to compute on: that of the value, if it is on one."""
-    if isinstance(value, jax.Array) and not jax_compat.is_tracer(value):
+    if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         devices = value.devices()
         if len(devices) == 1:
             return next(iter(devices))
-    return jax_compat.current_default_device()
+    return jax_private.current_default_device()

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.data.distributed.steps import Step, Steps, empty_like
-from distribax.data.spec import zeros
+from distribax.data.element_spec import zeros
 from distribax.topology import InputTarget
 from distribax.types import Nest
 
@@ -53,7 +53,7 @@ class AgreedSteps:
 
     def _exchange(self, own: Any) -> list[Any]:
         key, self._count = f"{self._key}/{self._count}", self._count + 1
-        texts = jax_compat.exchange_text(key, json.dumps(own), _WAIT_SECONDS)
+        texts = jax_private.exchange_text(key, json.dumps(own), _WAIT_SECONDS)
         return [json.loads(text) for text in texts]
 
     def skip(self, num_steps: int) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from distribax import jax_compat
+from distribax import jax_private
 from distribax.data.distributed.steps import Step
 from distribax.topology import REPLICA_AXIS, InputTarget
 from distribax.types import Nest
@@ -56,7 +56,7 @@ class Feeder:
         mesh, devices = self._target.mesh, self._target.devices
         assert mesh is not None
         return [
-            PerReplica.of(Global(jax_compat.put_rows(leaf, self._sharding, devices), mesh))
+            PerReplica.of(Global(jax_private.put_rows(leaf, self._sharding, devices), mesh))
             for leaf in leaves
         ]
 
@@ -74,7 +74,7 @@ class Feeder:
     def _put(self, leaf: Any, device: jax.Device | None) -> Any:
         if not self._to_device or not _is_numeric(leaf):
             return leaf
-        return jax_compat.uncommitted(jax.device_put(leaf, device))
+        return jax_private.uncommitted(jax.device_put(leaf, device))
 
 
 def _is_numeric(leaf: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.stage import PipelineIterator
+from distribax.data.execution.pipeline_iterator import PipelineIterator
 
 
 class Opener(PipelineIterator):

@@ -14,9 +14,9 @@ from distribax.data.plan.node import Node
 
 
 def _engine() -> ModuleType:
-    from distribax.data.execution import engine
+    from distribax.data.execution import pipeline
 
-    return engine
+    return pipeline
 
 
 def start(plan: Node, run: int, seeds: Seeds) -> Any:

@@ -10,7 +10,7 @@ from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.context import State
 from distribax.data.execution.permutation import Key
-from distribax.data.execution.stage import PipelineIterator, Stage
+from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
 
 
 class ShuffleIterator(Stage):

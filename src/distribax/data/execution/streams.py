@@ -14,7 +14,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.stage import PipelineIterator, Stage
+from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
 
 
 class UserCall:

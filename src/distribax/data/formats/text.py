@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distribax.data import arguments as check
+from distribax.data.element_spec import TensorSpec
 from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
-from distribax.data.spec import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import google_crc32c
 
+from distribax.data.element_spec import TensorSpec
 from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
-from distribax.data.spec import TensorSpec
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")

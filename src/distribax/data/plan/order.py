@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distribax.data import elements as nests
-from distribax.data.options import SHARD_HINT
+from distribax.data.dataset_options import SHARD_HINT
+from distribax.data.element_spec import common_spec, varying_spec, zeros
 from distribax.data.plan.node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -19,7 +20,6 @@ from distribax.data.plan.node import (
     UnaryNode,
     UnknownSpec,
 )
-from distribax.data.spec import common_spec, varying_spec, zeros
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from distribax.data.elements import Element
 from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
-from distribax.data.memory import read_only
+from distribax.data.write_protection import read_only
 
 
 class CacheWriter(Protocol):

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 
 from distribax.data import elements as nests
+from distribax.data.dataset_options import Options
+from distribax.data.element_spec import (
+    TensorSpec,
+    spec_of,
+    varying_spec,
+    with_batch_dim,
+    without_batch_dim,
+    zeros,
+)
 from distribax.data.elements import call_with_element, from_return
-from distribax.data.options import Options
 from distribax.data.plan.node import (
     UNKNOWN_CARDINALITY,
     Node,
@@ -19,14 +27,6 @@ from distribax.data.plan.node import (
     UnaryNode,
 )
 from distribax.data.plan.stores import CacheStore, FileStore, MemoryStore
-from distribax.data.spec import (
-    TensorSpec,
-    spec_of,
-    varying_spec,
-    with_batch_dim,
-    without_batch_dim,
-    zeros,
-)
 
 
 @dataclass(frozen=True, eq=False)

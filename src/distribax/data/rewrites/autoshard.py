@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 
 from distribax.data.dataset import Dataset
+from distribax.data.dataset_options import AutoShardPolicy
 from distribax.data.execution import runner
-from distribax.data.options import AutoShardPolicy
 from distribax.data.plan.node import Node, walk
 from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart

@@ -1,0 +1,1 @@
+"""Workers that train together: how they meet, watch each other and end."""

@@ -1,0 +1,108 @@
+"""Making this process one of the workers that train together."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+
+from distribax import jax_private
+from distribax.cluster.peers.meeting import Member, meet
+from distribax.cluster.peers.session import Session
+from distribax.cluster.resolvers.resolver import ClusterResolver
+from distribax.cluster.spec.cluster_spec import ClusterSpec
+from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
+
+PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
+"""Tells after how many seconds of silence a worker counts as lost."""
+
+_PEER_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which of how many workers this process is."""
+
+    num_workers: int = 1
+    worker_id: int = 0
+    session: Session | None = None
+
+
+_joined: list[tuple[str, Membership]] = []
+
+
+def join_cluster(
+    resolver: ClusterResolver | None, seconds: float, peer_timeout: float | None = None
+) -> Membership:
+    """Connects this process with the workers of the cluster; an evaluator stays alone.
+
+    Args:
+        resolver: Tells the cluster and the task; None if this process is alone.
+        seconds: How long to wait for the others.
+        peer_timeout: After how many seconds of silence a worker counts as lost.
+    """
+    peer_seconds = _peer_seconds(peer_timeout)
+    spec = resolver.cluster_spec() if resolver is not None else ClusterSpec({})
+    if jax.distributed.is_initialized() and not _joined:
+        # The program, or a launcher, has connected the processes itself.
+        return Membership(jax.process_count(), jax.process_index())
+    if resolver is None or not spec:
+        return Membership()
+    task_type, task_id = resolver.task_type, resolver.task_id
+    check_task(spec, task_type, task_id)
+    count, worker_id = worker_count(spec, task_type), worker_index(spec, task_type, task_id)
+    if count == 1:
+        return Membership()
+    cluster = json.dumps(spec.as_dict(), sort_keys=True)
+    if _joined:
+        joined, membership = _joined[0]
+        if (joined, membership.worker_id) != (cluster, worker_id):
+            raise RuntimeError(
+                "MultiWorkerMirroredStrategy: this process is part of another cluster already "
+                f"({joined}). A process can join one cluster; start a new one."
+            )
+        return membership
+    if jax_private.backends_started():
+        raise RuntimeError(
+            "MultiWorkerMirroredStrategy: JAX has started already, so this process cannot join a "
+            "cluster any more. Create the strategy first, before any JAX computation and before "
+            "jax.devices()."
+        )
+    members = [
+        _member(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec)
+    ]
+    meeting = meet(members, worker_id, seconds, cluster, peer_seconds)
+    session = Session(meeting)
+    session.connect(seconds)
+    membership = Membership(count, worker_id, session)
+    _joined[:] = [(cluster, membership)]
+    return membership
+
+
+def _peer_seconds(given: float | None) -> float:
+    """Returns the time that was given, by the caller or in the environment; else the default."""
+    if given is not None:
+        name, seconds = "peer_timeout_seconds", given
+    elif text := os.environ.get(PEER_TIMEOUT_VARIABLE, ""):
+        name = PEER_TIMEOUT_VARIABLE
+        try:
+            seconds = float(text)
+        except ValueError:
+            raise ValueError(f"{name}={text!r} is not a number. Expected seconds.") from None
+    else:
+        return _PEER_SECONDS
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"{name}={seconds:g}: expected after how many seconds of silence another worker counts "
+            "as lost, a positive number."
+        )
+    return seconds
+
+
+def _member(job: str, index: int, address: str) -> Member:
+    host, _, port = address.rpartition(":")
+    return Member(f"{job} {index}", host.strip("[]"), int(port))

@@ -1,0 +1,1 @@
+"""Ray as the engine of parameter-server training: nodes, token, server processes."""

@@ -1,0 +1,240 @@
+"""A task of a cluster as a process: what workers and parameter servers run."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from distribax.cluster.ray.cluster_token import process_token
+from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.ray.task_nodes import claim, described, head_task, node_settings
+from distribax.cluster.resolvers.resolver import ClusterResolver
+from distribax.cluster.spec.cluster_spec import ClusterSpec, task_index
+from distribax.cluster.spec.roles import check_member
+
+logger = logging.getLogger("distribax")
+
+_PROTOCOL: Final = "grpc"
+_REMIND_SECONDS: Final = 30.0
+
+Definition = ClusterSpec | ClusterResolver | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How a server finds its cluster.
+
+    Attributes:
+        token: The cluster's secret, the same for all its processes. By default it is found where
+            Ray finds it: in the environment variable RAY_AUTH_TOKEN, in the file that
+            RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token.
+        join_timeout_seconds: How long to wait for the head of the cluster to start.
+    """
+
+    token: str | None = None
+    join_timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
+            raise ValueError("ServerConfig: token: expected a text that is not empty.")
+        if not self.join_timeout_seconds > 0:
+            raise ValueError(
+                f"ServerConfig: join_timeout_seconds={self.join_timeout_seconds!r}: expected more "
+                "than 0 seconds."
+            )
+
+
+class Server:
+    """Makes this process a worker or a parameter server of a cluster.
+
+    The process owns a node of the cluster; what the coordinator schedules runs there. The node ends
+    with the process, however that ends.
+
+    Args:
+        server_or_cluster_def: The cluster: a ClusterSpec, a dict from jobs to addresses, a
+            ClusterResolver, or a dict with the keys "cluster", "job_name", "task_index" and
+            "protocol".
+        job_name: The job of this process. If the cluster has only one job, it is that one.
+        task_index: The index of this process in its job. If the job has only one task, it is that.
+        protocol: "grpc", which is the default.
+        config: A ServerConfig.
+        start: Whether to start at once.
+
+    A worker's or a parameter server's whole program is:
+
+        resolver = dx.cluster_resolver.TFConfigClusterResolver()
+        dx.Server(resolver).join()
+    """
+
+    def __init__(
+        self,
+        server_or_cluster_def: Definition,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: ServerConfig | None = None,
+        start: bool = True,
+    ) -> None:
+        if config is not None and not isinstance(config, ServerConfig):
+            raise TypeError(
+                f"Server: config={config!r} is a {type(config).__name__}. Expected a "
+                "distribax.cluster.ServerConfig."
+            )
+        given = _definition(server_or_cluster_def)
+        self._spec = given.spec
+        self._job = _job(given.spec, given.job_name if job_name is None else job_name)
+        index = given.task_index if task_index is None else task_index
+        self._index = _index(given.spec, self._job, index)
+        protocol = given.protocol if protocol is None else protocol
+        if protocol not in (None, _PROTOCOL):
+            raise ValueError(f"Server: protocol={protocol!r}: expected {_PROTOCOL!r}.")
+        self._config = ServerConfig() if config is None else config
+        self._node: RayNode | None = None
+        self._claim: socket.socket | None = None
+        self._closed = False
+        if start:
+            self.start()
+
+    @staticmethod
+    def create_local_server(config: ServerConfig | None = None, start: bool = True) -> Server:
+        """Makes a server that is a cluster by itself, on this machine: job "local", task 0."""
+        (port,) = quiet_ports(1)
+        return Server(ClusterSpec({"local": [f"localhost:{port}"]}), config=config, start=start)
+
+    @property
+    def target(self) -> str:
+        """The address of this server."""
+        return f"{_PROTOCOL}://{self._spec.task_address(self._job, self._index)}"
+
+    def start(self) -> None:
+        """Starts this server, if it is not running, and returns before it has met the others."""
+        if self._closed:
+            raise RuntimeError(f"Server: {self} has been closed. Create another one.")
+        if self._node is not None:
+            return
+        settings = node_settings(
+            self._spec,
+            self._job,
+            self._index,
+            self._config.token or process_token(),
+            self._config.join_timeout_seconds,
+        )
+        claimed = claim(settings)
+        if settings.head_address is None:
+            claimed.close()  # Ray listens there itself.
+        else:
+            self._claim = claimed
+        self._node = RayNode(settings)
+        # The node would end with the process anyway, but a little later.
+        atexit.register(self.close)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until the cluster has ended; returns whether it has, within `timeout` seconds.
+
+        The cluster ends when its coordinator ends, or its head is gone. A ClusterJoinError is
+        raised if this server could not become part of it.
+        """
+        node = self._node
+        if node is None:
+            raise RuntimeError(f"Server: {self} is not running. Call start() before join().")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while node.wait_until_up(_slice(deadline)) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            logger.warning("%s waits for %s", self, described(self._spec, *head_task(self._spec)))
+        return node.wait_until_ended(_remaining(deadline))
+
+    def close(self) -> None:
+        """Takes this server out of the cluster; the second time it does nothing."""
+        self._closed = True
+        atexit.unregister(self.close)
+        node, self._node = self._node, None
+        if node is not None:
+            node.close()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Server({described(self._spec, self._job, self._index)})"
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the first argument says of the server."""
+
+    spec: ClusterSpec
+    job_name: str | None = None
+    task_index: int | None = None
+    protocol: str | None = None
+
+
+def _definition(given: Definition) -> _Given:
+    if isinstance(given, ClusterResolver):
+        return _Given(given.cluster_spec(), given.task_type, given.task_id, given.rpc_layer)
+    if isinstance(given, Mapping) and "cluster" in given and "job_name" in given:
+        unknown = given.keys() - {"cluster", "job_name", "task_index", "protocol"}
+        if unknown:
+            raise ValueError(
+                f"Server: server_or_cluster_def has the key {min(unknown)!r}. Expected 'cluster', "
+                "'job_name', 'task_index' and 'protocol'."
+            )
+        return _Given(
+            ClusterSpec(given["cluster"]),
+            given["job_name"],
+            given.get("task_index"),
+            given.get("protocol"),
+        )
+    return _Given(ClusterSpec(given))
+
+
+def _job(spec: ClusterSpec, job_name: str | None) -> str:
+    if job_name is None:
+        if len(spec.jobs) != 1:
+            raise ValueError(
+                f"Server: job_name=None: the cluster has the jobs {', '.join(spec.jobs)}. Say "
+                "which one this process is part of."
+            )
+        return spec.jobs[0]
+    check_member(spec, job_name, None, type_field="Server: job_name")
+    if job_name == "chief":
+        raise ValueError(
+            "Server: job_name='chief': the chief is the coordinator. It creates "
+            "dx.ParameterServerStrategy(resolver), which makes it a part of the cluster; only "
+            "workers and parameter servers are Servers."
+        )
+    return job_name
+
+
+def _index(spec: ClusterSpec, job: str, index: int | None) -> int:
+    if index is None:
+        indices = spec.task_indices(job)
+        if len(indices) != 1:
+            raise ValueError(
+                f"Server: task_index=None: the job {job!r} has {len(indices)} tasks. Say which "
+                "one this process is."
+            )
+        return indices[0]
+    index = task_index(index, "Server: task_index")
+    check_member(spec, job, index, id_field="Server: task_index")
+    return index
+
+
+def _remaining(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _slice(deadline: float | None) -> float:
+    return _REMIND_SECONDS if deadline is None else min(_REMIND_SECONDS, _remaining(deadline) or 0)

@@ -1,0 +1,1 @@
+"""The resolver for tasks that Slurm has started."""

@@ -1,0 +1,1 @@
+"""The description of a cluster: addresses, jobs and tasks, and who plays which role."""

@@ -1,0 +1,201 @@
+"""The description of a cluster: jobs, their tasks, and the tasks' addresses."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distribax.cluster.spec.address import Address, parse_address
+
+MAX_TASKS = 1_000_000
+"""Task indices stay below this number: `job_tasks` makes a list that is as long as the highest."""
+
+Tasks = Sequence[str] | Mapping[int, str] | Mapping[str, str]
+
+
+class ClusterSpec:
+    """A cluster: its jobs, the tasks of each, and their addresses.
+
+    Args:
+        cluster: A dict from job names to their tasks, or another ClusterSpec. The tasks of a job
+            are a list of addresses ('host:port'), or, if only some are known, a dict from task
+            index to address.
+
+    >>> cluster = ClusterSpec({"worker": ["w0:2222", "w1:2222"], "ps": {3: "p3:2222"}})
+    >>> cluster.jobs
+    ['worker', 'ps']
+    >>> cluster.num_tasks("worker"), cluster.task_indices("ps")
+    (2, [3])
+    >>> cluster.task_address("worker", 1)
+    'w1:2222'
+    """
+
+    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec) -> None:
+        self._tasks: dict[str, dict[int, str]]
+        if isinstance(cluster, ClusterSpec):
+            self._tasks = {job: dict(tasks) for job, tasks in cluster._tasks.items()}
+            return
+        if not isinstance(cluster, Mapping):
+            raise TypeError(
+                f"cluster={cluster!r} is a {type(cluster).__name__}. Expected a dict from job "
+                "names to addresses, such as {'worker': ['host0:2222', 'host1:2222']}."
+            )
+        self._tasks = {_job_name(job): _job_tasks(job, tasks) for job, tasks in cluster.items()}
+        _check_addresses(self._tasks)
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of the jobs."""
+        return list(self._tasks)
+
+    def num_tasks(self, job_name: str) -> int:
+        """Returns how many tasks the job has."""
+        return len(self._job(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """Returns the indices of the job's tasks, sorted."""
+        return sorted(self._job(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """Returns the address of one task."""
+        job = self._job(job_name)
+        if task_index not in job:
+            raise ValueError(
+                f"No task with index {task_index!r} in job {job_name!r}; it has the tasks "
+                f"{_listing(sorted(job))}."
+            )
+        return job[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """Returns the addresses of the job's tasks by index, None where an index is not in use.
+
+        >>> ClusterSpec({"ps": {0: "p0:2222", 2: "p2:2222"}}).job_tasks("ps")
+        ['p0:2222', None, 'p2:2222']
+        """
+        job = self._job(job_name)
+        return [job.get(i) for i in range(max(job, default=-1) + 1)]
+
+    def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
+        """Returns the jobs as a dict: to lists of addresses, or to dicts where indices are missing.
+
+        >>> ClusterSpec({"worker": {1: "b:1", 0: "a:1"}, "ps": {3: "c:1"}}).as_dict()
+        {'worker': ['a:1', 'b:1'], 'ps': {3: 'c:1'}}
+        """
+        return {job: _compact(tasks) for job, tasks in self._tasks.items()}
+
+    def _job(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._tasks:
+            raise ValueError(
+                f"No such job in cluster: {job_name!r}; it has the jobs {_listing(self._tasks)}."
+            )
+        return self._tasks[job_name]
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ClusterSpec):
+            return self._tasks == other._tasks
+        if isinstance(other, Mapping):
+            # Both forms of a job's tasks are equal to it.
+            return self._tasks == {
+                job: dict(enumerate(tasks)) if isinstance(tasks, list | tuple) else tasks
+                for job, tasks in other.items()
+            }
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({dict(sorted(self.as_dict().items()))!r})"
+
+
+def task_index(value: Any, field: str) -> int:
+    """Returns a task's index as a number; text such as '1' is what the keys of JSON objects are."""
+    where = f"{field}={value!r}"
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdigit() and len(value) < 10):
+            raise ValueError(f"{where}: expected an index, 0, 1, 2 and so on.")
+        value = int(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{where}: is a {type(value).__name__}. Expected an index, such as 0.")
+    index = operator.index(value)
+    if not 0 <= index < MAX_TASKS:
+        raise ValueError(f"{where}: expected an index from 0 to {MAX_TASKS - 1}.")
+    return index
+
+
+def task_type_name(value: Any, field: str) -> str:
+    """Returns a task's type, or raises TypeError or ValueError if it cannot be one."""
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{field}={value!r}: is a {type(value).__name__}. Expected a job's name, such as "
+            "'worker'."
+        )
+    if not value:
+        raise ValueError(f"{field}='': expected a job's name, such as 'worker'.")
+    return value
+
+
+def _job_name(job: Any) -> str:
+    return task_type_name(job, "cluster: job name")
+
+
+def _job_field(job: str) -> str:
+    return f"cluster.{job}" if job.isidentifier() else f"cluster[{job!r}]"
+
+
+def task_field(job: str, index: int) -> str:
+    """Returns how errors name a task's address: where it stands in the description."""
+    return f"{_job_field(job)}[{index}]"
+
+
+def _job_tasks(job: Any, tasks: Any) -> dict[int, str]:
+    """Returns the tasks of a job by index, from either form."""
+    field = _job_field(job)
+    if isinstance(tasks, Mapping):
+        indexed = {task_index(i, f"{field}: index"): address for i, address in tasks.items()}
+        if len(indexed) < len(tasks):
+            raise ValueError(f"{field}: an index is there twice, as a number and as text.")
+    elif isinstance(tasks, Sequence) and not isinstance(tasks, str | bytes):
+        indexed = dict(enumerate(tasks))
+    else:
+        raise TypeError(
+            f"{field}={tasks!r}: is a {type(tasks).__name__}. Expected a list of addresses, or a "
+            "dict from task index to address."
+        )
+    for i, address in indexed.items():
+        if not isinstance(address, str):
+            raise TypeError(
+                f"{field}[{i}]={address!r}: is a {type(address).__name__}. Expected an address "
+                "'host:port'."
+            )
+    return indexed
+
+
+def _check_addresses(jobs: Mapping[str, Mapping[int, str]]) -> None:
+    """Refuses what is not an address, and two tasks at one address."""
+    seen: dict[Address, str] = {}
+    for job, tasks in jobs.items():
+        for i, text in tasks.items():
+            field = task_field(job, i)
+            address = parse_address(text, field)
+            first = seen.setdefault(Address(address.host.lower(), address.port), field)
+            if first != field:
+                raise ValueError(
+                    f"{field}={text!r}: {first} has this address already. Give each task its own."
+                )
+
+
+def _compact(tasks: Mapping[int, str]) -> list[str] | dict[int, str]:
+    indices = sorted(tasks)
+    if indices and indices[-1] + 1 == len(indices):
+        return [tasks[i] for i in indices]
+    return {i: tasks[i] for i in indices}
+
+
+def _listing(items: Any) -> str:
+    """Names up to ten of the items."""
+    shown = [str(item) for item in items]
+    if len(shown) > 10:
+        shown = [*shown[:8], "...", shown[-1]]
+    return ", ".join(shown) if shown else "(none)"

@@ -1,0 +1,120 @@
+"""Who is who in a cluster: is a task part of it, is it the chief, and which number has it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from distribax.cluster.spec.cluster_spec import ClusterSpec
+
+TASK_TYPES: Final = ("chief", "worker", "ps", "evaluator")
+"""The jobs that the strategies know."""
+
+
+def check_member(
+    cluster_spec: ClusterSpec,
+    task_type: str | None,
+    task_id: int | None,
+    *,
+    type_field: str = "task_type",
+    id_field: str = "task_id",
+) -> None:
+    """Raises ValueError if the cluster has no such task; what is None is not looked at.
+
+    An evaluator need not be listed, and a cluster without jobs has room for any task.
+    """
+    if not cluster_spec or task_type is None:
+        return
+    if task_type not in cluster_spec.jobs:
+        if task_type == "evaluator":
+            return
+        raise ValueError(
+            f"{type_field}={task_type!r}: the cluster has no such job; it has "
+            f"{', '.join(map(repr, cluster_spec.jobs))}."
+        )
+    indices = cluster_spec.task_indices(task_type)
+    if task_id is not None and task_id not in indices:
+        known = f"the tasks {indices[0]} to {indices[-1]}" if indices else "no tasks"
+        if indices and indices[-1] + 1 != len(indices):
+            known = f"only some of {known}"
+        raise ValueError(f"{id_field}={task_id}: the job {task_type!r} has {known}.")
+
+
+def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
+    """Raises ValueError unless a strategy can run on this cluster as this task."""
+    unknown = [job for job in cluster_spec.jobs if job not in TASK_TYPES]
+    if unknown:
+        raise ValueError(
+            f"cluster_spec has the job {unknown[0]!r}. Expected only {', '.join(TASK_TYPES)}."
+        )
+    for job in ("chief", "evaluator"):
+        if job in cluster_spec.jobs and cluster_spec.num_tasks(job) > 1:
+            raise ValueError(
+                f"cluster_spec has {cluster_spec.num_tasks(job)} tasks in the job {job!r}. "
+                "Expected at most one."
+            )
+    if cluster_spec and (task_type is None or task_id is None):
+        raise ValueError(
+            f"task_type={task_type!r}, task_id={task_id!r}: the cluster has several tasks, and "
+            "this process must know which one it is. Give both to the resolver, or, in TF_CONFIG, "
+            'the field "task": {"type": "worker", "index": 0}.'
+        )
+    if task_type is not None and task_type not in TASK_TYPES:
+        raise ValueError(f"task_type={task_type!r}: expected one of {', '.join(TASK_TYPES)}.")
+    check_member(cluster_spec, task_type, task_id)
+
+
+def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
+    """Tells whether the task does what only one does: the chief, or worker 0 if there is none.
+
+    An evaluator works alone and is its own chief; so is a process without a cluster.
+
+    >>> cluster = ClusterSpec({"worker": ["a:1", "b:1"]})
+    >>> is_chief(cluster, "worker", 0), is_chief(cluster, "worker", 1)
+    (True, False)
+    """
+    check_task(cluster_spec, task_type, task_id)
+    if not cluster_spec or task_type in ("chief", "evaluator"):
+        return True
+    return task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.jobs
+
+
+def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
+    """Returns how many tasks train together: chief and workers, or the evaluator alone.
+
+    >>> worker_count(ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}))
+    3
+    """
+    if not cluster_spec or task_type == "evaluator":
+        return 1
+    return sum(cluster_spec.num_tasks(job) for job in _training_jobs(cluster_spec))
+
+
+def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
+    """Returns the task's number among those that train together: the chief first, then workers.
+
+    >>> worker_index(ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}), "worker", 1)
+    2
+    """
+    check_task(cluster_spec, task_type, task_id)
+    if not cluster_spec or task_type == "evaluator":
+        return 0
+    numbers: dict[tuple[str | None, int | None], int] = {
+        task: i for i, task in enumerate(training_tasks(cluster_spec))
+    }
+    if (task_type, task_id) not in numbers:
+        raise ValueError(
+            f"task_type={task_type!r}: only the chief and the workers train together and are "
+            "numbered."
+        )
+    return numbers[task_type, task_id]
+
+
+def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
+    """Returns the tasks that train together in the order of their numbers, the leader first."""
+    return [
+        (job, i) for job in _training_jobs(cluster_spec) for i in cluster_spec.task_indices(job)
+    ]
+
+
+def _training_jobs(cluster_spec: ClusterSpec) -> list[str]:
+    return [job for job in ("chief", "worker") if job in cluster_spec.jobs]

@@ -1,0 +1,70 @@
+"""How long functions take, and so how many of them a worker is given at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from distribax.coordinator.closure_queue import Closure
+
+BATCH_SECONDS: Final = 0.2
+"""A call of Ray costs some milliseconds in all processes, which this work makes up for. Functions
+whose worker dies before the batch ends are run again, and results come with its end."""
+MAX_BATCH: Final = 2048
+MAX_BATCH_BYTES: Final = 8 << 20
+_ALONE_AFTER: Final = 3
+"""A closure that was lost so often is sent alone, so that it is known what a worker died of."""
+_WEIGHT: Final = 0.3
+
+
+class Pace:
+    """Estimates the seconds of a call, by the function's name."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def learn(self, name: str, count: int, seconds: float) -> None:
+        """Takes in that `count` calls took `seconds`."""
+        new = seconds / count
+        old = self._seconds.get(name)
+        # The first call of a function may compile it: a faster one is believed at once.
+        self._seconds[name] = new if old is None or new < old else old + _WEIGHT * (new - old)
+
+    def seconds(self, closures: Iterable[Closure]) -> float:
+        """Estimates how long closures take; it may be for ever if a function is unknown."""
+        known = self._seconds
+        return sum(known.get(closure.function.name, math.inf) for closure in closures)
+
+    def share(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
+        """Returns how many of the waiting closures a worker takes.
+
+        All workers are to end at the same time: `rests` are the seconds that they still have to do,
+        beginning with this worker's. What waits is taken to be like the first.
+        """
+        each = self._seconds.get(first.function.name)
+        rest, total = rests[0], sum(rests)
+        if not each or not math.isfinite(total):
+            return -(-num_waiting // len(rests))
+        level = (total + num_waiting * each) / len(rests)
+        return max(0 if rest else 1, round((level - rest) / each))
+
+    def batch(self, waiting: Iterator[Closure], share: int) -> int:
+        """Returns how many of the waiting closures make a batch: at most `share`."""
+        if not share:
+            return 0
+        known = self._seconds
+        count, total, size = 0, 0.0, 0
+        for closure in waiting:
+            expected = known.get(closure.function.name)
+            if expected is None or closure.losses >= _ALONE_AFTER:
+                return max(count, 1)
+            total += expected
+            if closure.arguments is not None:
+                size += len(closure.arguments)
+            if count and (total > BATCH_SECONDS or size > MAX_BATCH_BYTES):
+                return count
+            count += 1
+            if count >= share or count >= MAX_BATCH:
+                return count
+        return count

@@ -1,0 +1,262 @@
+"""The coordinator's side of one worker: its actor, its state and what it has been given."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import enum
+import functools
+import pickle
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from distribax.coordinator.closure_queue import Closure
+from distribax.coordinator.messages import Batch, Greeting, Shipment, Start
+from distribax.coordinator.references import Definition
+from distribax.coordinator.worker import Worker
+
+Future: TypeAlias = "concurrent.futures.Future[Any]"
+_CONTROL = "control"
+
+
+class WorkerState(enum.Enum):
+    """What a worker is doing."""
+
+    STARTING = "starting"
+    """Its process is on its way."""
+    READY = "ready"
+    """It runs closures."""
+    LOST = "lost"
+    """It has died, fallen silent or failed to start, and is started again soon."""
+
+
+class ClusterEndedError(RuntimeError):
+    """Ray has been shut down: no worker can be asked any more."""
+
+
+@dataclass
+class SentBatch:
+    """Closures that a worker has been given and has not answered."""
+
+    closures: list[Closure]
+    names: dict[int, str]
+    seconds: float
+    sent_at: float = field(default_factory=time.monotonic)
+    is_recalled: bool = False
+
+
+class WorkerHandle:
+    """One worker, as the dispatcher's thread sees it.
+
+    Args:
+        index: The worker's index.
+        options: Ray's options for its actor.
+        setup: The strategy's pickled `WorkerSetup`.
+    """
+
+    def __init__(self, index: int, options: Mapping[str, Any], setup: bytes) -> None:
+        self.index = index
+        self.state = WorkerState.LOST
+        # Counts the processes, and the attempts at one: answers to an earlier one are too late.
+        self.life = 0
+        self.greeting: Greeting | None = None
+        self.batches: dict[int, SentBatch] = {}
+        self.answered_at = 0.0
+        # When it entered its state, and when it became ready or ceased to be.
+        self.entered_at = float("-inf")
+        self.turned_at = time.monotonic()
+        self.has_been_heard = False
+        self.pinged_at = 0.0
+        self.is_asked = False
+        self.start_failures = 0
+        self.problem: str | None = None
+        self.num_finished = 0
+        self.num_starts = 0
+        self._options = dict(options)
+        self._start_message = pickle.dumps(Start(index, setup), 5)
+        self._actor: Any = None
+        self._number = 0
+        self._known: dict[int, weakref.ref[Definition]] = {}
+        self._unused: deque[int] = deque()
+
+    # Questions to the worker. The answer comes as a call of `answer`, in another thread.
+
+    def start(self, answer: Callable[[Future], None]) -> None:
+        """Asks the process, which Ray starts if there is none, to become a worker."""
+        self._enter(WorkerState.STARTING)
+        self.has_been_heard = False
+        self.is_asked = False
+        # The first ping goes with it.
+        self.pinged_at = 0.0
+
+        def ask() -> Any:
+            if self._actor is None:
+                # Ray may be about to start one again that was taken for dead.
+                self._actor = _actor_class().options(**self._options, get_if_exists=True).remote()
+            return self._actor.start.remote(self._start_message)
+
+        _ask(ask, answer)
+
+    def ping(self, answer: Callable[[Future], None]) -> None:
+        """Asks for a sign of life."""
+        self.pinged_at = time.monotonic()
+        self.is_asked = True
+        _ask(lambda: self._actor.ping.options(concurrency_group=_CONTROL).remote(), answer)
+
+    def recall(self, answer: Callable[[Future], None]) -> None:
+        """Asks to start no more of the closures that the worker has."""
+        for batch in self.batches.values():
+            batch.is_recalled = True
+        number = self._number
+        _ask(lambda: self._actor.recall.options(concurrency_group=_CONTROL).remote(number), answer)
+
+    def next_number(self) -> int:
+        """Returns the number of the next batch; numbers only grow."""
+        self._number += 1
+        return self._number
+
+    def send(
+        self,
+        number: int,
+        closures: list[Closure],
+        seconds: float,
+        answer: Callable[[Future], None],
+    ) -> None:
+        """Gives the worker closures to run."""
+        assert self.greeting is not None
+        shipments: list[Shipment] = []
+        names: dict[int, str] = {}
+        calls: list[tuple[int, bytes | None]] = []
+        for closure in closures:
+            function = closure.function
+            if function.number not in names:
+                names[function.number] = function.name
+                self._ship(function, shipments)
+            for reference in closure.needs:
+                self._ship(reference.definition, shipments)
+            calls.append((function.number, closure.arguments))
+        unused = tuple(self._unused.popleft() for _ in range(len(self._unused)))
+        batch = Batch(number, self.greeting.boot, tuple(shipments), unused, calls)
+        self.batches[number] = SentBatch(closures, names, seconds)
+        data = pickle.dumps(batch, 5)
+        _ask(lambda: self._actor.run.remote(data), answer)
+
+    def _ship(self, definition: Definition, shipments: list[Shipment]) -> None:
+        number = definition.number
+        if number in self._known:
+            return
+        for reference in definition.needs:
+            self._ship(reference.definition, shipments)
+        known, unused = self._known, self._unused
+
+        def forget(_: Any) -> None:
+            if known.pop(number, None) is not None:
+                unused.append(number)
+
+        known[number] = weakref.ref(definition, forget)
+        part = definition.part(self.index)
+        shipments.append(Shipment(number, definition.kind.value, definition.name, part))
+
+    # What the dispatcher has learnt.
+
+    def greeted(self, greeting: Greeting) -> None:
+        """Takes in that the process is a worker now."""
+        self._enter(WorkerState.READY)
+        self.greeting = greeting
+        self.has_been_heard = True
+        self.start_failures = 0
+        self.num_starts += 1
+        # A process that was there before keeps what it has; it is sent again all the same.
+        self._known, self._unused = {}, deque()
+
+    def lose(self, problem: str | Exception) -> list[SentBatch]:
+        """Takes in that the worker is gone; returns what it had been given."""
+        # That it is not back yet says less than why it went.
+        if self.state is WorkerState.READY or isinstance(problem, str) or self.problem is None:
+            self.problem = _in_words(problem)
+        self._enter(WorkerState.LOST)
+        self.life += 1
+        batches = list(self.batches.values())
+        self.batches.clear()
+        if isinstance(problem, Exception) and _is_final(problem):
+            self._actor = None
+        return batches
+
+    def _enter(self, state: WorkerState) -> None:
+        self.entered_at = time.monotonic()
+        if WorkerState.READY in (state, self.state):
+            self.turned_at = self.entered_at
+        self.state = state
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether the worker keeps what nobody uses any more."""
+        return bool(self._unused)
+
+    @property
+    def load(self) -> float:
+        """An estimate of the seconds of work that the worker has been given."""
+        return sum(batch.seconds for batch in self.batches.values())
+
+    def rest(self, now: float) -> float:
+        """Returns an estimate of the seconds until the worker has nothing to do."""
+        if not self.batches:
+            return 0.0
+        begun = max(next(iter(self.batches.values())).sent_at, self.answered_at)
+        return max(0.0, self.load - (now - begun))
+
+    # The end of the process.
+
+    def replace(self) -> None:
+        """Ends the process; Ray starts another."""
+        self._kill(no_restart=False)
+
+    def end(self) -> None:
+        """Ends the process for good."""
+        self._kill(no_restart=True)
+
+    def _kill(self, no_restart: bool) -> None:
+        import ray
+
+        if self._actor is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):  # It is dead already.
+                ray.kill(self._actor, no_restart=no_restart)
+
+
+def _in_words(problem: str | Exception) -> str:
+    if isinstance(problem, str):
+        return problem.strip().partition("\n")[0]
+    said = str(problem).strip().partition("\n")[0]
+    return f"its process has died, or cannot be reached ({type(problem).__name__}: {said})"
+
+
+def _is_final(error: Exception) -> bool:
+    """Tells whether Ray has given up the actor, so that it takes another one."""
+    import ray
+
+    return isinstance(error, ray.exceptions.ActorDiedError)
+
+
+def _ask(question: Callable[[], Any], answer: Callable[[Future], None]) -> None:
+    import ray
+
+    try:
+        # A call without Ray would start one.
+        if not ray.is_initialized():
+            raise ClusterEndedError("Ray has been shut down")
+        future: Future = question().future()
+    except Exception as error:
+        future = concurrent.futures.Future()
+        future.set_exception(error)
+    future.add_done_callback(answer)
+
+
+@functools.cache
+def _actor_class() -> Any:
+    import ray
+
+    return ray.remote(concurrency_groups={_CONTROL: 1})(Worker)

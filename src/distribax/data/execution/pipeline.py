@@ -1,0 +1,262 @@
+"""Turns a plan into running Grain iterators; the only way into the modules that import Grain."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import grain
+
+from distribax.data import elements as nests
+from distribax.data.dataset_options import AUTOTUNE
+from distribax.data.elements import Element
+from distribax.data.execution import indexed
+from distribax.data.execution.batching import AlignedPart, PadAndStack, PartsInTurn
+from distribax.data.execution.cache import CacheIterator
+from distribax.data.execution.combine import (
+    ConcatenateIterator,
+    EmptyIterator,
+    RepeatIterator,
+    ZipIterator,
+)
+from distribax.data.execution.context import Context, Seeds
+from distribax.data.execution.interleave import InterleaveIterator
+from distribax.data.execution.parallel import ParallelMapIterator
+from distribax.data.execution.pipeline_iterator import PipelineIterator
+from distribax.data.execution.shuffle import ShuffleIterator
+from distribax.data.execution.source_iterators import (
+    FileIterator,
+    ForeignIterator,
+    GeneratorIterator,
+)
+from distribax.data.execution.streams import (
+    EnumerateIterator,
+    FilterIterator,
+    ManyIterator,
+    MapIterator,
+    MappedCall,
+    Rows,
+    StrideIterator,
+    TakeIterator,
+    UserCall,
+)
+from distribax.data.execution.worker_processes import ProcessMapIterator
+from distribax.data.plan import order, pieces, sources, transforms
+from distribax.data.plan.node import Node, walk
+
+# Two elements ahead keep the consumer busy while the next is made; more only costs memory.
+_DEFAULT_PREFETCH = 2
+
+
+def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
+    """Starts the `run`-th iteration of a plan."""
+    options = transforms.merged_options(plan)
+    context = Context(
+        run,
+        threads=options.threading.private_threadpool_size or os.cpu_count() or 1,
+        processes=options.worker_processes or 0,
+        seeds=seeds,
+    )
+    return build(plan, context)
+
+
+def first_element(plan: Node) -> Element | None:
+    """Runs a plan up to its first element; None if it has none."""
+    for node in walk(plan):
+        if isinstance(node, sources.Foreign) and not node.repeatable:
+            raise ValueError(
+                f"the element_spec of {node.kind} cannot be known: it can be iterated only once, "
+                "so looking at its first element would lose it. Pass a function that makes it."
+            )
+    iterator = build(_without_threads(plan), Context())
+    try:
+        return next(iterator, None)
+    finally:
+        iterator.close()
+
+
+def _without_threads(node: Node) -> Node:
+    if isinstance(node, (transforms.Prefetch, transforms.Cache)):
+        return _without_threads(node.input)
+    return transforms.replace_inputs(node, _without_threads)
+
+
+def build(node: Node, context: Context) -> PipelineIterator:
+    """Makes the iterator of one pass over a node."""
+    plan = indexed.match(node)
+    if plan is not None:
+        return indexed.IndexedIterator(plan, context)
+    return _build(node, context)
+
+
+@functools.singledispatch
+def _build(node: Node, context: Context) -> PipelineIterator:
+    raise AssertionError(f"no execution for {type(node).__name__}")
+
+
+class _Started(grain.IterDataset[Any]):
+    """A node as a Grain data set, for the steps that Grain itself carries out."""
+
+    def __init__(self, node: Node, context: Context) -> None:
+        super().__init__()
+        self._node = node
+        self._context = context
+
+    def __iter__(self) -> PipelineIterator:
+        return build(self._node, self._context)
+
+
+@_build.register
+def _(node: sources.Generator, context: Context) -> PipelineIterator:
+    return GeneratorIterator(node)
+
+
+@_build.register
+def _(node: sources.FileReader, context: Context) -> PipelineIterator:
+    if node.cycle_length == 1 or len(node.filenames) < 2:
+        return FileIterator(node)
+    names = build(sources.Batches(node.filenames), context)
+
+    def open_file(name: Element, number: int, place: int) -> PipelineIterator:
+        return FileIterator(sources.FileReader((name,), node.format))
+
+    return InterleaveIterator(names, open_file, node.cycle_length, 1)
+
+
+@_build.register
+def _(node: sources.Foreign, context: Context) -> PipelineIterator:
+    return ForeignIterator(node)
+
+
+@_build.register
+def _(node: transforms.Map, context: Context) -> PipelineIterator:
+    threads = node.num_parallel_calls
+    if threads is not None and context.processes:
+        return ProcessMapIterator(node, context, build)
+    parent, call = build(node.input, context), MappedCall(node.fn)
+    if threads is None or threads == 1:
+        return MapIterator(parent, call)
+    automatic = threads == AUTOTUNE
+    return ParallelMapIterator(parent, call, context.threads if automatic else threads, automatic)
+
+
+@_build.register
+def _(node: transforms.Filter, context: Context) -> PipelineIterator:
+    return FilterIterator(build(node.input, context), UserCall(node.predicate, "filter"))
+
+
+@_build.register
+def _(node: transforms.Batch, context: Context) -> PipelineIterator:
+    make = PadAndStack(node) if isinstance(node, transforms.PaddedBatch) else nests.stack
+    batches: Any = _Started(node.input, context).batch(
+        node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
+    )
+    return batches.__iter__()
+
+
+@_build.register
+def _(node: transforms.Unbatch, context: Context) -> PipelineIterator:
+    return ManyIterator(build(node.input, context), Rows)
+
+
+@_build.register
+def _(node: transforms.Enumerate, context: Context) -> PipelineIterator:
+    return EnumerateIterator(build(node.input, context), node.start)
+
+
+@_build.register
+def _(node: transforms.Prefetch, context: Context) -> PipelineIterator:
+    parent = build(node.input, context)
+    if node.buffer_size == 0:
+        return parent
+    size = _DEFAULT_PREFETCH if node.buffer_size == AUTOTUNE else node.buffer_size
+    return _read_ahead(parent, size)
+
+
+def _read_ahead(parent: PipelineIterator, buffer_size: int) -> PipelineIterator:
+    ahead: Any = grain.experimental.ThreadPrefetchDatasetIterator(parent, buffer_size)
+    return ahead
+
+
+@_build.register
+def _(node: transforms.Cache, context: Context) -> PipelineIterator:
+    def open_input(origin: dict[str, Any]) -> PipelineIterator:
+        return build(node.input, context.load(node.input, origin))
+
+    return CacheIterator(node.store, open_input, context.save(node.input))
+
+
+@_build.register
+def _(node: transforms.WithOptions, context: Context) -> PipelineIterator:
+    return build(node.input, context)
+
+
+@_build.register
+def _(node: order.Shuffle, context: Context) -> PipelineIterator:
+    return ShuffleIterator(build(node.input, context), node.buffer_size, context.key(node))
+
+
+@_build.register
+def _(node: order.Repeat, context: Context) -> PipelineIterator:
+    if node.count == 0:
+        return EmptyIterator()
+    return RepeatIterator(lambda k: build(node.input, context.child(k)), node.count)
+
+
+@_build.register
+def _(node: order.Take, context: Context) -> PipelineIterator:
+    return TakeIterator(build(node.input, context), node.count)
+
+
+@_build.register
+def _(node: order.Skip, context: Context) -> PipelineIterator:
+    return StrideIterator(build(node.input, context), node.count)
+
+
+@_build.register
+def _(node: order.Shard, context: Context) -> PipelineIterator:
+    if node.is_hint:
+        raise ValueError(
+            "shard(SHARD_HINT, ...) only marks where to shard: distribute the data set with the "
+            "policy AutoShardPolicy.HINT, or give shard the numbers themselves."
+        )
+    return StrideIterator(build(node.input, context), node.index, node.num_shards)
+
+
+@_build.register
+def _(node: order.Concatenate, context: Context) -> PipelineIterator:
+    return ConcatenateIterator(lambda k: build(node.parts[k], context), len(node.parts))
+
+
+@_build.register
+def _(node: order.Zip, context: Context) -> PipelineIterator:
+    return ZipIterator([build(part, context) for part in node.parts], node.build)
+
+
+@_build.register
+def _(node: order.Interleave, context: Context) -> PipelineIterator:
+    call = UserCall(node.fn, node.step)
+    threads = node.num_parallel_calls
+    # Left to choose, no threads: handing over single records costs more than reading them.
+    num_threads = 0 if threads in (None, AUTOTUNE) else threads
+
+    def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
+        inner = build(node.plan_of(call(element)), context.child(number))
+        if place >= num_threads:
+            return inner
+        ahead = _read_ahead(inner, 2 * node.block_length)
+        ahead.start_prefetch()
+        return ahead
+
+    return InterleaveIterator(
+        build(node.input, context), open_inner, node.cycle_length, node.block_length
+    )
+
+
+@_build.register
+def _(node: pieces.WorkerPart, context: Context) -> PipelineIterator:
+    parent = build(node.input, context)
+    if node.in_turn:
+        return ManyIterator(parent, PartsInTurn(node))
+    return MapIterator(parent, AlignedPart(node))

@@ -1,0 +1,221 @@
+"""Iterators at the beginning of a pipeline: generators, files, foreign iterables."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from distribax.data import elements as nests
+from distribax.data.element_spec import TensorSpec
+from distribax.data.elements import Element
+from distribax.data.execution.context import State
+from distribax.data.execution.pipeline_iterator import PipelineIterator
+from distribax.data.formats.record_format import RecordReader
+from distribax.data.plan.sources import FileReader, Foreign, Generator
+from distribax.data.write_protection import owned
+
+
+class CountingSource(PipelineIterator):
+    """A source whose position is a count: to resume, it is started again and read up to there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._iterator: Iterator[Any] | None = None
+        self._given = 0
+
+    @abc.abstractmethod
+    def _start(self) -> Iterator[Any]: ...
+
+    @abc.abstractmethod
+    def _convert(self, value: Any) -> Element: ...
+
+    def __next__(self) -> Element:
+        if self._iterator is None:
+            self._iterator = self._start()
+        element = self._convert(next(self._iterator))
+        self._given += 1
+        return element
+
+    def _stop(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+        self._iterator = None
+
+    def get_state(self) -> State:
+        return State(given=self._given)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._stop()
+        self._given = state["given"]
+        if self._given:
+            self._iterator = self._start()
+            for _ in range(self._given):
+                next(self._iterator)
+
+    def close(self) -> None:
+        """Ends the source."""
+        if hasattr(self, "_iterator"):
+            self._stop()
+        super().close()
+
+
+class GeneratorIterator(CountingSource):
+    """What a user's generator function yields, checked against its signature."""
+
+    def __init__(self, node: Generator) -> None:
+        super().__init__()
+        self._node = node
+
+    def _start(self) -> Iterator[Any]:
+        made = self._node.make()
+        if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
+            raise TypeError(
+                f"the function given as generator to from_generator returned {made!r} of type "
+                f"{type(made).__name__}. Expected something to iterate over: write it with yield, "
+                "or return a list or an iterator."
+            )
+        return iter(made)
+
+    def _convert(self, value: Any) -> Element:
+        if self._node.signature is not None:
+            return owned(nests.map_leaves(_fitted, self._node.signature, _as_nest(value)))
+        if self._node.types is not None:
+            return owned(nests.map_leaves(_typed, self._node.types, _as_nest(value)))
+        return owned(nests.from_return(value))
+
+
+def _as_nest(value: Any) -> Any:
+    return tuple(value) if type(value) is list else value
+
+
+def _fitted(spec: TensorSpec, value: Any) -> Any:
+    leaf = _typed(spec.dtype, value)
+    if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
+        raise ValueError(
+            f"the generator yielded {nests.describe(leaf)}, which does not fit its "
+            f"output_signature {spec}. Yield what it says, or change output_signature."
+        )
+    return leaf
+
+
+def _typed(dtype: np.dtype[Any], value: Any) -> Any:
+    leaf = _wide(value)
+    if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == dtype:
+        return leaf
+    if not leaf.size and isinstance(value, (list, tuple)):
+        return np.empty(leaf.shape, dtype)  # An empty list has no type of its own.
+    if dtype.kind not in "biufc" or leaf.dtype.kind not in "biufc":
+        return leaf
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = leaf.astype(dtype)
+    # Narrowing a float is what a signature is for; cutting off a fraction or high bits is not.
+    harmless = dtype.kind not in "iu" and np.can_cast(leaf.dtype, dtype, "same_kind")
+    if harmless or np.array_equal(converted, leaf):
+        return converted
+    raise TypeError(
+        f"the generator yielded {nests.short(value)} of dtype {leaf.dtype} where its "
+        f"output_signature or output_types says {dtype}, and it cannot be converted without loss. "
+        "Change one of the two."
+    )
+
+
+def _wide(value: Any) -> Any:
+    """Returns a leaf; Python numbers in full width, as the signature says what they become."""
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, (list, int, float)):
+        with contextlib.suppress(ValueError):
+            array = np.asarray(value)
+            if array.dtype.kind in "iuf":
+                return array[()]
+    return nests.to_element(value)
+
+
+class FileIterator(PipelineIterator):
+    """The records of files, one file after the other."""
+
+    def __init__(self, node: FileReader) -> None:
+        super().__init__()
+        self._node = node
+        self._file = 0
+        self._reader: RecordReader | None = None
+        self._offset: Any = None
+
+    def __next__(self) -> Element:
+        while True:
+            if self._reader is None:
+                if self._file >= len(self._node.filenames):
+                    raise StopIteration
+                self._reader = self._node.format.open(
+                    self._node.filenames[self._file], self._offset
+                )
+            try:
+                return next(self._reader)
+            except StopIteration:
+                self._stop()
+                self._file, self._offset = self._file + 1, None
+
+    def _stop(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None
+
+    def get_state(self) -> State:
+        offset = self._offset if self._reader is None else self._reader.offset
+        return State(file=self._file, offset=offset)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._stop()
+        self._file, self._offset = state["file"], state["offset"]
+
+    def close(self) -> None:
+        """Closes the open file."""
+        if hasattr(self, "_reader"):
+            self._stop()
+        super().close()
+
+
+class ForeignIterator(CountingSource):
+    """Batches of a foreign iterable, turned into NumPy."""
+
+    def __init__(self, node: Foreign) -> None:
+        super().__init__()
+        self._node = node
+
+    def _start(self) -> Iterator[Any]:
+        return self._node.start()
+
+    def _convert(self, value: Any) -> Element:
+        element = _to_nest(value)
+        return owned(element) if self._node.reuses_arrays else element
+
+    def get_state(self) -> State:
+        if self._node.save is None:
+            return State(given=self._given)
+        if self._iterator is None:
+            self._iterator = self._start()
+        return State(given=self._given, saved=self._node.save(self._iterator))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        # Positions of what cannot be resumed are refused when they are asked for.
+        assert self._node.load is not None, self._node.kind
+        if self._iterator is None:
+            self._iterator = self._start()
+        self._iterator = self._node.load(self._iterator, state["saved"])
+        self._given = state["given"]
+
+
+def _to_nest(value: Any) -> Element:
+    # Loaders collate pairs into lists, where a list stands for a tuple at every level.
+    if isinstance(value, list) and any(hasattr(item, "__array__") for item in value):
+        return tuple(_to_nest(item) for item in value)
+    if isinstance(value, tuple) and not nests.is_namedtuple(value):
+        return tuple(_to_nest(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _to_nest(item) for key, item in value.items()}
+    return nests.to_element(value)

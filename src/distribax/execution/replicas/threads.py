@@ -1,0 +1,319 @@
+"""Eager replicas: one thread for each, taking turns, that meet at barriers.
+
+Only one replica's Python code runs at a time: each runs until it reaches a meeting point
+(`merge_call`, `all_reduce`, a synchronised write) or its end, then the next one runs. JAX
+dispatches asynchronously, so the devices are busy at the same time all the same, and the order is
+the same in every run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from distribax import context, jax_private
+from distribax.collectives import CrossDeviceOps
+from distribax.errors import ReplicaAborted
+from distribax.types import Args, Kwargs, ReduceOp, StepFn
+from distribax.values import (
+    DistributedValues,
+    Mirrored,
+    Origins,
+    PerReplica,
+    is_opaque,
+    regroup,
+)
+
+
+class _Replica(threading.Thread):
+    """One replica's thread; it runs only between `resume` and its next meeting point."""
+
+    def __init__(self, run: _Run, replica_id: int, args: Args, kwargs: Kwargs) -> None:
+        super().__init__(name=f"distribax-replica-{replica_id}", daemon=True)
+        self.run_state = run
+        self.replica_id = replica_id
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.merge_request: tuple[StepFn, Args, Kwargs] | None = None
+        self.merge_result: Any = None
+        self.num_merges = 0
+        self._turn = threading.Semaphore(0)
+        self._paused = threading.Semaphore(0)
+        self._aborted = False
+        # The caller's context (scopes, frames) is the replica's, minus what the engine adds.
+        self._context = contextvars.copy_context()
+
+    def resume(self) -> None:
+        """Lets the replica run until its next meeting point or its end."""
+        self._turn.release()
+        self._paused.acquire()
+
+    def abort(self) -> None:
+        """Unwinds a paused replica."""
+        if not self.done:
+            self._aborted = True
+            self.resume()
+
+    def meet(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        """Called by the replica: waits for the others, and returns this replica's part."""
+        self.merge_request = (fn, args, kwargs)
+        self.num_merges += 1
+        self._paused.release()
+        self._turn.acquire()
+        self.merge_request = None
+        if self._aborted:
+            raise ReplicaAborted
+        return self.merge_result
+
+    def run(self) -> None:
+        self._turn.acquire()
+        try:
+            if not self._aborted:
+                self.result = self._context.run(self._call)
+        except ReplicaAborted:
+            pass
+        except BaseException as error:  # Handed to the caller, which raises it.
+            self.error = error
+        finally:
+            self.done = True
+            self._paused.release()
+
+    def _call(self) -> Any:
+        state = self.run_state
+        replica = context.ReplicaContext(state.strategy, _ThreadRunner(self))
+        entry = context.Entry(state.strategy, replica)
+        with context.enter(entry), jax.default_device(state.devices[self.replica_id]):
+            return state.fn(*self.args, **self.kwargs)
+
+
+class _ThreadRunner:
+    """The meeting points of a replica that has its own thread."""
+
+    # A function compiled inside the thread could not meet the other replicas.
+    compiles = False
+
+    def __init__(self, replica: _Replica) -> None:
+        self.replica = replica
+
+    @property
+    def replica_id(self) -> int:
+        return self.replica.run_state.first_replica + self.replica.replica_id
+
+    @property
+    def copy_id(self) -> int:
+        return self.replica.replica_id
+
+    def create_variable(self, create: Any, place: str) -> Any:
+        """Makes the next variable of a line of code, or returns the one of replica 0."""
+        return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
+
+    def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+        _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
+        return self.replica.meet(fn, args, kwargs)
+
+    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
+        def combine(strategy: Any, *values: Any) -> list[Any]:
+            return strategy.extended.reduce_all(op, list(values), options)
+
+        return _differentiable(lambda xs: self._exchange("all_reduce", combine, xs), leaves)
+
+    def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
+        starts: list[int] = []
+
+        def combine(strategy: Any, *values: Any) -> list[Any]:
+            devices = strategy.extended.local_devices
+            joined = [
+                strategy.extended.gather_to(value, devices, axis, options) for value in values
+            ]
+            first = strategy.extended.first_replica
+            return [*joined, *(_starts(value, axis, first) for value in values)]
+
+        def gather(xs: list[Any]) -> list[Any]:
+            met = self._exchange("all_gather", combine, xs)
+            starts[:] = met[len(xs) :]
+            return met[: len(xs)]
+
+        def total(strategy: Any, *values: Any) -> list[Any]:
+            return strategy.extended.reduce_all(ReduceOp.SUM, list(values), options)
+
+        def own_part(cotangents: list[Any]) -> list[Any]:
+            # What a replica gave went to all replicas, so their gradients to it are added up.
+            sums = self._exchange("all_gather", total, cotangents)
+            return [
+                jax.lax.slice_in_dim(value, start, start + size, axis=axis % value.ndim)
+                for value, start, size in zip(sums, starts, sizes, strict=True)
+            ]
+
+        sizes = [jnp.shape(leaf)[axis] for leaf in leaves]
+        return _differentiable(gather, leaves, own_part)
+
+    def _exchange(self, what: str, combine: StepFn, leaves: list[Any]) -> list[Any]:
+        _refuse_tracers(what, leaves)
+        # New objects, as equal constants of all replicas are still one value for each replica.
+        return self.merge(combine, [jax_private.fresh(jnp.asarray(leaf)) for leaf in leaves], {})
+
+
+def _refuse_tracers(what: str, leaves: list[Any]) -> None:
+    if any(jax_private.is_tracer(leaf) for leaf in leaves):
+        raise RuntimeError(
+            f"{what}: called inside jax.jit (or another JAX transformation that stages code) in a "
+            "replica that runs eagerly, where the other replicas cannot be met. Decorate the step "
+            "with @dx.function instead of @jax.jit, and call strategy.run inside it."
+        )
+
+
+def _starts(value: Any, axis: int, first: int) -> PerReplica:
+    """Returns where the pieces of this process's replicas begin in the gathered value."""
+    wrapped = isinstance(value, DistributedValues)
+    sizes = [shape[axis] for shape in (value.shapes() if wrapped else [jnp.shape(value)])]
+    count = len(value.values) if wrapped else 1
+    return PerReplica([sum(sizes[:index]) for index in range(first, first + count)])
+
+
+def _differentiable(exchange: Any, leaves: list[Any], backward: Any = None) -> list[Any]:
+    """Lets gradients flow through a meeting of the replicas: they meet again on the way back."""
+    call = jax.custom_vjp(exchange)
+    call.defvjp(
+        lambda xs: (exchange(xs), None), lambda _, cotangents: ((backward or exchange)(cotangents),)
+    )
+    return call(list(leaves))
+
+
+class _Run:
+    """One eager `run`: the replicas' threads and what they share."""
+
+    def __init__(
+        self, strategy: Any, devices: Sequence[jax.Device], ops: CrossDeviceOps, fn: StepFn
+    ) -> None:
+        self.strategy = strategy
+        self.devices = devices
+        self.first_replica: int = strategy.extended.first_replica
+        self.ops = ops
+        self.fn = fn
+        self.origins = Origins()
+        # By line of code: replica 0 alone creates what is made once and kept (`if v is None:`).
+        self.variables: dict[str, list[Any]] = {}
+        self.num_created: dict[tuple[int, str], int] = {}
+
+    def create_variable(self, replica_id: int, create: Any, place: str) -> Any:
+        made = self.variables.setdefault(place, [])
+        index = self.num_created.get((replica_id, place), 0)
+        self.num_created[replica_id, place] = index + 1
+        if index == len(made):
+            if replica_id != 0:
+                raise RuntimeError(
+                    f"dx.Variable: replica {replica_id} creates variable number {index + 1} at "
+                    f"{place}, where replica 0 has created {index}. Every replica must create the "
+                    "same variables; do not put it under a condition that differs between "
+                    "replicas."
+                )
+            made.append(create())
+        return made[index]
+
+    def give(self, leaf: Any, replica_id: int) -> Any:
+        """Returns a replica's part of an argument, on its device."""
+        if isinstance(leaf, DistributedValues):
+            leaf.require_replicas(len(self.devices))
+            piece = self._own(leaf.part(replica_id), replica_id)
+            if isinstance(leaf, Mirrored):
+                self.origins.note(piece, leaf, replica_id)
+            return piece
+        if isinstance(leaf, jax.Array) and not jax_private.is_tracer(leaf):
+            return self.origins.note(self._own(leaf, replica_id), leaf, replica_id)
+        return leaf
+
+    def _own(self, value: Any, replica_id: int) -> Any:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
+                return leaf
+            return jax_private.fresh(jax_private.on_device(leaf, self.devices[replica_id]))
+
+        return jax.tree.map(move, value)
+
+    def parts(self, nest: Any) -> list[Any]:
+        """Returns a nest with each replica's part of it, for all replicas."""
+        is_leaf = lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf)  # noqa: E731
+        return [
+            jax.tree.map(lambda leaf, i=index: self.give(leaf, i), nest, is_leaf=is_leaf)
+            for index in range(len(self.devices))
+        ]
+
+
+def run_in_threads(
+    strategy: Any,
+    devices: Sequence[jax.Device],
+    ops: CrossDeviceOps,
+    fn: StepFn,
+    args: Args,
+    kwargs: Kwargs,
+) -> Any:
+    """Runs `fn` once for each replica and merges what they return."""
+    if jax_private.is_tracing():
+        raise RuntimeError(
+            "strategy.run: called inside a JAX transformation (jax.jit, jax.grad, "
+            "dx.value_and_grad, jax.lax.scan, ...), whose values the threads of eager replicas "
+            "cannot use. Decorate the whole step with @dx.function instead of @jax.jit, or call "
+            "the transformation inside the function given to strategy.run()."
+        )
+    state = _Run(strategy, devices, ops, fn)
+    replicas = [
+        _Replica(state, index, *part)
+        for index, part in enumerate(state.parts((tuple(args), dict(kwargs))))
+    ]
+    for replica in replicas:
+        replica.start()
+    try:
+        while _advance(replicas):
+            _merge(state, replicas)
+    finally:
+        for replica in replicas:
+            replica.abort()
+            replica.join()
+    results = [replica.result for replica in replicas]
+    return regroup(results, state.origins, mesh=strategy.extended.mesh)
+
+
+def _advance(replicas: list[_Replica]) -> bool:
+    """Runs each replica to its next meeting point; False when all have ended."""
+    for replica in replicas:
+        replica.resume()
+        if replica.error is not None:
+            raise replica.error
+    waiting = [replica.replica_id for replica in replicas if not replica.done]
+    if waiting and len(waiting) < len(replicas):
+        ended = [replica.replica_id for replica in replicas if replica.done]
+        counts = {replica.replica_id: replica.num_merges for replica in replicas}
+        raise RuntimeError(
+            f"strategy.run: replicas {waiting} wait in merge_call or all_reduce for replicas "
+            f"{ended}, which have ended (meetings so far, by replica: {counts}). Every replica "
+            "must make the same calls in the same order; do not put them under a condition that "
+            "differs between replicas."
+        )
+    return bool(waiting)
+
+
+def _merge(state: _Run, replicas: list[_Replica]) -> None:
+    requests = [replica.merge_request for replica in replicas]
+    fns, args, kwargs = zip(*requests, strict=True)
+    codes = {getattr(fn, "__code__", fn) for fn in fns}
+    if len(codes) > 1:
+        names = [getattr(fn, "__qualname__", repr(fn)) for fn in fns]
+        raise RuntimeError(
+            f"strategy.run: the replicas meet in different calls, {names} by replica. Every "
+            "replica must call merge_call, all_reduce and the like in the same order."
+        )
+    merged_args, merged_kwargs = regroup(
+        list(zip(args, kwargs, strict=True)), state.origins, mesh=state.strategy.extended.mesh
+    )
+    with context.enter(context.Entry(state.strategy)):
+        result = fns[0](state.strategy, *merged_args, **merged_kwargs)
+    for replica, part in zip(replicas, state.parts(result), strict=True):
+        replica.merge_result = part

@@ -1,0 +1,187 @@
+"""Cells: where the value of another library's variable lives once a strategy has used it.
+
+Outside of steps a cell gives plain arrays of one device, as the library expects them; in between
+the value is wherever the strategy's steps want it, and it is moved only when somebody else asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from distribax import context, jax_private
+from distribax.execution import frames
+from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.variables import Placement
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How replicas share a variable: how their values become one, and what each of them sees.
+
+    MEAN is for numbers that have one, others are taken from the first replica; NONE is for values
+    that are the same in every replica, by the way they are computed.
+    `view` makes a replica's own value out of the shared one and the replica's id.
+    """
+
+    aggregation: VariableAggregation
+    view: Callable[[Any, Any], Any] | None = None
+
+
+class Cell:
+    """The value of one variable of another library: an array, or a nest of arrays."""
+
+    def __init__(self, name: str, rule: Rule, value: Any) -> None:
+        self.name = name
+        self.rule = rule
+        # The strategy whose steps have used the variable last.
+        self.owner: Any = None
+        self._value = value
+        # None as long as the value is as the library's own code has set it.
+        self._placement: Placement | None = None
+        # Whether somebody outside may hold the arrays, so that they must not be overwritten.
+        self._shared = True
+        self._host: Any = None
+        self._handles: dict[Any, Handle] = {}
+
+    def read(self) -> Any:
+        """Returns the value as code outside of steps sees it."""
+        if self._placement is None:
+            return self._value
+        if self._host is None:
+            self._host = self.piece(0)
+        return self._host
+
+    def write(self, value: Any) -> None:
+        """Replaces the value by one of code outside of steps, of whatever form."""
+        self._value, self._placement, self._shared, self._host = value, None, True, None
+
+    def piece(self, index: int) -> Any:
+        """Returns the copy of the device with this index, or the only one there is."""
+        placement = self._placement
+        assert placement is not None
+        self._shared = True
+        local = index if len(placement.devices) > 1 else 0
+        return _each(lambda array: placement.pieces(array)[local], self._value)
+
+    def keep_pieces(self, pieces: list[Any], placement: Placement) -> None:
+        """Replaces the value by copies that are on their devices already."""
+        flat = [jax.tree.leaves(piece) for piece in pieces]
+        tree = jax.tree.structure(pieces[0])
+        joined = [_joined(copies, placement) for copies in zip(*flat, strict=True)]
+        self.write(jax.tree.unflatten(tree, joined))
+        self._placement = placement
+
+    def keep(self, value: Any, placement: Placement) -> None:
+        """Replaces the value by what a compiled program has returned."""
+        self._value, self._placement, self._shared, self._host = value, placement, False, None
+
+    def placed(self, placement: Placement) -> Any:
+        """Returns the value as `placement` stores it, after moving it there if need be."""
+        if self._placement is not placement:
+            host = self.read()
+            # A trace may be under way, which must not see the move.
+            self._value = jax_private.outside_trace(lambda: _stored(host, placement))
+            self._placement, self._shared, self._host = placement, True, None
+        return self._value
+
+    def taken(self, placement: Placement) -> Any:
+        """Returns the placed value as one that may be overwritten."""
+        value = self.placed(placement)
+        if self._shared:
+            self._value = value = _each(jnp.copy, value)
+            self._shared, self._host = False, None
+        return value
+
+    def handle(self, strategy: Any) -> Handle:
+        """Returns what the engine takes for a variable of `strategy`."""
+        handle = self._handles.get(strategy)
+        if handle is None:
+            placement = strategy.extended.variable_placement(
+                VariableSynchronization.AUTO, VariableAggregation.NONE, self.name
+            )
+            handle = self._handles[strategy] = Handle(self, strategy, placement)
+        return handle
+
+    def handle_in(self, frame: frames.Frame, strategy: Any = None) -> Handle:
+        """Returns the one handle that stands for this cell while a function is traced.
+
+        A `strategy` that runs replicas takes the cell over from code outside of replicas.
+        """
+        function = frame.function
+        used = next((h for h in self._handles.values() if h in function.touched), None)
+        if strategy is None:
+            return used or self.handle(self.owner or context.get_strategy())
+        self.owner = strategy
+        handle = self.handle(strategy)
+        if used is not None and used is not handle:
+            function.rename(used, handle)
+        return handle
+
+    def __repr__(self) -> str:
+        return f"<Cell {self.name}>"
+
+
+class Handle:
+    """A cell as the variable of one strategy, which is what compiled programs take and return."""
+
+    per_replica = False
+
+    def __init__(self, cell: Cell, strategy: Any, placement: Placement) -> None:
+        self.cell = cell
+        self.strategy = strategy
+        self.placement = placement
+
+    @property
+    def described(self) -> str:
+        """The variable as error messages name it."""
+        return self.cell.name
+
+    @property
+    def sharding(self) -> Any:
+        """The sharding of the value inside a compiled program, or None."""
+        return self.placement.sharding
+
+    def program_value(self) -> Any:
+        """Returns the value that a compiled program reads."""
+        if jax_private.is_tracing():
+            # A trace that does not have it as an input yet, and will be made again.
+            return jax.tree.map(jnp.asarray, self.cell.read())
+        return _each(self.placement.to_program, self.cell.placed(self.placement))
+
+    def take_program_value(self) -> Any:
+        """Returns a value that a compiled program may overwrite."""
+        return _each(self.placement.to_program, self.cell.taken(self.placement))
+
+    def store_program_value(self, value: Any) -> None:
+        """Keeps what a compiled program has returned."""
+        self.cell.keep(_each(self.placement.from_program, value), self.placement)
+
+
+def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
+    """Applies `fn`, which moves arrays, to every array of `value`."""
+    if jax_private.is_concrete_array(value):
+        return fn(value)
+    return jax.tree.map(lambda leaf: _moved(fn, leaf), value)
+
+
+def _moved(fn: Callable[[jax.Array], jax.Array], leaf: Any) -> Any:
+    return jax_private.on_key_data(fn, leaf) if jax_private.is_key(leaf) else fn(leaf)
+
+
+def _stored(value: Any, placement: Placement) -> Any:
+    arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), value)
+    return _each(placement.store, arrays)
+
+
+def _joined(copies: tuple[Any, ...], placement: Placement) -> Any:
+    if not jax_private.is_key(copies[0]):
+        return placement.join(copies, copies[0])
+    data = [jax.random.key_data(copy) for copy in copies]
+    return jax.random.wrap_key_data(
+        placement.join(data, data[0]), impl=jax.random.key_impl(copies[0])
+    )

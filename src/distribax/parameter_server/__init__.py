@@ -1,0 +1,27 @@
+"""Parameters on servers: how they are kept, moved and updated. Ray is not needed here.
+
+A `ParameterServer` keeps parameters and runs optimizer updates on them; a `ParameterClient` in each
+worker pulls values and pushes operations. What starts and watches the processes is elsewhere.
+"""
+
+from __future__ import annotations
+
+from distribax.errors import ParameterServerError as ParameterServerError
+from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
+from distribax.errors import ParametersLostError as ParametersLostError
+from distribax.parameter_server.client.connection import RestartReport as RestartReport
+from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
+from distribax.parameter_server.protocol.buffers import aligned_empty as aligned_empty
+from distribax.parameter_server.protocol.buffers import keep_freed_memory as keep_freed_memory
+from distribax.parameter_server.protocol.operations import AddRows as AddRows
+from distribax.parameter_server.protocol.operations import Apply as Apply
+from distribax.parameter_server.protocol.operations import Array as Array
+from distribax.parameter_server.protocol.operations import Assign as Assign
+from distribax.parameter_server.protocol.operations import AssignAdd as AssignAdd
+from distribax.parameter_server.protocol.operations import AssignRows as AssignRows
+from distribax.parameter_server.protocol.operations import Op as Op
+from distribax.parameter_server.protocol.operations import Rows as Rows
+from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
+from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
+from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec
+from distribax.parameter_server.server.parameter_server import ParameterServer as ParameterServer

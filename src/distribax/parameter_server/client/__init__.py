@@ -1,0 +1,1 @@
+"""A process's access to the parameters on all servers."""

@@ -1,0 +1,374 @@
+"""A client's connection to one server, made again when it breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from distribax.errors import (
+    ParameterServerError,
+    ParameterServerUnreachableError,
+    ParametersLostError,
+)
+from distribax.parameter_server.protocol import handshake, sockets, wire
+from distribax.parameter_server.protocol.operations import Array
+from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
+from distribax.parameter_server.protocol.wire import Message
+from distribax.parameter_server.shared_memory.leases import LeaseBook
+from distribax.parameter_server.shared_memory.mailbox import Mailbox
+from distribax.parameter_server.shared_memory.reader import SharedReader
+
+_PAUSE_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 5.0
+"""How long to wait for an answer before asking whether the server is elsewhere by now."""
+_BROKEN: Final = (OSError, EOFError)
+
+
+@dataclass(frozen=True)
+class RestartReport:
+    """A server was restarted; what of this client's pushes it no longer has.
+
+    Attributes:
+        server: The server's index.
+        old_boot: The incarnation that this client knew.
+        new_boot: The one that answers now.
+        acknowledged: How many pushes of this client the old one had, as far as is known here.
+        lost: How many of these the new one does not have.
+        origin: What the new one began with, in words.
+    """
+
+    server: int
+    old_boot: str
+    new_boot: str
+    acknowledged: int
+    lost: int
+    origin: str
+
+
+class _Applied:
+    """The numbers of the pushes that the server has applied, as far as the client knows."""
+
+    def __init__(self) -> None:
+        self._earlier: list[range] = []
+        # The last range, which grows with each push.
+        self._start = self._stop = 0
+
+    def add(self, number: int) -> None:
+        """Notes that one more is applied; it is larger than all before."""
+        if number != self._stop:
+            self._earlier.append(range(self._start, self._stop))
+            self._start = number
+        self._stop = number + 1
+
+    def forget_after(self, number: int) -> None:
+        """Drops those with a larger number."""
+        ranges = [*self._earlier, range(self._start, self._stop)]
+        kept = [range(each.start, min(each.stop, number + 1)) for each in ranges]
+        self._earlier = [each for each in kept if each]
+        self._start = self._stop = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._earlier)) + self._stop - self._start
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A round that this client has contributed to and that was incomplete then."""
+
+    optimizer: str
+    number: int
+    targets: frozenset[str]
+
+
+class Link:
+    """One server as a client sees it; the caller lets one thread at a time use it.
+
+    Args:
+        server: The server's index.
+        locate: Returns where the server is now.
+        client: This client's name.
+        token: The cluster's secret.
+        timeout: How many seconds the server may take to answer or to come back.
+        shared_memory: Whether to use the same machine's memory where that is possible.
+        on_restart: Called when another incarnation of the server answers.
+    """
+
+    def __init__(
+        self,
+        server: int,
+        locate: Callable[[int], Endpoint],
+        client: str,
+        token: bytes,
+        timeout: float,
+        shared_memory: bool,
+        on_restart: Callable[[RestartReport], None],
+    ) -> None:
+        self.acknowledged = 0
+        self.has_parameters = False
+        """Whether this client knows of parameters on the server."""
+        self._server = server
+        self._locate = locate
+        self._client = client
+        self._token = token
+        self._timeout = timeout
+        self._shared_memory = shared_memory
+        self._on_restart = on_restart
+        self._sequence = 0
+        self._started = False
+        """Whether an answer is still to be taken by `finish`."""
+        self._unacknowledged: tuple[int, Message] | None = None
+        self._applied = _Applied()
+        self._waits: list[_Wait] = []
+        self._connection: socket.socket | None = None
+        self._poll = select.poll()
+        self._endpoint: Endpoint | None = None
+        self._boot = ""
+        self._mailbox: Mailbox | None = None
+        self._reader: SharedReader | None = None
+        self._closed = False
+
+    # Requests.
+
+    def push(self, operations: list[dict[str, Any]], arrays: Sequence[Array]) -> None:
+        """Sends a push; `settle` awaits the answer."""
+        self.settle()
+        self._connect(self._deadline())
+        self._sequence += 1
+        header = {"do": "push", "operations": operations}
+        message = Message(header, arrays, number=self._sequence)
+        self._unacknowledged = self._sequence, message
+        # Should it fail, it is sent again when the answer is awaited.
+        with contextlib.suppress(*_BROKEN):
+            self._send(message)
+
+    def settle(self) -> None:
+        """Waits until the last push is acknowledged; raises what it met on the server."""
+        if self._unacknowledged is None:
+            return
+        deadline = self._deadline()
+        if self._connection is not None:
+            try:
+                answer = self._receive(deadline)
+            except _BROKEN:
+                pass
+            else:
+                self._acknowledge(answer)
+                return
+        self._connect(deadline)
+
+    def request(self, message: Message) -> Message:
+        """Sends a request that may be repeated, and returns the answer."""
+        self.settle()
+        deadline = self._deadline()
+        while True:
+            self._connect(deadline)
+            try:
+                self._send(message)
+                answer = self._receive(deadline)
+            except _BROKEN as error:
+                if time.monotonic() >= deadline:
+                    raise self._unreachable(error) from error
+            else:
+                return self._checked(answer)
+
+    def start(self, message: Message) -> None:
+        """Sends a request whose answer `finish` takes; others can be sent to other servers."""
+        self._connect(self._deadline())
+        with contextlib.suppress(*_BROKEN):
+            self._send(message)
+            self._started = True
+
+    def finish(self, message: Message) -> Message:
+        """Returns the answer to a request that was started."""
+        if self._started:
+            with contextlib.suppress(*_BROKEN):
+                answer = self._receive(self._deadline())
+                self._started = False
+                return self._checked(answer)
+        return self.request(message)
+
+    def prepare(self, specs: Sequence[ParameterSpec]) -> None:
+        """Waits for this client's own writes to these parameters, so that it reads them."""
+        self.settle()
+        if not self._waits:
+            return
+        wanted = {spec.uid for spec in specs}
+        for wait in [wait for wait in self._waits if wait.targets & wanted]:
+            header = {"do": "wait_round", "optimizer": wait.optimizer, "number": wait.number}
+            while not self.request(Message(header)).header["applied"]:
+                pass
+            # A restart of the server meanwhile has taken all of them.
+            self._waits = [other for other in self._waits if other is not wait]
+
+    def reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
+        """Returns what reads these parameters from shared memory; None if that cannot be."""
+        self._connect(self._deadline())
+        # Nothing is expected now: what can be read is the end of the connection.
+        if self._readable(0):
+            self._disconnect()
+            self._connect(self._deadline())
+        reader = self._reader
+        while reader is not None and (unknown := reader.unknown(specs)):
+            answer = self.request(Message({"do": "map", "uids": [spec.uid for spec in unknown]}))
+            reader = self._reader  # Another one, if the connection had to be made again.
+            if reader is None or not reader.learn(unknown, answer):
+                return None
+        return reader
+
+    def close(self) -> None:
+        """Ends the connection for good; also while another thread waits for an answer."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Gives back what the link holds; after `close`."""
+        self._disconnect()
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+    # The connection.
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    def _connect(self, deadline: float) -> None:
+        """Makes a connection if there is none, and sends again what was not acknowledged."""
+        if self._started:  # Interrupted; the answer that is still to come would be misread.
+            self._disconnect()
+        while self._connection is None:
+            if self._closed:
+                raise RuntimeError(
+                    "This parameter client is closed: its strategy was closed or has ended."
+                )
+            try:
+                self._meet(deadline)
+                self._resend(deadline)
+            except handshake.WrongTokenError as error:
+                self._disconnect()
+                raise PermissionError(
+                    f"parameter server {self._server} ({self._endpoint}) and this client do not "
+                    f"have the same token: {error}. Start all tasks of a cluster with one token."
+                ) from error
+            except _BROKEN as error:
+                self._disconnect()
+                if time.monotonic() >= deadline:
+                    raise self._unreachable(error) from error
+                time.sleep(_PAUSE_SECONDS)
+
+    def _meet(self, deadline: float) -> None:
+        self._endpoint = endpoint = self._locate(self._server)
+        connection = sockets.call(endpoint, max(0.1, deadline - time.monotonic()))
+        # What has begun to come must go on; how long the first byte may take is seen to elsewhere.
+        connection.settimeout(self._timeout)
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        try:
+            handshake.introduce(connection, self._token)
+            self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
+            hello = self._checked(self._receive(deadline)).header
+            self._share(hello["shared"], deadline)
+            self._greet(hello)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _share(self, readable: bool, deadline: float) -> None:
+        """Prepares to use the memory of this machine, if the server is on it."""
+        assert self._connection is not None
+        if not self._shared_memory or self._connection.family != getattr(socket, "AF_UNIX", None):
+            return
+        self._mailbox = self._mailbox or Mailbox()
+        self._mailbox.forget()
+        if readable:
+            book = LeaseBook()
+            self._send(Message({"do": "lease"}, (), (book.descriptor,)))
+            self._checked(self._receive(deadline))
+            self._reader = SharedReader(book)
+
+    def _greet(self, hello: dict[str, Any]) -> None:
+        old, self._boot = self._boot, hello["boot"]
+        if not old or old == self._boot:
+            return
+        self._waits.clear()
+        before = len(self._applied)
+        self._applied.forget_after(hello["sequence"])
+        lost = before - len(self._applied)
+        self._on_restart(
+            RestartReport(self._server, old, self._boot, before, lost, hello["origin"])
+        )
+        if self.has_parameters and not hello["parameters"]:
+            self.has_parameters = False
+            self._unacknowledged = None
+            raise ParametersLostError(self._server, hello["origin"])
+
+    def _resend(self, deadline: float) -> None:
+        if self._unacknowledged is not None:
+            self._send(self._unacknowledged[1])
+            self._acknowledge(self._receive(deadline))
+
+    def _acknowledge(self, answer: Message) -> None:
+        assert self._unacknowledged is not None
+        self.acknowledged = self._unacknowledged[0]
+        self._unacknowledged = None
+        waits = self._checked(answer).header.get("waits", ())
+        self._applied.add(self.acknowledged)
+        for optimizer, number, targets in waits:
+            self._waits.append(_Wait(optimizer, number, frozenset(targets)))
+
+    def _send(self, message: Message) -> None:
+        assert self._connection is not None
+        try:
+            if self._mailbox is not None and message.header["do"] == "push":
+                message = self._mailbox.wrap(message)
+            wire.send(self._connection, message)
+        except BaseException:
+            # Also when interrupted: half a message leaves nothing that could be continued.
+            self._disconnect()
+            raise
+
+    def _receive(self, deadline: float) -> Message:
+        assert self._connection is not None
+        try:
+            while not self._readable(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError("no answer")
+                if self._boot and self._locate(self._server).boot != self._boot:
+                    raise ConnectionResetError("the server was restarted")
+            return wire.receive(self._connection)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _readable(self, seconds: float) -> bool:
+        assert self._connection is not None
+        return bool(self._poll.poll(seconds * 1000))
+
+    def _checked(self, answer: Message) -> Message:
+        error = answer.header.get("error")
+        if error is None:
+            return answer
+        kind, text = error
+        if kind == "ParametersLost":
+            raise ParametersLostError(self._server, text)
+        raise ParameterServerError(self._server, kind, text)
+
+    def _unreachable(self, error: BaseException) -> ParameterServerUnreachableError:
+        where = "" if self._endpoint is None else str(self._endpoint)
+        trouble = f"{type(error).__name__}: {error}"
+        return ParameterServerUnreachableError(self._server, where, self._timeout, trouble)
+
+    def _disconnect(self) -> None:
+        self._reader = None
+        self._started = False
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

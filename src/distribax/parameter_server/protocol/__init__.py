@@ -1,0 +1,1 @@
+"""What travels between clients and servers, and how: specs, operations, messages, sockets."""

@@ -1,0 +1,216 @@
+"""Messages on a socket: a JSON header and arrays, sent from and received into their own memory.
+
+A frame is a fixed prefix (magic, length of the header, length of the payload, number), the header,
+and the bytes of the arrays one after the other. The header's "arrays" says the type and shape of
+each, so that a receiver allocates them, aligned for JAX, and the kernel copies each byte once. What
+is different in each message of a kind is its number: so a header is often one that was written and
+read before.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from distribax.parameter_server.protocol.buffers import aligned_empty
+from distribax.parameter_server.protocol.operations import Array
+from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+
+_PREFIX: Final = struct.Struct("<4sIQQ")
+_MAGIC: Final = b"dxp2"
+_MAX_HEADER: Final = 64 << 20
+_MAX_PAYLOAD: Final = 1 << 40
+_INT_SIZE: Final = array("i").itemsize
+_RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
+_ARRAYS: Final = "arrays"
+_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_SHORT: Final = 40
+"""Headers of so few bytes are often the same: that a push is like the last one, or that all is
+well. What was made of them is kept."""
+_KEPT: Final = 64
+_CUT: Final = "the connection was closed in the middle of a frame"
+_FIRST_READ: Final = 4096
+"""How many bytes are asked for before it is known how many there are."""
+_RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_MAX_PARTS: Final = 512
+"""Of one sendmsg or recvmsg; Linux takes 1024."""
+
+
+class FrameError(ConnectionError):
+    """A frame that cannot be one: the peer is not a parameter server or client, or is broken."""
+
+
+class Message(NamedTuple):
+    """A header of JSON values, the arrays that go with it, and open files (unix sockets only).
+
+    Files are not closed by sending them; those received are the receiver's to close. Headers are
+    not changed once they are sent or received. The number is the sender's.
+    """
+
+    header: dict[str, Any]
+    arrays: Sequence[Array] = ()
+    descriptors: Sequence[int] = ()
+    number: int = 0
+
+
+def send(connection: socket.socket, message: Message) -> None:
+    """Sends a message out of the memory of its arrays."""
+    if not message.arrays and not message.descriptors:
+        connection.sendall(_head(message.header, 0, message.number))
+        return
+    arrays = [np.asarray(value, order="C") for value in message.arrays]
+    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
+    payload = sum(value.nbytes for value in arrays)
+    head = _head({**message.header, _ARRAYS: described}, payload, message.number)
+    _send_parts(connection, [memoryview(head), *map(_bytes_of, arrays)], message.descriptors)
+
+
+def _head(header: dict[str, Any], payload: int, number: int) -> bytes:
+    if all(type(value) is str for value in header.values()):
+        text = _written(tuple(header.items()))
+    else:
+        text = _ENCODE(header).encode()
+    return _PREFIX.pack(_MAGIC, len(text), payload, number) + text
+
+
+@functools.lru_cache(_KEPT)
+def _written(items: tuple[tuple[str, str], ...]) -> bytes:
+    return _ENCODE(dict(items)).encode()
+
+
+def receive(connection: socket.socket) -> Message:
+    """Receives a message; EOFError if the peer has closed the connection between two of them.
+
+    Each side waits for the other's answer before it sends again, so that whatever is there belongs
+    to this message: most are complete with the first call of the kernel.
+    """
+    buffer = memoryview(bytearray(_FIRST_READ))
+    descriptors: list[int] = []
+    try:
+        count = _receive_first(connection, buffer, descriptors)
+        magic, header_size, payload, number = _PREFIX.unpack_from(buffer)
+        if magic != _MAGIC:
+            raise FrameError(f"a frame begins with {magic!r} instead of {_MAGIC!r}")
+        if header_size > _MAX_HEADER or payload > _MAX_PAYLOAD:
+            raise FrameError(
+                f"a frame claims a header of {header_size} bytes and a payload of {payload}; at "
+                f"most {_MAX_HEADER} and {_MAX_PAYLOAD} are taken"
+            )
+        begun = buffer[_PREFIX.size : count]
+        text = begun[:header_size]
+        if len(text) < header_size:
+            text = memoryview(bytearray(header_size))
+            _receive_parts(connection, _filled([text], begun))
+        begun = begun[header_size:]
+        header, forms = _parse(text, payload)
+        if len(begun) > payload:
+            raise FrameError(f"{len(begun) - payload} bytes follow a frame without an answer")
+        if not forms:
+            return Message(header, (), descriptors, number)
+        arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
+        parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
+        _receive_parts(connection, _filled(parts, begun))
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return Message(header, arrays, descriptors, number)
+
+
+def _parse(
+    text: memoryview, payload: int
+) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
+    try:
+        is_short = len(text) <= _SHORT
+        header = _read(bytes(text)) if is_short else json.loads(str(text, "utf-8"))
+        described = header.get(_ARRAYS, ())
+        if not described and not payload:
+            return header, []
+        forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FrameError(f"a frame's header cannot be read: {error}") from error
+    header = {key: value for key, value in header.items() if key != _ARRAYS}
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
+    if sum(sizes) != payload or any(size < 0 for size in sizes):
+        raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
+    return header, forms
+
+
+@functools.lru_cache(_KEPT)
+def _read(text: bytes) -> Any:
+    return json.loads(text)
+
+
+def _bytes_of(value: Array) -> memoryview:
+    # Through uint8, as bfloat16 and the like have no buffer of their own.
+    return value.reshape(-1).view(np.uint8).data
+
+
+def _send_parts(
+    connection: socket.socket, parts: list[memoryview], descriptors: Sequence[int]
+) -> None:
+    parts = [part for part in parts if part.nbytes]
+    if descriptors:  # They go with the first bytes.
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+        parts = _after(parts, connection.sendmsg(parts[:1], [rights]))
+    while parts:
+        parts = _after(parts, connection.sendmsg(parts[:_MAX_PARTS]))
+
+
+def _receive_first(connection: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
+    """Receives at least a prefix, and the open files that come with it; returns how many bytes."""
+    total = 0
+    while total < _PREFIX.size:
+        count, rights, _, _ = connection.recvmsg_into(
+            [buffer[total:]], _RIGHTS_SIZE, _RECEIVE_FLAGS
+        )
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.extend(array("i", data[: len(data) - len(data) % _INT_SIZE]))
+        if not count and not total:
+            raise EOFError("the connection was closed")
+        if not count:
+            raise FrameError(_CUT)
+        total += count
+    return total
+
+
+def _receive_parts(connection: socket.socket, parts: list[memoryview]) -> None:
+    """Fills the parts, none of which is empty."""
+    while parts:
+        count = connection.recvmsg_into(parts[:_MAX_PARTS])[0]
+        if not count:
+            raise FrameError(_CUT)
+        parts = _after(parts, count)
+
+
+def _filled(parts: list[memoryview], begun: memoryview) -> list[memoryview]:
+    """Puts bytes into the first of the parts, and returns what is left to fill."""
+    while begun:
+        size = min(len(begun), parts[0].nbytes)
+        parts[0][:size] = begun[:size]
+        parts, begun = _after(parts, size), begun[size:]
+    return parts
+
+
+def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Returns what is left of the parts after so many bytes."""
+    done = 0
+    for part in parts:
+        if count < part.nbytes:
+            break
+        count -= part.nbytes
+        done += 1
+    rest = parts[done:]
+    if rest and count:
+        rest[0] = rest[0][count:]
+    return rest

@@ -1,0 +1,1 @@
+"""A server: what it stores, and how pushes change it."""

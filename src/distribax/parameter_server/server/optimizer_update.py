@@ -1,0 +1,282 @@
+"""An optimizer's update as compiled programs: whole parameters, or only the rows that are touched.
+
+For a sparse gradient, the touched rows of the parameter and of those slots that have its form are
+gathered, the transformation runs on them as if they were the parameter, and they are written back.
+Their number is padded to a power of two, so that few programs are compiled and a step's time does
+not depend on the size of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from distribax import jax_private
+from distribax.parameter_server.protocol.operations import Apply, Array, Gradient, Op, Rows
+from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
+from distribax.parameter_server.server.sparse import RowSet, gathered, padded, summed
+from distribax.parameter_server.server.stored_parameter import Change, Form
+from distribax.parameter_server.shared_memory import standing
+
+_AS_IT_IS: Final = contextlib.nullcontext()
+
+
+class Values(Protocol):
+    """The values that an update works on, by uid."""
+
+    def read(self, uid: str) -> Any:
+        """Returns a value as it is kept, a NumPy or a JAX array."""
+        ...
+
+    def consume(self, uid: str) -> Any:
+        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        ...
+
+    def read_host(self, uid: str) -> Array:
+        """Returns a value as a NumPy array."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The compiled update for gradients of some of the targets.
+
+    Attributes:
+        call: The program; it returns new values of `moving` and of `changing`.
+        moving: The targets that have a gradient.
+        resting: The others.
+        changing: The slots that get new values.
+    """
+
+    call: Callable[..., tuple[list[Any], list[Any]]]
+    moving: list[int]
+    resting: list[int]
+    changing: list[int]
+
+
+class Update:
+    """The update of one optimizer; it reads values, and returns what is to be written."""
+
+    def __init__(self, spec: OptimizerSpec, targets: Sequence[Form]) -> None:
+        self.spec = spec
+        self.targets = tuple(targets)
+        loaded = pickle.loads(spec.transformation)
+        self._transformation = optax.with_extra_args_support(loaded)
+        self._is_foreign = jax.default_backend() != "cpu"
+        self._wide = any(np.dtype(form.dtype).itemsize > 4 for form in targets)
+        with self._settings():
+            state = jax.eval_shape(
+                self._transformation.init,
+                [jax.ShapeDtypeStruct(form.shape, form.dtype) for form in targets],
+            )
+        leaves, self._structure = jax.tree.flatten(state)
+        self._owners = _owners(state, len(targets))
+        self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
+        self.slot_uids = frozenset(spec.slots)
+        self._programs: dict[tuple[bool, ...], _Program] = {}
+
+    def _slot_form(self, number: int, leaf: Any) -> Form:
+        owner = self._owners[number]
+        of = self.spec.uid if owner is None else self.targets[owner].name
+        return Form(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
+
+    def check_slots(self, known: Mapping[str, Form]) -> None:
+        """Raises a ValueError if the slots are not one for each leaf of the state, and alike.
+
+        `known` are those that exist already.
+        """
+        expected = [(form.shape, form.dtype) for form in self.slots]
+        given = [
+            (known[uid].shape, known[uid].dtype) if uid in known else None
+            for uid in self.spec.slots
+        ]
+        fits = len(given) == len(expected) and all(
+            own in (None, form) for own, form in zip(given, expected, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"slots of optimizer {self.spec.uid!r}: there are {len(given)} of the forms "
+                f"{given}, but the transformation's state has {len(expected)} leaves: {expected}. "
+                "Name one slot for each leaf of jax.tree.leaves(transformation.init([value of "
+                "each target])); those that do not exist are created here."
+            )
+
+    def initial_state(self, values: Sequence[Array]) -> list[Array]:
+        """Returns the leaves of the state for these values of the targets."""
+        with self._settings():
+            state = jax.jit(self._transformation.init)(list(values))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
+
+    def _settings(self) -> contextlib.AbstractContextManager[Any]:
+        """Has JAX compute on the CPU, and with 64 bits if a parameter has them.
+
+        Workers may have chosen 64 bits; the server's own setting does not matter.
+        """
+        # A server's process usually is as it has to be; a change costs as much as a small update.
+        elsewhere = self._is_foreign or jax_private.current_default_device() is not None
+        if not elsewhere and jax_private.has_64_bits() == self._wide:
+            return _AS_IT_IS
+        stack = contextlib.ExitStack()
+        if elsewhere:
+            stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
+        stack.enter_context(jax.enable_x64(self._wide))
+        return stack
+
+    def __call__(
+        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, Any]
+    ) -> dict[str, Change]:
+        """Returns the changes by uid."""
+        # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
+        # part.
+        touched = {
+            number: summed(gradient.indices, gradient.rows)
+            for number, gradient in enumerate(gradients)
+            if isinstance(gradient, Rows)
+        }
+        of_slots = self._rows_of_slots(touched) if touched else {}
+
+        def rows(uid: str, of: RowSet) -> Array:
+            return gathered(store.read_host(uid), of.indices)
+
+        targets, slots = self.spec.targets, self.spec.slots
+        program = self._program(tuple([gradient is not None for gradient in gradients]))
+        own = [
+            rows(targets[i], touched[i]) if i in touched else store.consume(targets[i])
+            for i in program.moving
+        ]
+        resting = [store.read(targets[i]) for i in program.resting]
+        state = [
+            rows(uid, of_slots[i]) if i in of_slots else store.read(uid)
+            for i, uid in enumerate(slots)
+        ]
+        dense = [
+            padded(touched[i].rows) if i in touched else gradient
+            for i, gradient in enumerate(gradients)
+        ]
+        with self._settings():
+            new, new_state = program.call(own, resting, state, dense, dict(extra_args))
+            for array in (*new, *new_state):
+                array.block_until_ready()
+        changes: dict[str, Change] = {}
+        for i, value in zip(program.moving, new, strict=True):
+            changes[targets[i]] = _rows(value, touched[i]) if i in touched else value
+        for i, value in zip(program.changing, new_state, strict=True):
+            changes[slots[i]] = _rows(value, of_slots[i]) if i in of_slots else value
+        return changes
+
+    def _program(self, active: tuple[bool, ...]) -> _Program:
+        """Returns the program for gradients of these targets."""
+        program = self._programs.get(active)
+        if program is None:
+            owners = enumerate(self._owners)
+            program = _Program(
+                # What it updates it overwrites; see `Entry`.
+                jax.jit(functools.partial(self._run, active), donate_argnums=0),
+                moving=[i for i, moves in enumerate(active) if moves],
+                resting=[i for i, moves in enumerate(active) if not moves],
+                changing=[i for i, owner in owners if owner is None or active[owner]],
+            )
+            self._programs[active] = program
+        return program
+
+    def check_rows(self, target: int) -> None:
+        """Raises a ValueError if the target's slots cannot be updated by rows."""
+        form = self.targets[target]
+        for number, owner in enumerate(self._owners):
+            slot = self.slots[number]
+            if owner == target and slot.shape not in ((), form.shape):
+                raise ValueError(
+                    f"Parameter {form.name!r} of shape {form.shape} has a slot of shape "
+                    f"{slot.shape}: its rows cannot be updated alone. Use an optimizer whose "
+                    "slots have the parameter's shape, or a dense gradient."
+                )
+
+    def _rows_of_slots(self, touched: Mapping[int, RowSet]) -> dict[int, RowSet]:
+        """Returns which rows of slots, by number, go with the touched rows of the targets."""
+        return {
+            number: touched[owner]
+            for number, owner in enumerate(self._owners)
+            if owner is not None
+            and owner in touched
+            and self.slots[number].shape == self.targets[owner].shape
+        }
+
+    def _run(
+        self,
+        active: tuple[bool, ...],
+        own: list[Any],
+        resting: list[Any],
+        leaves: list[Any],
+        gradients: list[Any],
+        extra_args: dict[str, Any],
+    ) -> tuple[list[Any], list[Any]]:
+        program = self._program(active)
+        state = jax.tree.unflatten(self._structure, leaves)
+        kinds = {True: iter(own), False: iter(resting)}
+        values = [next(kinds[moves]) for moves in active]
+        # A parameter without a gradient takes part as a zero, and what comes out is not used.
+        gradients = [
+            jnp.zeros_like(value) if gradient is None else gradient.astype(value.dtype)
+            for value, gradient in zip(values, gradients, strict=True)
+        ]
+        updates, state = self._transformation.update(gradients, state, values, **extra_args)
+        values = optax.apply_updates(values, updates)
+        new_leaves = jax.tree.leaves(state)
+        assert len(new_leaves) == len(leaves), "the state has changed its structure"
+        return (
+            [values[i] for i in program.moving],
+            # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
+            [jnp.copy(new_leaves[i].astype(leaves[i].dtype)) for i in program.changing],
+        )
+
+
+def in_place(operation: Op) -> Op:
+    """Returns an operation that may come again, with dense gradients as JAX's arrays.
+
+    They are the same memory, whatever is in it by then: so JAX does not have to be told of it at
+    each update.
+    """
+    if not isinstance(operation, Apply):
+        return operation
+    return dataclasses.replace(operation, gradients=tuple(map(_in_place, operation.gradients)))
+
+
+def _in_place(gradient: Gradient) -> Gradient:
+    if not isinstance(gradient, np.ndarray):
+        return gradient
+    array = standing.in_place(gradient, jax.local_devices(backend="cpu")[0])
+    # A copy would not have what the next push brings.
+    return gradient if array is None else array
+
+
+def _owners(state: Any, num_targets: int) -> list[int | None]:
+    """Returns which target each leaf belongs to; None for the optimizer as a whole.
+
+    The parameters are given as a list, so what is kept for each of them is a list of that length.
+    """
+
+    def per_target(node: Any) -> bool:
+        return type(node) is list and len(node) == num_targets
+
+    owners: list[int | None] = []
+    for node in jax.tree.leaves(state, is_leaf=per_target):
+        if per_target(node):
+            for number, item in enumerate(node):
+                owners.extend([number] * len(jax.tree.leaves(item)))
+        else:
+            owners.append(None)
+    return owners
+
+
+def _rows(value: Any, touched: RowSet) -> RowSet:
+    return RowSet(touched.indices, np.asarray(value)[: len(touched.indices)])

@@ -1,0 +1,185 @@
+"""A parameter server: it keeps parameters, answers pulls, and applies pushes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from distribax.parameter_server.protocol import handshake, sockets
+from distribax.parameter_server.protocol.parameter_spec import Endpoint
+from distribax.parameter_server.server.request_handler import Host, Session
+from distribax.parameter_server.server.store import Store
+from distribax.parameter_server.shared_memory.arena import can_share
+from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotKeeper
+
+_HANDSHAKE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.05
+
+
+class ParameterServer:
+    """Keeps parameters and optimizers, and serves them to clients that have the token.
+
+    Args:
+        index: The number of this server in the cluster.
+        host: The address of this machine to listen on; no other is listened on.
+        token: The secret of the cluster.
+        snapshot_dir: Where to keep snapshots; None for no snapshots.
+        snapshot_interval: Seconds between them; None for only on demand.
+        record_history: Keep (client, sequence) of each push that was applied, for tests.
+        shared_memory: Let clients on the same machine read values without asking.
+
+    Example:
+        server = ParameterServer(0, token=b"secret")
+        endpoint = server.start()
+        ...
+        server.close()
+    """
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        host: str = "127.0.0.1",
+        token: bytes,
+        snapshot_dir: Path | None = None,
+        snapshot_interval: float | None = None,
+        record_history: bool = False,
+        shared_memory: bool = True,
+    ) -> None:
+        if not token:
+            raise ValueError("token is empty: give all tasks of the cluster the same secret.")
+        self.index = index
+        self._host = host
+        self._token = token
+        shared = shared_memory and can_share()
+        self._store = Store(shared_memory=shared, record_history=record_history)
+        self._keeper = SnapshotKeeper(self._store, snapshot_dir, snapshot_interval)
+        self._boot = os.urandom(8).hex()
+        self._lock = threading.Lock()
+        self._listeners: list[socket.socket] = []
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def start(self) -> Endpoint:
+        """Restores the newest snapshot, if there is one, begins to listen, and returns where."""
+        self._keeper.start()
+        listener = sockets.listen(self._host)
+        self._listeners.append(listener)
+        machine, unix = sockets.machine_id(), ""
+        if machine:
+            unix = f"distribax-{self._boot}"
+            self._listeners.append(sockets.listen_unix(unix))
+        for each in self._listeners:
+            thread = threading.Thread(
+                target=self._accept, args=(each,), name="distribax-parameters-accept", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        return Endpoint(self._host, listener.getsockname()[1], unix, self._boot, machine)
+
+    def close(self) -> None:
+        """Ends all connections; can be called twice. No snapshot is taken."""
+        with self._lock:
+            self._closed = True
+            connections = dict(self._connections)
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._store.close()
+        self._keeper.close()
+        for thread in [*self._threads, *connections.values()]:
+            thread.join()
+
+    def snapshot(self) -> Path:
+        """Takes a snapshot now and returns its path."""
+        return self._keeper.snapshot()
+
+    def status(self) -> dict[str, Any]:
+        """Returns what the server has and has done.
+
+        Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
+        restored snapshot included), `connections`, `rounds` (of synchronous optimizers),
+        `snapshot` and `snapshot_time` (the last), `restored` (the snapshot that it began with).
+        """
+        # Without the store's lock: who asks whether the server is alive must not wait for a
+        # program that is being compiled.
+        store = self._store
+        rounds = {
+            uid: current.status()
+            for uid, current in list(store.rounds.items())
+            if (update := store.updates.get(uid)) is not None and update.spec.rounds > 1
+        }
+        status: dict[str, Any] = {
+            "index": self.index,
+            "boot": self._boot,
+            "parameters": len(store.entries),
+            "optimizers": len(store.updates),
+            "bytes": sum(entry.host.nbytes for entry in list(store.entries.values())),
+            "updates": store.num_updates,
+            "connections": len(self._connections),
+            "rounds": rounds,
+            **self._keeper.status(),
+        }
+        if store.history is not None:
+            status["history"] = list(store.history)
+        return status
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closed:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                time.sleep(_PAUSE_SECONDS)  # Closed; or too many open files, which may pass.
+                continue
+            thread = threading.Thread(
+                target=self._serve,
+                args=(connection,),
+                name="distribax-parameters-connection",
+                daemon=True,
+            )
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._connections[connection] = thread
+                thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_HANDSHAKE_SECONDS)
+            sockets.tune(connection)
+            handshake.welcome(connection, self._token)
+            connection.settimeout(None)
+            host = Host(self._store, self._hello, self.status, self._keeper.origin)
+            Session(host, connection).run()
+        except (OSError, EOFError):
+            pass  # The client is gone or was refused; it knows.
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            connection.close()
+
+    def _hello(self, client: str, server: int) -> dict[str, Any]:
+        if server != self.index:
+            raise ValueError(
+                f"this is parameter server {self.index}, not {server}: the address is another's."
+            )
+        store = self._store
+        with store.lock:
+            answer = store.answers.get(client)
+            return {
+                "boot": self._boot,
+                "parameters": len(store.entries),
+                "sequence": answer.sequence if answer else 0,
+                "origin": self._keeper.origin(),
+            }

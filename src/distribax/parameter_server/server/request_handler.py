@@ -1,0 +1,209 @@
+"""One client's connection to a server, after they have met: requests in, answers out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from distribax.parameter_server.protocol import wire
+from distribax.parameter_server.protocol.operations import Array
+from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
+from distribax.parameter_server.protocol.wire import Message
+from distribax.parameter_server.server.store import Store, UnknownParameterError
+from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
+from distribax.parameter_server.shared_memory.mailbox import MailboxReader
+
+_WAIT_SECONDS: Final = 2.0
+"""How long one request waits for a round, so that a client hears from the server now and then."""
+_MAX_DESCRIPTORS: Final = 128
+"""Of one answer; the kernel takes 253."""
+_DONE: Final = Message({})
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a session needs of its server.
+
+    Attributes:
+        store: What is asked for.
+        hello: Answers a client (its name, the server that it wants) that introduces itself.
+        status: Returns the server's status.
+        origin: Says what the server began with.
+    """
+
+    store: Store
+    hello: Callable[[str, int], dict[str, Any]]
+    status: Callable[[], dict[str, Any]]
+    origin: Callable[[], str]
+
+
+class Session:
+    """Answers one client's requests, one at a time."""
+
+    def __init__(self, host: Host, connection: socket.socket) -> None:
+        self._host = host
+        self._store = host.store
+        self._connection = connection
+        self._client = ""
+        self._mailbox = MailboxReader()
+        self._segments: set[int] = set()
+        self._handlers: dict[str, Callable[[Message], Message]] = {
+            "hello": self._hello,
+            "create": self._create,
+            "register": self._register,
+            "lease": self._lease,
+            "map": self._map,
+            "pull": self._pull,
+            "rows": self._rows,
+            "push": self._push,
+            "wait_round": self._wait_round,
+            "complete_rounds": self._complete_rounds,
+            "set_note": self._set_note,
+            "note": self._note,
+            "delete": self._delete,
+            "status": self._status,
+        }
+
+    def run(self) -> None:
+        """Answers until the client goes."""
+        while True:
+            try:
+                request = wire.receive(self._connection)
+            except wire.FrameError as error:
+                with contextlib.suppress(OSError):
+                    wire.send(self._connection, _error("FrameError", str(error)))
+                return
+            answer = self._answer(request)
+            try:
+                wire.send(self._connection, answer)
+            finally:
+                for descriptor in answer.descriptors:
+                    os.close(descriptor)
+
+    def _answer(self, request: Message) -> Message:
+        try:
+            return self._handlers[request.header["do"]](request)
+        except UnknownParameterError as error:
+            return self._failure(type(error).__name__, str(error))
+        except Exception as error:
+            return _error(type(error).__name__, str(error))
+        finally:
+            for descriptor in request.descriptors:
+                os.close(descriptor)
+
+    def _failure(self, kind: str, text: str) -> Message:
+        if kind == UnknownParameterError.__name__:
+            return _error("ParametersLost", f"{text}; {self._host.origin()}")
+        return _error(kind, text)
+
+    def _hello(self, request: Message) -> Message:
+        self._client = request.header["client"]
+        shared = self._store.arena.shared and self._connection.family == socket.AF_UNIX
+        answer = self._host.hello(self._client, request.header["server"])
+        return Message({**answer, "shared": shared})
+
+    def _create(self, request: Message) -> Message:
+        fields = request.header["spec"]
+        spec = ParameterSpec(**{**fields, "shape": tuple(fields["shape"])})
+        return Message({"created": self._store.create(spec, request.arrays[0])})
+
+    def _register(self, request: Message) -> Message:
+        fields = request.header["spec"]
+        fields = fields | {name: tuple(fields[name]) for name in ("targets", "slots")}
+        spec = OptimizerSpec(transformation=request.arrays[0].tobytes(), **fields)
+        return Message({"created": self._store.register_optimizer(spec)})
+
+    def _lease(self, request: Message) -> Message:
+        """Takes the memory in which the client notes what it reads in place."""
+        with self._store.lock:
+            self._store.tenants.sweep()
+            for descriptor in request.descriptors:
+                self._store.tenants.add(descriptor)
+        return Message({})
+
+    def _map(self, request: Message) -> Message:
+        """Says where the values are, and gives the client the memory that it does not have.
+
+        As many of them as there is room for in one answer; the client asks again for the others.
+        """
+        store = self._store
+        places: list[list[Any]] = []
+        needed = {CONTROL_SEGMENT}
+        with store.lock:
+            for uid in request.header["uids"]:
+                entry = store.entry(uid)
+                more = needed | entry.segments
+                if len(more - self._segments) > _MAX_DESCRIPTORS:
+                    break
+                needed = more
+                home, form = entry.home, entry.form
+                places.append([home.segment, home.offset, form.shape, form.dtype])
+            if not places:
+                return Message({"places": None})
+            new = needed - self._segments
+            segments = [store.arena.segment(number) for number in sorted(new)]
+            # Doubled, as the store may close its own before these are sent.
+            descriptors = [os.dup(s.descriptor) for s in segments if s.descriptor is not None]
+        self._segments |= new
+        header = {
+            "places": places,
+            "segments": [[segment.number, len(segment.memory)] for segment in segments],
+        }
+        return Message(header, (), tuple(descriptors))
+
+    def _pull(self, request: Message) -> Message:
+        versions, values = self._store.pull(request.header["uids"], request.header["have"])
+        return Message({"versions": versions}, values)
+
+    def _rows(self, request: Message) -> Message:
+        pairs = zip(request.header["uids"], request.arrays, strict=True)
+        return Message({}, [self._store.rows(uid, indices) for uid, indices in pairs])
+
+    def _push(self, request: Message) -> Message:
+        answer = self._store.push(self._client, request.number, self._mailbox.push(request))
+        if answer.error is not None:
+            return self._failure(*answer.error)
+        if not answer.waits:
+            return _DONE
+        return Message({"waits": [self._targets(*wait) for wait in answer.waits]})
+
+    def _targets(self, optimizer: str, number: int) -> tuple[str, int, list[str]]:
+        update = self._store.updates.get(optimizer)
+        return optimizer, number, [] if update is None else [*update.spec.targets]
+
+    def _wait_round(self, request: Message) -> Message:
+        header = request.header
+        applied = self._store.wait_round(header["optimizer"], header["number"], _WAIT_SECONDS)
+        return Message({"applied": applied})
+
+    def _complete_rounds(self, request: Message) -> Message:
+        return Message({"rounds": self._store.complete_rounds()})
+
+    def _set_note(self, request: Message) -> Message:
+        value = self._store.set_note(request.header["key"], request.arrays[0].tobytes())
+        return Message({}, [_as_array(value)])
+
+    def _note(self, request: Message) -> Message:
+        value = self._store.notes.get(request.header["key"])
+        return Message({}, [] if value is None else [_as_array(value)])
+
+    def _delete(self, request: Message) -> Message:
+        self._store.delete(request.header["uids"])
+        return Message({})
+
+    def _status(self, request: Message) -> Message:
+        return Message({"status": self._host.status()})
+
+
+def _error(kind: str, text: str) -> Message:
+    return Message({"error": [kind, text]})
+
+
+def _as_array(value: bytes) -> Array:
+    return np.frombuffer(value, np.uint8)

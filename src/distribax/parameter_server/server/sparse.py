@@ -1,0 +1,76 @@
+"""Rows of a table: those of equal indices brought together, gathered, and padded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from distribax.parameter_server.protocol.buffers import aligned_empty
+from distribax.parameter_server.protocol.operations import Array
+
+_FEW: Final = 16
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """Rows, and where they belong; the indices are distinct and in ascending order."""
+
+    indices: Array
+    rows: Array
+
+
+def summed(indices: Array, rows: Array) -> RowSet:
+    """Returns the rows with those of equal indices added up."""
+    order = np.argsort(indices)
+    ascending = indices[order]
+    starts = _starts(ascending)
+    sums = np.take(rows, order[starts], axis=0)
+    counts = np.diff(starts, append=len(indices))
+    # The second row of each index, then the third, and so on: a sum of large arrays is much faster
+    # than what NumPy offers for groups. Few indices that occur often are summed one by one.
+    left = np.flatnonzero(counts > 1)
+    done = 1
+    while len(left) > _FEW:
+        sums[left] += rows[order[starts[left] + done]]
+        done += 1
+        left = left[counts[left] > done]
+    for place in left:
+        start = starts[place]
+        sums[place] += np.add.reduce(rows[order[start + done : start + counts[place]]], axis=0)
+    return RowSet(ascending[starts], sums)
+
+
+def last(indices: Array, rows: Array) -> RowSet:
+    """Returns the rows, of equal indices only the last."""
+    distinct, places = np.unique(indices[::-1], return_index=True)
+    return RowSet(distinct, rows[::-1][places])
+
+
+def gathered(value: Array, indices: Array) -> Array:
+    """Returns a copy of some rows of a table, and zeros up to the padded count."""
+    rows = _room(len(indices), value)
+    np.take(value, indices, axis=0, out=rows[: len(indices)], mode="clip")
+    return rows
+
+
+def padded(rows: Array) -> Array:
+    """Returns a copy of rows, and zeros up to the padded count."""
+    copy = _room(len(rows), rows)
+    copy[: len(rows)] = rows
+    return copy
+
+
+def _room(count: int, like: Array) -> Array:
+    """Returns memory for so many rows, rounded up to a power of two, the rest filled with zeros."""
+    room = aligned_empty((1 << max(0, count - 1).bit_length(), *like.shape[1:]), like.dtype)
+    room[count:] = 0
+    return room
+
+
+def _starts(ascending: Array) -> Array:
+    """Returns where in a sorted array another number begins."""
+    new = np.ones(len(ascending), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    return np.flatnonzero(new)

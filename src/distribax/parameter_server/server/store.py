@@ -1,0 +1,290 @@
+"""What a server keeps, and the operations on it: each push wholly or not at all.
+
+A push is checked, then its changes are computed beside the store, and only then are they written.
+So a transformation that raises, or an operation that does not fit, leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
+from distribax.parameter_server.protocol.operations import Array, Push, depends_on_values
+from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
+from distribax.parameter_server.server.optimizer_update import Update, in_place
+from distribax.parameter_server.server.push_checks import (
+    check_indices,
+    check_operation,
+    check_value,
+)
+from distribax.parameter_server.server.rounds import Round
+from distribax.parameter_server.server.sparse import RowSet
+from distribax.parameter_server.server.stored_parameter import Change, Entry, Form, Room
+from distribax.parameter_server.server.transaction import Stage
+from distribax.parameter_server.shared_memory.arena import Arena
+from distribax.parameter_server.shared_memory.leases import Tenants
+
+
+class UnknownParameterError(KeyError):
+    """A uid that the server does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a client's last push: it is kept, for the case that it is sent again."""
+
+    sequence: int
+    waits: tuple[tuple[str, int], ...] = ()
+    """The rounds (optimizer, number) that it has contributed to and that are incomplete."""
+    error: tuple[str, str] | None = None
+    """The type and the message of the exception, if it could not be applied."""
+
+
+class Store:
+    """Parameters, optimizers and notes of one server; all methods can be called by any thread."""
+
+    def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.arena = Arena(shared=shared_memory)
+        self.tenants = Tenants()
+        self.entries: dict[str, Entry] = {}
+        self.updates: dict[str, Update] = {}
+        self.rounds: dict[str, Round] = {}
+        self.notes: dict[str, bytes] = {}
+        self.answers: dict[str, Answer] = {}
+        self.history: list[tuple[str, int]] | None = [] if record_history else None
+        self.num_updates = 0
+        # Versions never repeat, not even after a restart: callers cache by them.
+        self.version = time.time_ns()
+        self.structure = 0
+        """Grows when something is created or deleted."""
+        self._round_applied = threading.Condition(self.lock)
+        self._closed = False
+
+    def create(self, spec: ParameterSpec, value: Array) -> bool:
+        """Adds a parameter and returns True; or checks that the one of that uid has this form."""
+        form = Form(spec.name, spec.shape, spec.dtype)
+        with self.lock:
+            known = self.entries.get(spec.uid)
+            if known is not None:
+                if (known.form.shape, known.form.dtype) != (form.shape, form.dtype):
+                    raise ValueError(
+                        f"Parameter {spec.name!r} (uid {spec.uid!r}) exists with shape "
+                        f"{known.form.shape} and dtype {known.form.dtype}; it cannot be created "
+                        f"with shape {form.shape} and dtype {form.dtype}."
+                    )
+                return False
+            check_value(form, value)
+            self.add(spec.uid, form, value)
+            return True
+
+    def register_optimizer(self, spec: OptimizerSpec) -> bool:
+        """Adds an optimizer and returns True; or checks that the one of that uid is the same."""
+        with self.lock:
+            known = self.updates.get(spec.uid)
+            if known is not None:
+                if (known.spec.targets, known.spec.slots) != (spec.targets, spec.slots):
+                    raise ValueError(
+                        f"Optimizer {spec.uid!r} exists with other targets or slots: use another "
+                        "uid."
+                    )
+                return False
+            if spec.counter is not None:
+                self._check_counter(spec, self.entry(spec.counter).form)
+            targets = [self.entry(uid) for uid in spec.targets]
+            update = Update(spec, [entry.form for entry in targets])
+            slots = {uid: self.entries[uid].form for uid in spec.slots if uid in self.entries}
+            update.check_slots(slots)
+            if len(slots) < len(spec.slots):
+                state = update.initial_state([entry.read_host() for entry in targets])
+                for uid, form, leaf in zip(spec.slots, update.slots, state, strict=True):
+                    if uid not in slots:
+                        self.add(uid, form, leaf)
+            self.updates[spec.uid] = update
+            self.rounds[spec.uid] = Round()
+            self.structure += 1
+            return True
+
+    def pull(self, uids: Sequence[str], have: Sequence[int]) -> tuple[list[int], list[Array]]:
+        """Returns the versions, and copies of the values whose version is not the one given."""
+        with self.lock:
+            entries = [self.entry(uid) for uid in uids]
+            pairs = zip(entries, have, strict=True)
+            changed = [
+                aligned_copy(np.asarray(entry.read()))
+                for entry, version in pairs
+                if entry.version != version
+            ]
+            return [entry.version for entry in entries], changed
+
+    def rows(self, uid: str, indices: Array) -> Array:
+        """Returns copies of some rows."""
+        with self.lock:
+            entry = self.entry(uid)
+            check_indices(entry.form, indices)
+            rows = aligned_empty((*indices.shape, *entry.form.shape[1:]), entry.form.dtype)
+            return np.take(entry.read_host(), indices, axis=0, out=rows, mode="clip")
+
+    def set_note(self, key: str, value: bytes) -> bytes:
+        """Keeps a note, if there is none of that key; returns the one that is kept."""
+        with self.lock:
+            self.structure += key not in self.notes
+            return self.notes.setdefault(key, value)
+
+    def delete(self, uids: Iterable[str]) -> None:
+        """Removes parameters and optimizers; an optimizer goes with any of its parameters."""
+        gone = set(uids)
+        with self.lock:
+            for uid in gone & self.entries.keys():
+                self.entries.pop(uid).free()
+            for uid, update in list(self.updates.items()):
+                spec = update.spec
+                if gone & {uid, spec.counter, *spec.targets, *spec.slots}:
+                    del self.updates[uid], self.rounds[uid]
+            self.structure += 1
+            self.version += 1
+            self._round_applied.notify_all()
+
+    def push(self, client: str, sequence: int, push: Push) -> Answer:
+        """Applies the operations, unless this or a later push of the client is known."""
+        with self.lock:
+            known = self.answers.get(client)
+            if known is not None and sequence <= known.sequence:
+                return known
+            try:
+                answer = Answer(sequence, self._perform(client, push))
+            except Exception as error:  # Whatever a transformation raises is the client's to see.
+                answer = Answer(sequence, error=(type(error).__name__, str(error)))
+            else:
+                if self.history is not None:
+                    self.history.append((client, sequence))
+            self.answers[client] = answer
+            return answer
+
+    def complete_rounds(self) -> int:
+        """Applies all rounds that have contributions, and returns how many there were."""
+        with self.lock:
+            waiting = [uid for uid, current in self.rounds.items() if current.contributions]
+            for uid in waiting:
+                self._complete(uid)
+            return len(waiting)
+
+    def wait_round(self, optimizer: str, number: int, seconds: float) -> bool:
+        """Waits, but not longer than `seconds`, until a round has been applied.
+
+        A round that has been incomplete for the optimizer's `round_timeout` is applied as it is.
+        """
+        with self.lock:
+            deadline = time.monotonic() + seconds
+            while True:
+                current = self.rounds.get(optimizer)
+                if current is None or current.number > number:
+                    return True
+                now = time.monotonic()
+                due = current.begun + self.updates[optimizer].spec.round_timeout
+                if now >= due:
+                    current.note_late()
+                    self._complete(optimizer)
+                    return True
+                if now >= deadline or self._closed:
+                    return False
+                self._round_applied.wait(min(due, deadline) - now)
+
+    def close(self) -> None:
+        """Lets go of whoever waits for a round, and of the shared memory."""
+        with self.lock:
+            self._closed = True
+            self._round_applied.notify_all()
+            self.arena.close()
+            self.tenants.close()
+
+    def add(self, uid: str, form: Form, value: Any) -> None:
+        """Adds a parameter that is not there."""
+        assert uid not in self.entries
+        self.entries[uid] = Entry(form, self.arena, self.tenants, value, self._next_version())
+        self.structure += 1
+
+    def _next_version(self) -> int:
+        self.version += 1
+        return self.version
+
+    def entry(self, uid: str) -> Entry:
+        """Returns a parameter; an UnknownParameterError if there is none of that uid."""
+        try:
+            return self.entries[uid]
+        except KeyError:
+            raise UnknownParameterError(f"there is no parameter {uid!r}") from None
+
+    def _update(self, uid: str) -> Update:
+        try:
+            return self.updates[uid]
+        except KeyError:
+            raise UnknownParameterError(f"there is no optimizer {uid!r}") from None
+
+    def _check_counter(self, spec: OptimizerSpec, form: Form) -> None:
+        if form.shape or np.dtype(form.dtype).kind not in "iu":
+            raise ValueError(
+                f"counter of optimizer {spec.uid!r} is parameter {form.name!r} of shape "
+                f"{form.shape} and dtype {form.dtype}; expected a scalar of an integer type."
+            )
+
+    def _stage(self) -> Stage:
+        return Stage(self.entry, self._update, self.rounds.__getitem__)
+
+    def _perform(self, client: str, push: Push) -> tuple[tuple[str, int], ...]:
+        if push.fits != self.structure:
+            for operation in push.operations:
+                check_operation(operation, lambda uid: self.entry(uid).form, self._update)
+            if not any(map(depends_on_values, push.operations)):
+                push.fits = self.structure
+        elif not push.is_in_place:
+            push.operations = [in_place(operation) for operation in push.operations]
+            push.is_in_place = True
+        stage = self._stage()
+        for operation in push.operations:
+            stage.compute(operation)
+        optimizers = {given.optimizer for given in stage.contributions} - set(stage.closed)
+        waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)
+        for contribution in stage.contributions:
+            self.rounds[contribution.optimizer].add(client, contribution)
+        self._commit(stage)
+        return waits
+
+    def _commit(self, stage: Stage) -> None:
+        version = self._next_version()
+        noted = self.tenants.numbers()
+        kept: list[tuple[Entry, Change]] = []
+        written: list[tuple[Entry, Change, Room | None]] = []
+        for uid, change in stage.changes.items():
+            entry = self.entry(uid)
+            if uid in stage.slots and not isinstance(change, RowSet):
+                kept.append((entry, change))
+            else:
+                written.append((entry, change, entry.prepare(change, noted)))
+        with self.arena:
+            for entry, change in kept:
+                entry.keep(change, version)
+            for entry, change, room in written:
+                entry.write(change, version, room)
+        self.num_updates += stage.num_updates
+        for uid in stage.closed:
+            self.rounds[uid].close()
+        if stage.closed:
+            self._round_applied.notify_all()
+
+    def _complete(self, optimizer: str) -> None:
+        stage = self._stage()
+        try:
+            stage.apply_round(optimizer)
+        finally:
+            # Also when the transformation raises: who waits must not wait for ever.
+            self._commit(stage)

@@ -1,0 +1,140 @@
+"""The changes of one push, computed beside the store before any of them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distribax.parameter_server.protocol.operations import (
+    AddRows,
+    Apply,
+    Array,
+    Assign,
+    AssignAdd,
+    AssignRows,
+    Op,
+)
+from distribax.parameter_server.server.optimizer_update import Update
+from distribax.parameter_server.server.rounds import Round, mean
+from distribax.parameter_server.server.sparse import RowSet, last, summed
+from distribax.parameter_server.server.stored_parameter import Change, Count, Entry
+
+
+class Stage:
+    """Computes operations one after the other; each sees the changes of those before it.
+
+    Attributes:
+        changes: What is to be written, by uid.
+        slots: Those of them that only an optimizer reads.
+        contributions: What is to be added to rounds.
+        closed: The optimizers whose round is applied with it.
+        num_updates: How many updates of optimizers are among the changes.
+    """
+
+    def __init__(
+        self,
+        entry_of: Callable[[str], Entry],
+        update_of: Callable[[str], Update],
+        round_of: Callable[[str], Round],
+    ) -> None:
+        self.changes: dict[str, Change] = {}
+        self.slots: set[str] = set()
+        self.contributions: list[Apply] = []
+        self.closed: list[str] = []
+        self.num_updates = 0
+        self._entry_of = entry_of
+        self._update_of = update_of
+        self._round_of = round_of
+
+    def compute(self, operation: Op) -> None:
+        """Computes what an operation changes; it has been checked."""
+        match operation:
+            case Assign(uid, value):
+                self._set(uid, value)
+            case AssignAdd(uid, delta):
+                self._set(uid, self.read_host(uid) + delta)
+            case AssignRows(uid, indices, rows):
+                self._set_rows(uid, last(indices, rows))
+            case AddRows(uid, indices, rows):
+                added = summed(indices, rows)
+                old = np.take(self.read_host(uid), added.indices, axis=0)
+                self._set_rows(uid, RowSet(added.indices, old + added.rows))
+            case Apply():
+                self._contribute(operation)
+
+    def apply_round(self, optimizer: str) -> None:
+        """Computes the update of a round with the contributions that are in."""
+        self.closed.append(optimizer)
+        self._update(mean(self._round_of(optimizer).contributions))
+
+    def read(self, uid: str) -> Any:
+        """Returns a value as it will be, a NumPy or a JAX array."""
+        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).read()
+
+    def consume(self, uid: str) -> Any:
+        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).consume()
+
+    def read_host(self, uid: str) -> Array:
+        """Returns a value as it will be, as a NumPy array."""
+        change = self.changes.get(uid)
+        if change is None:
+            return self._entry_of(uid).read_host()
+        if isinstance(change, RowSet):
+            value = self._entry_of(uid).read_host().copy()
+            value[change.indices] = change.rows
+            return value
+        if isinstance(change, Count):
+            return np.asarray(self._entry_of(uid).read_host() + change.by)
+        return np.asarray(change)
+
+    def _contribute(self, contribution: Apply) -> None:
+        optimizer = contribution.optimizer
+        needed = self._update_of(optimizer).spec.rounds
+        if needed > 1:
+            self.contributions.append(contribution)
+            own = [given for given in self.contributions if given.optimizer == optimizer]
+            collected = [*self._round_of(optimizer).contributions, *own]
+            if len(collected) < needed:
+                return
+            self.closed.append(optimizer)
+            contribution = mean(collected)
+        self._update(contribution)
+
+    def _update(self, contribution: Apply) -> None:
+        update = self._update_of(contribution.optimizer)
+        changes = update(self, contribution.gradients, contribution.extra_args)
+        for uid, change in changes.items():
+            if isinstance(change, RowSet):
+                self._set_rows(uid, change)
+            else:
+                self._set(uid, change)
+        counter = update.spec.counter
+        if counter is not None:
+            self._count(counter)
+        self.slots.update(changes.keys() & update.slot_uids)
+        self.num_updates += 1
+
+    def _count(self, uid: str) -> None:
+        change = self.changes.get(uid)
+        if change is None:
+            self._set(uid, Count(1))
+        elif isinstance(change, Count):
+            self._set(uid, Count(change.by + 1))
+        else:
+            self._set(uid, self.read_host(uid) + 1)
+
+    def _set(self, uid: str, value: Any) -> None:
+        self.changes[uid] = value
+        self.slots.discard(uid)
+
+    def _set_rows(self, uid: str, write: RowSet) -> None:
+        if uid not in self.changes:
+            self._set(uid, write)
+            return
+        # A second change of the same parameter in one push.
+        value = self.read_host(uid).copy()
+        value[write.indices] = write.rows
+        self._set(uid, value)

@@ -1,0 +1,90 @@
+"""What a parameter server needs to start, and what a `ParameterServerStrategy` can be given."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distribax.cluster.resolvers.resolver import ClusterResolver
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a parameter server needs to start, and to start again after its death."""
+
+    index: int
+    host: str | None
+    token: bytes
+    strategy: str
+    folder: str
+    snapshot_interval: float | None
+    record_history: bool = False
+
+    @property
+    def snapshot_dir(self) -> Path | None:
+        """The server's own folder for snapshots, on its machine; None if it takes none."""
+        if self.snapshot_interval is None:
+            return None
+        # The machine of the server may have its folder elsewhere, named by a variable.
+        folder = Path(os.path.expandvars(self.folder))
+        return folder / f"snapshots-{self.strategy[:8]}" / f"server-{self.index}"
+
+
+def check_cluster(resolver: Any, num_workers: Any, num_ps: Any, address: Any) -> None:
+    """Raises if a `ParameterServerStrategy` cannot have such a cluster."""
+    for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(
+                f"ParameterServerStrategy: {name}={count!r}. Expected a number of at least 1."
+            )
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise TypeError(
+            f"ParameterServerStrategy: cluster_resolver={resolver!r}. Expected a resolver, for "
+            "example dx.cluster_resolver.TFConfigClusterResolver(), or None. The number of workers "
+            "and servers on this machine is given by name: num_workers=2, num_ps=1."
+        )
+    if address is not None and not isinstance(address, str):
+        raise TypeError(
+            f"ParameterServerStrategy: address={address!r}. Expected the address of a Ray cluster, "
+            "such as 'ray-head:6379' or 'auto'."
+        )
+
+
+def check_settings(
+    partitioner: Any,
+    snapshot_interval: Any,
+    snapshot_dir: Any,
+    server_timeout: Any,
+    synchronous: Any,
+) -> None:
+    """Raises if these arguments of a `ParameterServerStrategy` cannot be, before it starts."""
+    # A class is callable too; it was meant to be made an instance of.
+    if partitioner is not None and (isinstance(partitioner, type) or not callable(partitioner)):
+        raise TypeError(
+            f"ParameterServerStrategy: variable_partitioner={partitioner!r} is not a partitioner. "
+            "Expected a callable that is given shape and dtype, for example "
+            "dx.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)."
+        )
+    seconds = {"snapshot_interval": snapshot_interval, "server_timeout": server_timeout}
+    for name, value in seconds.items():
+        if value is None and name == "snapshot_interval":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            or_none = ", or None for no snapshots" if name == "snapshot_interval" else ""
+            raise ValueError(
+                f"ParameterServerStrategy: {name}={value!r}. Expected a positive number of "
+                f"seconds{or_none}."
+            )
+    if snapshot_dir is not None and not isinstance(snapshot_dir, (str, os.PathLike)):
+        raise TypeError(
+            f"ParameterServerStrategy: snapshot_dir={snapshot_dir!r}. Expected the path of a "
+            "folder, or None for one that is removed at the end."
+        )
+    if not isinstance(synchronous, bool):
+        raise TypeError(
+            f"ParameterServerStrategy: synchronous={synchronous!r}. Expected True or False."
+        )

@@ -1,0 +1,1 @@
+"""Memory that a server and clients on the same machine share."""

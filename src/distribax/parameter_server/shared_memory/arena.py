@@ -1,0 +1,209 @@
+"""Memory for values that clients on the same machine can read without asking.
+
+The values lie in a few memory files (memfd), which a client maps read-only; they have no name, and
+are gone when the last process that maps them ends. A sequence lock guards them: the server makes a
+number odd before it writes and even after. A reader copies, and what it has copied belongs
+together if the number was even before and is the same after. So a reader never holds up the
+server, not even one that is stopped or dies while it reads. Large values can also be read where
+they are: see `leases`.
+
+This relies on the order in which x86 processors make stores visible. On others, values travel by
+socket.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import platform
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from distribax.parameter_server.protocol.buffers import ALIGNMENT, aligned_empty
+from distribax.parameter_server.protocol.operations import Array
+from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+
+CONTROL_SEGMENT: Final = 0
+"""The segment whose first word is the sequence number."""
+VERSION_WORD: Final = 0
+"""Of a block's header: the value's version; 0 once the parameter is deleted."""
+STALE_WORD: Final = 1
+"""Of a block's header: not 0 while a newer value is elsewhere, and the server must be asked."""
+SEGMENT_WORD: Final = 2
+"""Of the header of a parameter's first block: the segment of the block with its value."""
+OFFSET_WORD: Final = 3
+"""Of the header of a parameter's first block: the offset of the block with its value."""
+LENT_WORD: Final = 4
+"""Of the header of a parameter's first block: not 0 if the value can be read where it is."""
+
+_CHUNK: Final = 64 << 20
+"""Small values share a file of this size; its pages take no memory until they are used."""
+_HEADER: Final = ALIGNMENT
+_FIRST_NUMBER: Final = 2
+"""Of the sequence: even, and not the 0 of a lease that is not taken."""
+
+
+def can_share() -> bool:
+    """Tells whether processes of this machine can share memory as described above."""
+    ordered = platform.machine().lower() in ("x86_64", "amd64")
+    return sys.platform == "linux" and ordered and hasattr(os, "memfd_create")
+
+
+@dataclass
+class Segment:
+    """A piece of memory: a file that others can map, or this process' own."""
+
+    number: int
+    memory: Array
+    used: int = 0
+    live: int = 0
+    """How many blocks in it are in use."""
+    descriptor: int | None = None
+    """Of the file, for reading only, to be given to clients."""
+
+    def close(self) -> None:
+        """Closes the file; the memory goes when nobody uses it any more."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """The place of one value: a header of words, and the value itself."""
+
+    segment: int
+    offset: int
+    words: Array
+    data: Array
+
+
+class Arena:
+    """Gives out blocks of memory; what writes into them does so in a `with arena:` block.
+
+    The caller sees to it that one thread at a time uses it.
+    """
+
+    def __init__(self, *, shared: bool) -> None:
+        self.shared = shared
+        self._segments: dict[int, Segment] = {}
+        self._next = 0
+        self._open: Segment | None = None
+        self._depth = 0
+        self._barrier = threading.Lock()
+        # What NumPy would take far longer to write to.
+        control = self._add_segment(mmap.PAGESIZE).memory.view(np.uint64)
+        self._sequence: memoryview[int] = control.data
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Block:
+        """Returns memory for a value."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        size = _HEADER + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        segment = self._open
+        if size > _CHUNK // 4:
+            segment = self._add_segment(size)
+        elif segment is None or segment.used + size > len(segment.memory):
+            segment = self._open = self._add_segment(_CHUNK)
+        offset = segment.used
+        segment.used += size
+        segment.live += 1
+        return Block(segment.number, offset, *block_at(segment.memory, offset, shape, dtype))
+
+    def free(self, block: Block) -> None:
+        """Takes memory back; readers see that the value is gone."""
+        block.words[VERSION_WORD] = 0
+        segment = self._segments[block.segment]
+        segment.live -= 1
+        if not segment.live and segment is not self._open:
+            segment.close()
+            del self._segments[segment.number]
+
+    @property
+    def number(self) -> int:
+        """The sequence number; odd while somebody writes."""
+        return self._sequence[0]
+
+    def __enter__(self) -> None:
+        """Tells readers that what they copy from now on does not count, until the end."""
+        if not self._depth:
+            self._sequence[0] += 1
+            with self._barrier:  # What is read from now on is read after that (see `leases`).
+                pass
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._sequence[0] += 1
+
+    def segment(self, number: int) -> Segment:
+        """Returns a segment by its number."""
+        return self._segments[number]
+
+    def close(self) -> None:
+        """Closes all files."""
+        for segment in self._segments.values():
+            segment.close()
+
+    def _add_segment(self, size: int) -> Segment:
+        number, self._next = self._next, self._next + 1
+        if self.shared:
+            memory, descriptor = _shared_memory(f"distribax-{number}", size)
+            segment = Segment(number, memory, descriptor=descriptor)
+        else:
+            segment = Segment(number, aligned_empty((size,), np.uint8))
+        if number == CONTROL_SEGMENT:
+            segment.memory[:] = 0
+            segment.memory.view(np.uint64)[0] = _FIRST_NUMBER
+        self._segments[number] = segment
+        return segment
+
+
+def block_at(memory: Array, offset: int, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+    """Returns the header's words and the value of the block that begins there."""
+    form = plain_dtype(dtype)
+    start = offset + _HEADER
+    stop = start + math.prod(shape) * form.itemsize
+    words = memory[offset:start].view(np.uint64)
+    return words, memory[start:stop].view(form).reshape(tuple(shape))
+
+
+def create_file(name: str, size: int) -> int:
+    """Returns a new memory file that cannot be made smaller, so that mapping it is safe."""
+    import fcntl
+
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_file(descriptor: int, size: int, *, writable: bool) -> Array:
+    """Maps a memory file of another process; a ValueError if it could shrink or is too small."""
+    import fcntl
+
+    sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    if not sealed or os.fstat(descriptor).st_size < size:
+        raise ValueError(f"not a sealed memory file of {size} bytes")
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, access)
+    return np.frombuffer(mapped, np.uint8)
+
+
+def _shared_memory(name: str, size: int) -> tuple[Any, int]:
+    descriptor = create_file(name, size)
+    try:
+        memory = map_file(descriptor, size, writable=True)
+        # Opened again for reading only: a client cannot write into the server's parameters.
+        return memory, os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""Takes a server's snapshots: regularly, soon after something was created, and on demand."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from distribax.parameter_server.server.store import Store
+from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
+
+_SETTLE_SECONDS: Final = 0.25
+"""Creations come in groups: a snapshot of the new structure waits for so long a pause."""
+
+_logger = logging.getLogger("distribax")
+
+
+class SnapshotKeeper:
+    """Keeps snapshots of a store in a folder.
+
+    Args:
+        store: What to take them of.
+        folder: Where to keep them; None for nowhere.
+        interval: Seconds between two; None to take them on demand only.
+    """
+
+    def __init__(self, store: Store, folder: Path | None, interval: float | None) -> None:
+        if interval is not None and not interval > 0:
+            raise ValueError(f"snapshot_interval={interval}, expected more than 0 s or None.")
+        self._store = store
+        self._folder = folder
+        self._interval = interval if folder is not None else None
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._path: Path | None = None
+        self._time: float | None = None
+        self._state = 0, 0
+        """The store's version and structure in the last snapshot."""
+        self._updates = 0
+        self._restored: Path | None = None
+        self._damaged: list[str] = []
+        self._error: str | None = None
+
+    def start(self) -> None:
+        """Fills the store from the newest snapshot, if there is one, and begins to take others."""
+        if self._folder is not None:
+            self._restore(self._folder)
+        if self._interval is not None:
+            self._thread = threading.Thread(
+                target=self._run, name="distribax-parameters-snapshots", daemon=True
+            )
+            self._thread.start()
+
+    def snapshot(self) -> Path:
+        """Takes a snapshot now and returns its path."""
+        if self._folder is None:
+            raise ValueError(
+                "This parameter server takes no snapshots: start it with snapshot_dir=... ."
+            )
+        with self._writing:
+            with self._store.lock:
+                version, structure = self._store.version, self._store.structure
+                if self._path is not None and (version, structure) == self._state:
+                    return self._path
+                image = snapshot_state.take(self._store)
+            self._path = snapshot_file.write(self._folder, version, image)
+            self._state = version, structure
+            self._updates, self._time, self._error = image.header["num_updates"], time.time(), None
+            return self._path
+
+    def status(self) -> dict[str, Any]:
+        """Returns which snapshots were taken and read."""
+        return {
+            "snapshot": None if self._path is None else str(self._path),
+            "snapshot_time": self._time,
+            "snapshot_updates": self._updates,
+            "snapshot_error": self._error,
+            "restored": None if self._restored is None else str(self._restored),
+            "damaged": list(self._damaged),
+        }
+
+    def origin(self) -> str:
+        """Says what the server began with, for messages about what is missing."""
+        if self._restored is not None:
+            return f"it was restored from {self._restored}"
+        if self._damaged:
+            return "it was started with nothing, as " + "; ".join(self._damaged)
+        return "it was started with nothing, as there was no snapshot"
+
+    def close(self) -> None:
+        """Ends; a snapshot that is being written is finished."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _restore(self, folder: Path) -> None:
+        path, image, self._damaged = snapshot_file.read_newest(folder)
+        for text in self._damaged:
+            _logger.warning("A snapshot of a parameter server cannot be read: %s", text)
+        if image is not None:
+            snapshot_state.restore(self._store, image)
+            self._restored = self._path = path
+            self._updates = self._store.num_updates
+            self._state = self._store.version, self._store.structure
+
+    def _run(self) -> None:
+        assert self._interval is not None
+        due = time.monotonic() + self._interval
+        seen = self._state[1]
+        while not self._ended.wait(min(_SETTLE_SECONDS, max(0.0, due - time.monotonic()))):
+            structure = self._store.structure
+            settled = structure == seen and structure != self._state[1]
+            seen = structure
+            if not settled and time.monotonic() < due:
+                continue
+            self._try()
+            due = time.monotonic() + self._interval
+
+    def _try(self) -> None:
+        try:
+            self.snapshot()
+        except Exception as error:  # A full disk must not end training; the next may succeed.
+            self._error = f"{type(error).__name__}: {error}"
+            self._state = 0, self._store.structure  # Not tried again before the interval is over.
+            _logger.warning("A snapshot of a parameter server failed: %s", self._error)

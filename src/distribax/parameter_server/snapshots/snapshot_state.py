@@ -1,0 +1,96 @@
+"""A store as an image that can be written, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distribax.parameter_server.protocol.operations import Apply, Array, decode, encode
+from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
+from distribax.parameter_server.server.rounds import Round
+from distribax.parameter_server.server.store import Answer, Store
+from distribax.parameter_server.server.stored_parameter import Form
+from distribax.parameter_server.snapshots.snapshot_file import Image
+
+
+class _Arrays:
+    """Collects arrays, which the JSON names by their position."""
+
+    def __init__(self) -> None:
+        self.all: list[Array] = []
+
+    def place(self, array: Any) -> int:
+        self.all.append(np.array(array))
+        return len(self.all) - 1
+
+    def place_bytes(self, value: bytes) -> int:
+        return self.place(np.frombuffer(value, np.uint8))
+
+
+def take(store: Store) -> Image:
+    """Returns a copy of all that the store keeps, as of one moment."""
+    arrays = _Arrays()
+    with store.lock:
+        header = {
+            "version": store.version,
+            "num_updates": store.num_updates,
+            "entries": {
+                uid: [dataclasses.asdict(entry.form), arrays.place(entry.read())]
+                for uid, entry in store.entries.items()
+            },
+            "optimizers": [_optimizer(update.spec, arrays) for update in store.updates.values()],
+            "rounds": {uid: _round(current, arrays) for uid, current in store.rounds.items()},
+            "notes": {key: arrays.place_bytes(value) for key, value in store.notes.items()},
+            "answers": {
+                client: [answer.sequence, answer.error] for client, answer in store.answers.items()
+            },
+            "history": None if store.history is None else list(store.history),
+        }
+    return Image(header, arrays.all)
+
+
+def restore(store: Store, image: Image) -> None:
+    """Fills an empty store."""
+    header, arrays = image.header, image.arrays
+    with store.lock:
+        store.version = max(store.version, header["version"] + 1)
+        for uid, (form, at) in header["entries"].items():
+            store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
+        for fields, at in header["optimizers"]:
+            fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
+            store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
+        for uid, described in header["rounds"].items():
+            _fill(store.rounds[uid], described, arrays)
+        store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
+        for client, (sequence, error) in header["answers"].items():
+            store.answers[client] = Answer(sequence, error=error and tuple(error))
+        if store.history is not None:
+            store.history.extend((client, number) for client, number in header["history"] or ())
+        store.num_updates = header["num_updates"]
+
+
+def _optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
+    fields = dataclasses.asdict(spec)
+    return [fields, arrays.place_bytes(fields.pop("transformation"))]
+
+
+def _round(current: Round, arrays: _Arrays) -> dict[str, Any]:
+    operations, contained = encode(current.contributions)
+    return {
+        "number": current.number,
+        "clients": list(current.clients),
+        "contributions": operations,
+        "arrays": [arrays.place(array) for array in contained],
+    }
+
+
+def _fill(current: Round, described: dict[str, Any], arrays: Sequence[Array]) -> None:
+    current.number = described["number"]
+    contained = [arrays[at] for at in described["arrays"]]
+    contributions = decode(described["contributions"], contained)
+    for client, contribution in zip(described["clients"], contributions, strict=True):
+        assert isinstance(contribution, Apply)
+        current.add(client, contribution)

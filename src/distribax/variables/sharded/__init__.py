@@ -1,0 +1,1 @@
+"""Large variables divided over servers: the variable, its division, partitioners, lookups."""

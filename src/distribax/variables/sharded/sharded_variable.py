@@ -1,0 +1,333 @@
+"""`dx.ShardedVariable`: one large variable made of several, which may live on different servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import jax_private
+from distribax.execution import frames, named_objects, overlay
+from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.values import IndexedSlices, PerReplica
+from distribax.variables import creation
+from distribax.variables.rows import RowAccess, looked_up, plain
+from distribax.variables.sharded.division import Division
+from distribax.variables.variable import Variable
+
+
+class ShardedVariable(RowAccess):
+    """Several variables that are the rows of one: the first has the first rows, and so on.
+
+    `dx.Variable` makes one inside the scope of a `ParameterServerStrategy` whose
+    `variable_partitioner` divides the variable. It is used like a `dx.Variable`; iterating over it
+    gives the shards.
+
+    Args:
+        variables: The shards; their shapes may differ in the first dimension only.
+        name: A name for messages and checkpoints.
+
+    Example:
+        >>> import distribax as dx
+        >>> v = dx.ShardedVariable([dx.Variable([0.0, 1.0]), dx.Variable([2.0])])
+        >>> v.shape, v.numpy().tolist(), float(v[2])
+        ((3,), [0.0, 1.0, 2.0], 2.0)
+    """
+
+    def __init__(self, variables: Sequence[Variable], name: str = "ShardedVariable") -> None:
+        _check_shards(variables)
+        self._variables = list(variables)
+        self._name = name
+        self._division = Division.of([variable.shape[0] for variable in self._variables])
+        self._shape = (self._division.starts[-1], *self._variables[0].shape[1:])
+        if self.source is not None:
+            named_objects.know(_name_elsewhere(self._variables), self)
+
+    @classmethod
+    def of(cls, variables: Sequence[Variable], name: str = "ShardedVariable") -> Any:
+        """Returns the sharded variable that this process has of these shards; or makes one."""
+        if len(variables) == 1:
+            return variables[0]
+        known = named_objects.known(_name_elsewhere(variables))
+        return cls(variables, name) if known is None else known
+
+    # What it is.
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The shards."""
+        return list(self._variables)
+
+    @property
+    def row_shards(self) -> list[tuple[int, Variable]]:
+        return list(zip(self._division.starts, self._variables, strict=False))
+
+    @property
+    def division(self) -> Division:
+        return self._division
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self._name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the value."""
+        return self._variables[0].dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the value."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the value."""
+        return int(np.prod(self._shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers should change the variable."""
+        return self._variables[0].trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When the copies are brought together."""
+        return self._variables[0].synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the replicas' values are combined."""
+        return self._variables[0].aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy that the variable was created under."""
+        return self._variables[0].distribute_strategy
+
+    @property
+    def per_replica(self) -> bool:
+        """Whether each replica has a value of its own."""
+        return self._variables[0].per_replica
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices, or servers, that have the shards."""
+        return tuple(variable.device for variable in self._variables)
+
+    @property
+    def source(self) -> Any:
+        """Where the value is fetched from if it lives in other processes, or None."""
+        return self._variables[0].source
+
+    @property
+    def described(self) -> str:
+        """The variable as error messages name it."""
+        count = len(self._variables)
+        return f"sharded variable {self._name!r} (shape {self._shape}, {count} shards)"
+
+    # Reading.
+
+    def read_value(self) -> jax.Array:
+        """Returns the whole value as an array."""
+        if self.source is not None and frames.current() is None and self._stands_alone():
+            # All at once, and not one after the other.
+            return jnp.concatenate(self.source.pull(self._variables))
+        return jnp.concatenate([variable.read_value() for variable in self._variables])
+
+    def value(self) -> jax.Array:
+        """Returns the whole value as an array, like `read_value`."""
+        return self.read_value()
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """Returns the whole value as a NumPy array of its own."""
+        if self.source is not None and frames.current() is None and self._stands_alone():
+            return np.concatenate([np.asarray(part) for part in self.source.pull(self._variables)])
+        return np.concatenate([variable.numpy() for variable in self._variables])
+
+    def _stands_alone(self) -> bool:
+        return all(overlay.holding(variable) is None for variable in self._variables)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        """Returns a part of the value; of rows that are named by numbers only those are read."""
+        first, *others = index if isinstance(index, tuple) else (index,)
+        rows = self._rows_of(first)
+        if rows is None:
+            return self.read_value()[index]
+        found = looked_up(self, rows, f"{self._name}[...]")
+        return found[(slice(None),) * rows.ndim + tuple(others)] if others else found
+
+    def _rows_of(self, index: Any) -> np.ndarray | None:
+        """Returns the numbers of the rows that an index along the first dimension names."""
+        count = self._shape[0]
+        if isinstance(index, (bool, np.bool_)) or index is None or index is Ellipsis:
+            return None
+        if isinstance(index, slice):
+            rows = np.arange(count)[index]
+            return None if len(rows) == count else rows
+        if jax_private.is_tracer(index) or not isinstance(
+            index, (int, np.integer, np.ndarray, list, jax.Array)
+        ):
+            return None
+        rows = np.asarray(index)
+        if rows.dtype.kind not in "iu":
+            return None
+        if rows.size and not (rows.min() >= -count and rows.max() < count):
+            raise IndexError(
+                f"{self._name}[...]: index {rows} is not a row of {self.described}, which has the "
+                f"rows 0 to {count - 1}."
+            )
+        return np.where(rows < 0, rows + count, rows)
+
+    def __iter__(self) -> Iterator[Variable]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    # Writing.
+
+    def assign(
+        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> ShardedVariable:
+        """Replaces the value."""
+        return self._write("assign", value)
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> ShardedVariable:
+        """Adds `delta` to the value."""
+        return self._write("assign_add", delta)
+
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> ShardedVariable:
+        """Subtracts `delta` from the value."""
+        return self._write("assign_sub", delta)
+
+    def _write(self, how: str, value: Any) -> ShardedVariable:
+        if isinstance(value, PerReplica):
+            # Whether that can be written is for the variables to say.
+            parts = [value] * len(self._variables)
+        else:
+            parts = self._parts(how, plain(value))
+        for variable, part in zip(self._variables, parts, strict=True):
+            getattr(variable, how)(part)
+        return self
+
+    def _parts(self, how: str, value: Any) -> list[Any]:
+        if how != "assign" and value.shape == ():
+            return [value] * len(self._variables)
+        if value.shape != self._shape:
+            raise ValueError(
+                f"{how}: a value of shape {tuple(value.shape)} does not fit {self.described}. "
+                f"Expected shape {self._shape}."
+            )
+        return [value[rows] for rows in self._division.slices]
+
+    # What optimizers need.
+
+    def like(self, shards: Sequence[Variable], name: str) -> ShardedVariable:
+        """Returns other variables, divided in the same way, as one."""
+        return ShardedVariable(shards, name)
+
+    def divided(self, grad: Any) -> list[Any]:
+        """Returns each shard's part of a gradient; None where a sparse one has no rows."""
+        if not isinstance(grad, IndexedSlices):
+            return [grad[rows] for rows in self._division.slices]
+        parts: list[Any] = [None] * len(self._variables)
+        values = np.asarray(grad.values)
+        for shard, places, ids in self._division.split(np.asarray(grad.indices)):
+            parts[shard] = IndexedSlices(values[places], ids, self._variables[shard].shape)
+        return parts
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(str(variable.shape[0]) for variable in self._variables)
+        dtype = np.dtype(self.dtype).name
+        return (
+            f"<dx.ShardedVariable {self._name!r} shape={self._shape} dtype={dtype}, "
+            f"{len(self._variables)} shards of {sizes} rows>"
+        )
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return ShardedVariable.of, (self._variables, self._name)
+
+
+def created(
+    create: Callable[..., Variable], arguments: dict[str, Any], partitioner: Callable[..., Any]
+) -> Any:
+    """Creates a variable, divided as `partitioner` says."""
+    name = arguments.get("name") or "Variable"
+    value = creation.initial(
+        arguments.get("initial_value"), arguments.get("dtype"), arguments.get("shape"), name
+    )
+    arguments = {**arguments, "initial_value": value}
+    if not value.shape:
+        return create(**arguments)
+    num_shards = _num_shards(partitioner, value, name)
+    if num_shards == 1:
+        return create(**arguments)
+    arguments.pop("shape", None)
+    value = np.asarray(value)
+    shards = []
+    for index, rows in enumerate(Division.even(value.shape[0], num_shards).slices):
+        part = {"initial_value": value[rows], "name": f"{name}/part_{index}"}
+        shards.append(create(**{**arguments, **part}))
+    return ShardedVariable(shards, name)
+
+
+def _num_shards(partitioner: Callable[..., Any], value: Any, name: str) -> int:
+    parts = partitioner(shape=tuple(value.shape), dtype=value.dtype)
+    numbers = list(parts) if isinstance(parts, (list, tuple)) else []
+    fits = len(numbers) == value.ndim and all(
+        isinstance(number, (int, np.integer)) and number >= 1 for number in numbers
+    )
+    if not fits or any(number != 1 for number in numbers[1:]):
+        raise ValueError(
+            f"variable_partitioner: for variable {name!r} of shape {tuple(value.shape)} it "
+            f"returned {parts!r}. Expected a list with a number for each dimension, which is 1 for "
+            "all but the first: variables are divided by rows, as by "
+            "dx.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)."
+        )
+    return min(int(numbers[0]), int(value.shape[0]) or 1)
+
+
+def _check_shards(variables: Any) -> None:
+    is_list = isinstance(variables, (list, tuple)) and bool(variables)
+    if not is_list or not all(isinstance(variable, Variable) for variable in variables):
+        raise TypeError(
+            f"dx.ShardedVariable: variables={variables!r}. Expected a list of dx.Variable, with at "
+            "least one."
+        )
+    if any(not variable.shape for variable in variables):
+        raise ValueError("dx.ShardedVariable: variables has a scalar, which has no rows.")
+    for what, values in (
+        ("data type", [np.dtype(variable.dtype).name for variable in variables]),
+        ("shape but for the first dimension", [variable.shape[1:] for variable in variables]),
+        ("strategy", [type(variable.distribute_strategy).__name__ for variable in variables]),
+    ):
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"dx.ShardedVariable: the variables do not have the same {what}: {values}."
+            )
+
+
+def _name_elsewhere(variables: Sequence[Variable]) -> str:
+    if variables[0].source is None:
+        return ""
+    return "+".join(variable.placement.specs[0].uid for variable in variables)

@@ -1,0 +1,102 @@
+"""The view of long work, in a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+
+from distribax.coordinator import CoordinatorStatus, WorkerStatus
+from distribax.coordinator.progress import Hidden, Lines, Live, make_view
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def status(finished: int, running: int = 1, failed: int = 0) -> CoordinatorStatus:
+    worker = WorkerStatus(0, "ready", 1.0, 1, "host", running, finished, 0, None)
+    return CoordinatorStatus(
+        scheduled=finished + failed + running,
+        finished=finished,
+        failed=failed,
+        cancelled=0,
+        retried=0,
+        queued=0,
+        running=running,
+        rate=12.5,
+        workers=(worker,),
+    )
+
+
+def test_the_view_that_fits() -> None:
+    assert isinstance(make_view("auto", io.StringIO()), Lines)
+    assert isinstance(make_view("auto", Terminal()), Live)
+    assert isinstance(make_view("lines", Terminal()), Lines)
+    assert isinstance(make_view("live", io.StringIO()), Live)
+    assert isinstance(make_view("none"), Hidden)
+    with pytest.raises(ValueError, match="view='loud' is not known"):
+        make_view("loud")
+
+
+def test_nothing_is_shown_of_short_work() -> None:
+    for choice in ("live", "lines", "none"):
+        clock, stream = Clock(), Terminal()
+        view = make_view(choice, stream, clock)
+        for _ in range(5):
+            clock.now += 0.2
+            view.update(status(3))
+            view.update(status(4, running=0))
+        view.stop()
+        assert stream.getvalue() == ""
+
+
+def test_the_line_tells_of_servers() -> None:
+    calm = dataclasses.replace(status(1), servers=({"restarts": 0}, {}))
+    assert calm.line().endswith("workers 1/1, servers 2")
+    restarted = dataclasses.replace(status(1), servers=({"restarts": 2},))
+    assert restarted.line().endswith("servers 1 (2 restarts)")
+
+
+def test_a_line_every_ten_seconds() -> None:
+    clock, stream = Clock(), io.StringIO()
+    view = make_view("lines", stream, clock)
+    for second in range(25):
+        clock.now = 100.0 + second
+        view.update(status(second, failed=second // 20))
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "distribax: 10/11 functions, 12.5/s, workers 1/1",
+        "distribax: 20/22 functions, 12.5/s, 1 failed, workers 1/1",
+    ]
+    view.stop()
+    view.update(status(30))
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    clock, stream = Clock(), Terminal()
+    view = make_view("live", stream, clock)
+    view.update(status(10, running=10))
+    clock.now += 2
+    view.update(status(15, running=5))
+    shown = stream.getvalue()
+    assert "15/20 functions, 12.5/s" in shown and "workers 1/1" in shown
+    # Half of what there was to do when it began.
+    assert "50%" in shown
+    view.stop()
+    length = len(stream.getvalue())
+    view.stop()
+    view.update(status(20, running=0))
+    assert len(stream.getvalue()) == length

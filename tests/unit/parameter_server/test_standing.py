@@ -1,0 +1,228 @@
+"""Compiled steps that read values through arrays which are made once, and used again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import distribax as dx
+from distribax.parameter_server import Assign
+from distribax.parameter_server.shared_memory.standing import Copy
+from distribax.testing import local_servers
+
+LARGE = (1000, 100)
+
+
+@pytest.fixture
+def strategy() -> Iterator[Any]:
+    """Two servers."""
+    with local_servers(2) as strategy:
+        yield strategy
+
+
+@pytest.fixture
+def variables(strategy: Any) -> list[Any]:
+    """A value that is lent, one that is copied, a number, and a count that steps write."""
+    with strategy.scope():
+        return [
+            dx.Variable(np.zeros(LARGE, np.float32), name="large"),
+            dx.Variable(np.zeros(3, np.float32), name="small"),
+            dx.Variable(0, dtype=np.int32, name="number"),
+            dx.Variable(0.0, name="count"),
+        ]
+
+
+def _function(variables: list[Any]) -> Any:
+    """Returns a step that reads all and writes one, so that it is awaited."""
+    *read, count = variables
+
+    @dx.function
+    def step() -> Any:
+        count.assign_add(1.0)
+        return [value.value().sum() for value in read]
+
+    return step
+
+
+def _leases(strategy: Any) -> int:
+    """Returns how many leases this process has of its servers."""
+    readers = [link._reader for link in strategy.link.client._links]
+    return sum(np.count_nonzero(reader._book._words) for reader in readers if reader)
+
+
+def test_each_call_reads_what_is_there(strategy: Any, variables: list[Any]) -> None:
+    large, small, number, _ = variables
+    step = _function(variables)
+    generator = np.random.default_rng(0)
+    values = [np.zeros(LARGE), np.zeros(3), np.zeros(())]
+    for _ in range(30):
+        assert [float(each) for each in step()] == [float(each.sum()) for each in values]
+        changed = generator.integers(3)
+        values[changed] = np.full(values[changed].shape, int(generator.integers(100)))
+        [large, small, number][changed].assign(values[changed])
+    assert step.trace_count == 1
+    assert _leases(strategy) == 0
+
+
+def test_what_has_not_changed_is_not_copied_again(
+    variables: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = _function(variables)
+    step()
+    step()
+    copied: list[Any] = []
+    take = Copy.take
+
+    def noted(copy: Copy, data: Any, version: int) -> None:
+        copied.append(data.shape)
+        take(copy, data, version)
+
+    monkeypatch.setattr(Copy, "take", noted)
+    step()
+    assert copied == []
+    variables[1].assign(np.ones(3))
+    step()
+    step()
+    assert copied == [(3,)]
+
+
+def test_what_a_step_returns_stays_as_it_is(variables: list[Any]) -> None:
+    large, small, _, count = variables
+
+    @dx.function
+    def step() -> Any:
+        count.assign_add(1.0)
+        return large.value(), small.value(), jax.lax.stop_gradient(large.value()).reshape(-1)
+
+    returned = []
+    for number in range(6):
+        for variable in (large, small):
+            variable.assign(np.full(variable.shape, number))
+        returned.append(step())
+    for number, results in enumerate(returned):
+        for result in results:
+            np.testing.assert_array_equal(result, np.full(result.shape, number))
+
+
+def test_a_value_that_a_step_writes_to_another_variable(
+    strategy: Any, variables: list[Any]
+) -> None:
+    large, small, _, _ = variables
+    with strategy.scope():
+        copies = [dx.Variable(np.zeros(LARGE, np.float32)), dx.Variable(np.zeros(3, np.float32))]
+
+    @dx.function
+    def step() -> None:
+        for variable, copy in zip((large, small), copies, strict=True):
+            copy.assign(variable.value())
+
+    for number in range(5):
+        for variable in (large, small):
+            variable.assign(np.full(variable.shape, number))
+        step()
+        for copy in copies:
+            np.testing.assert_array_equal(copy, np.full(copy.shape, number))
+
+
+def test_calls_in_several_threads_do_not_see_each_others_values(strategy: Any) -> None:
+    """What one thread reads in place, or has copied, is left alone while its program runs."""
+    with strategy.scope():
+        large = dx.Variable(np.zeros((1000, 1000), np.float32))
+        small = dx.Variable(np.zeros(1000, np.float32))
+        count = dx.Variable(0.0)
+
+    @dx.function
+    def step() -> Any:
+        count.assign_add(1.0)
+        found = large.value(), small.value()
+        mixed = jnp.sqrt(found[0] @ found[0].T + 1.0)  # It takes a while.
+        return [f(value) for value in found for f in (jnp.min, jnp.max)], mixed[0, 0]
+
+    step()
+    ended = threading.Event()
+    results: list[Any] = []
+    link = strategy.link
+
+    def write() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            for variable in (large, small):
+                (spec,) = variable.placement.specs
+                value = np.full(spec.shape, number, np.float32)
+                link.push([(spec.server, Assign(spec.uid, value))])
+
+    def read() -> None:
+        results.extend(step()[0] for _ in range(25))
+
+    writer = threading.Thread(target=write)
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in (writer, *readers):
+        thread.start()
+    for thread in readers:
+        thread.join()
+    ended.set()
+    writer.join()
+    assert len(results) == 50
+    for lowest, highest, low, high in results:
+        assert lowest == highest and low == high
+    assert len({float(result[0]) for result in results}) > 2
+    assert _leases(strategy) == 0
+
+
+def test_a_step_without_a_free_lease_gets_copies(strategy: Any, variables: list[Any]) -> None:
+    large, *_ = variables
+    large.assign(np.ones(LARGE))  # From now on it is replaced as a whole, and lent.
+    step = _function(variables)
+    kept = []
+    for number in range(12):
+        large.assign(np.full(LARGE, number))
+        kept.append(strategy.link.client.pull(large.placement.specs)[0])
+        assert float(step()[0]) == number * 100_000
+    for number, value in enumerate(kept):
+        assert np.all(value == number)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((0, 3), "float32"), ((4,), "float64")])
+def test_forms_that_jax_does_not_use_as_they_are(
+    strategy: Any, shape: tuple[int, ...], dtype: str
+) -> None:
+    with jax.enable_x64(True), strategy.scope():
+        wide = dx.Variable(np.ones(shape, dtype), dtype=dtype)
+        step = _function([wide, dx.Variable(0.0)])
+        for number in range(4):
+            wide.assign(np.full(shape, 2.0**40 + number))
+            (total,) = step()
+            assert total.dtype == dtype
+            assert float(total) == (2.0**40 + number) * np.prod(shape)
+
+
+def test_a_step_reads_again_after_its_server_was_asked(
+    strategy: Any, variables: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When shared memory cannot be read for once, the values come by socket."""
+    large, *_ = variables
+    step = _function(variables)
+    step()
+    client = strategy.link.client
+    standing = client.pull_standing
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "pull_standing", lambda *_: None)
+        large.assign(np.ones(LARGE))
+        assert float(step()[0]) == 100_000
+    asked: list[Any] = []
+
+    def noted(*args: Any) -> Any:
+        asked.append(standing(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(client, "pull_standing", noted)
+    large.assign(np.full(LARGE, 2))
+    assert float(step()[0]) == 200_000
+    assert asked[0] is not None

@@ -1,0 +1,139 @@
+"""What the engine relies on in JAX beyond its promises; a new JAX must keep it, or this fails."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from distribax import jax_private
+from distribax.topology import REPLICA_AXIS, replica_mesh
+
+SPLIT, SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+
+
+def _mesh() -> jax.sharding.Mesh:
+    return replica_mesh(jax.devices()[:2])
+
+
+def test_out_specs_are_read_after_the_body_is_traced() -> None:
+    out_specs: list[PartitionSpec] = []
+
+    def body(x: Any) -> list[Any]:
+        out_specs[:] = [SPLIT, SAME]
+        return [x * 2, jax.lax.psum(x, REPLICA_AXIS)]
+
+    program = jax.jit(jax_private.shard_map(body, _mesh(), (SPLIT,), out_specs))
+    doubled, total = program(jnp.arange(4.0))
+    assert doubled.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert total.tolist() == [2.0, 4.0]
+
+
+def test_gradients_of_collectives_count_every_replica() -> None:
+    """The gradient of a sum over replicas is the sum of the gradients; of a gather, its part."""
+    out_specs: list[PartitionSpec] = [SPLIT, SPLIT]
+
+    def body(x: Any) -> list[Any]:
+        total = jax.grad(lambda w: jax.lax.psum(jnp.sum(w * x), REPLICA_AXIS))(1.0)
+        joined = jax.grad(lambda w: jnp.sum(jax_private.all_gather_joined(w * x, REPLICA_AXIS, 0)))(
+            1.0
+        )
+        return [total[None], joined[None]]
+
+    total, joined = jax.jit(jax_private.shard_map(body, _mesh(), (SPLIT,), out_specs))(
+        jnp.arange(4.0)
+    )
+    assert total.tolist() == joined.tolist() == [2.0, 10.0]
+
+
+def test_what_varies_is_tracked_on_demand() -> None:
+    seen: list[Any] = []
+
+    def body(x: Any) -> Any:
+        seen.append((jax_private.tracks_varying(), jax_private.varies(x, REPLICA_AXIS)))
+        same = jax.lax.psum(x, REPLICA_AXIS)
+        seen.append(jax_private.varies(same, REPLICA_AXIS))
+        own = jax_private.to_varying(same, REPLICA_AXIS)
+        seen.append(jax_private.varies(own, REPLICA_AXIS))
+        assert jax_private.to_varying(own, REPLICA_AXIS) is own
+        return jax_private.all_gather_same(own, REPLICA_AXIS)
+
+    jax.jit(jax.shard_map(body, mesh=_mesh(), in_specs=SPLIT, out_specs=SAME))(jnp.arange(4.0))
+    assert seen == [(True, True), False, True]
+    assert jax_private.varies(jnp.ones(2), REPLICA_AXIS) is False
+
+
+def test_arrays_are_unbound_from_devices_without_a_copy() -> None:
+    bound = jax.device_put(jnp.ones(2), jax.devices()[3])
+    free = jax_private.uncommitted(bound)
+    assert (bound.committed, free.committed) == (True, False)
+    assert free.unsafe_buffer_pointer() == bound.unsafe_buffer_pointer()
+    assert jax_private.uncommitted(free) is free
+    with jax.default_device(jax.devices()[4]):
+        assert (free + 1).devices() == {jax.devices()[4]}
+    again = jax_private.fresh(free)
+    assert again is not free
+    assert again.unsafe_buffer_pointer() == free.unsafe_buffer_pointer()
+
+
+def test_copies_are_found_where_they_are() -> None:
+    sharding = jax.sharding.NamedSharding(_mesh(), SAME)
+    array = jax.device_put(jnp.ones(2), sharding)
+    assert [piece.device for piece in jax_private.device_pieces(array)] == jax.devices()[:2]
+    assert jax_private.one_copy(array).devices() == {jax.devices()[0]}
+    assert jax_private.on_device(array, jax.devices()[1]).devices() == {jax.devices()[1]}
+    assert jax_private.on_device(array, jax.devices()[5]).devices() == {jax.devices()[5]}
+    scalar = jax.device_put(jnp.ones(()), jax.devices()[2])
+    assert jax_private.with_dim(scalar).devices() == {jax.devices()[2]}
+    assert jax_private.with_dim(3.0).shape == (1,)
+
+
+def test_code_runs_outside_of_a_trace() -> None:
+    seen: list[Any] = []
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        seen.append(jax_private.is_tracing())
+        seen.append(jax_private.outside_trace(lambda: float(jnp.ones(()) + 1)))
+        seen.append(jax_private.trace_of(x) is jax_private.innermost_trace())
+        with pytest.raises(KeyError, match="mine"):
+            jax_private.outside_trace(lambda: {}["mine"])
+        return x
+
+    traced(1.0)
+    assert seen == [True, 2.0, True]
+    assert not jax_private.is_tracing()
+    assert jax_private.outside_trace(threading.get_ident) == threading.get_ident()
+
+
+def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
+    device = jax.devices()[1]
+    made: list[jax.Array] = []
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        made.append(jax_private.outside_trace(lambda: jnp.asarray(2.0**40 + 1)))
+        return x
+
+    with jax.enable_x64(True), jax.default_device(device):
+        traced(1.0)
+    assert int(made[0]) == 2**40 + 1
+    assert made[0].devices() == {device}
+
+
+def test_states_of_traces_are_told_apart() -> None:
+    outside = jax_private.trace_state()
+    seen: list[bool] = []
+    jax.jit(lambda x: (seen.append(jax_private.trace_state() == outside), x)[1])(1.0)
+    assert seen == [False]
+    assert jax_private.trace_state() == outside
+
+
+def test_the_backend_has_started() -> None:
+    assert jax_private.backends_started()
+    assert jax_private.process_id() == 0
+    assert jax_private.current_default_device() is None
