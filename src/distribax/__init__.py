@@ -19,6 +19,7 @@ from distribax.context import get_replica_context as get_replica_context
 from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
+from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.execution import function as function

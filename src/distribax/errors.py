@@ -10,6 +10,15 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 
+class DistribaxError(Exception):
+    """Base of every exception that distribax defines.
+
+    Each one also derives from the built-in type that fits, so that `except RuntimeError` or
+    `except ConnectionError` still catches it. Mistakes in arguments are plain `ValueError` and
+    `TypeError`, as in JAX.
+    """
+
+
 class ControlFlow(BaseException):
     """Base of the signals that the engine sends to itself through user code.
 
@@ -36,11 +45,11 @@ class HostOnly(ControlFlow):
         self.mode = mode
 
 
-class OutOfRangeError(StopIteration):
+class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
 
 
-class PeerLostError(RuntimeError):
+class PeerLostError(DistribaxError, RuntimeError):
     """Another worker is lost, and this one cannot go on without it.
 
     Attributes:
@@ -57,19 +66,19 @@ class PeerLostError(RuntimeError):
         return type(self), (self.peer, self.reason)
 
 
-class ClosureCancelledError(RuntimeError):
+class ClosureCancelledError(DistribaxError, RuntimeError):
     """A scheduled function was not run, because another one had failed before its turn."""
 
 
-class WorkersLostError(RuntimeError):
+class WorkersLostError(DistribaxError, RuntimeError):
     """Scheduled functions cannot be run: the workers are gone and do not come back."""
 
 
-class RemoteError(RuntimeError):
+class RemoteError(DistribaxError, RuntimeError):
     """An exception of a worker whose own type cannot be brought here; the text says what it was."""
 
 
-class ParameterServerError(RuntimeError):
+class ParameterServerError(DistribaxError, RuntimeError):
     """A parameter server could not do what it was asked; nothing of that push was applied.
 
     Attributes:
@@ -88,7 +97,7 @@ class ParameterServerError(RuntimeError):
         return type(self), (self.server, self.kind, self.text)
 
 
-class ParameterServerUnreachableError(ConnectionError):
+class ParameterServerUnreachableError(DistribaxError, ConnectionError):
     """A parameter server did not answer in time.
 
     Attributes:
@@ -113,7 +122,7 @@ class ParameterServerUnreachableError(ConnectionError):
         return type(self), (self.server, self.endpoint, self.seconds, self.reason)
 
 
-class ParametersLostError(RuntimeError):
+class ParametersLostError(DistribaxError, RuntimeError):
     """A parameter server was restarted and does not have the parameters any more.
 
     Attributes:

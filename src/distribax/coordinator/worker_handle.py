@@ -18,6 +18,7 @@ from distribax.coordinator.closure_queue import Closure
 from distribax.coordinator.messages import Batch, Greeting, Shipment, Start
 from distribax.coordinator.references import Definition
 from distribax.coordinator.worker import Worker
+from distribax.errors import DistribaxError
 
 Future: TypeAlias = "concurrent.futures.Future[Any]"
 _CONTROL = "control"
@@ -34,7 +35,7 @@ class WorkerState(enum.Enum):
     """It has died, fallen silent or failed to start, and is started again soon."""
 
 
-class ClusterEndedError(RuntimeError):
+class ClusterEndedError(DistribaxError, RuntimeError):
     """Ray has been shut down: no worker can be asked any more."""
 
 

@@ -24,7 +24,7 @@ from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
 from distribax.types import Args, Kwargs, VariableSynchronization
 from distribax.variables import Placement, ShardedVariable, Variable
-from distribax.variables.sharded.sharded_variable import sharded_variable
+from distribax.variables.sharded import sharded_variable
 
 # How long a process waits for a server that does not answer, or is being restarted.
 _SERVER_SECONDS = 60.0

@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from distribax.errors import DistribaxError
+
 _PAUSE_SECONDS: Final = 0.2
 _MAX_MESSAGE: Final = 65536
 # What stands for the host of a worker whose address nobody has told.
 _UNKNOWN_HOST: Final = ".invalid"
 
 
-class ClusterTimeoutError(RuntimeError):
+class ClusterTimeoutError(DistribaxError, RuntimeError):
     """Workers did not join in time; `missing` and `joined` name them."""
 
     def __init__(self, missing: Sequence[str], joined: Sequence[str], seconds: float) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from distribax.cluster.ray.cluster_token import TOKEN_VARIABLE, token_environment
+from distribax.errors import DistribaxError
 
 _NODE_MAIN: Final = Path(__file__).with_name("node_main.py")
 NODE_FOLDER_VARIABLE: Final = "DISTRIBAX_NODE_FOLDER"
@@ -30,7 +31,7 @@ _LOG_LINES: Final = 15
 _KEEPER_ENDED: Final = "the process that looks after it has ended unexpectedly"
 
 
-class ClusterJoinError(RuntimeError):
+class ClusterJoinError(DistribaxError, RuntimeError):
     """This process could not become part of its cluster; the text says why."""
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from distribax.data import arguments as check
+from distribax.errors import DistribaxError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DEFAULT_BUFFER_SIZE = 256 * 1024
 
 
-class CorruptRecordError(ValueError):
+class CorruptRecordError(DistribaxError, ValueError):
     """A file's content is damaged or cut short; names the file and the place.
 
     The offset counts bytes; in a compressed file, bytes of the uncompressed content.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from distribax.data.elements import Element
+from distribax.errors import DistribaxError
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -20,7 +21,7 @@ Probe: TypeAlias = Callable[["Node"], "Element | None"]
 """Runs a plan up to its first element; None if it has none."""
 
 
-class UnknownSpec(ValueError):
+class UnknownSpec(DistribaxError, ValueError):
     """Raised where an element_spec cannot be found out, because there is no element to look at."""
 
 

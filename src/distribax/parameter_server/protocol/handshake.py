@@ -14,13 +14,15 @@ import socket
 import struct
 from typing import Final
 
+from distribax.errors import DistribaxError
+
 _GREETING: Final = b"distribax-parameters-2\n"
 _NONCE: Final = 32
 _ACCEPTED: Final = b"+"
 _REFUSED: Final = b"-"
 
 
-class WrongTokenError(PermissionError):
+class WrongTokenError(DistribaxError, PermissionError):
     """The other side does not have the same token."""
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.buffers import aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
@@ -45,7 +46,7 @@ _MAX_PARTS: Final = 512
 """Of one sendmsg or recvmsg; Linux takes 1024."""
 
 
-class FrameError(ConnectionError):
+class FrameError(DistribaxError, ConnectionError):
     """A frame that cannot be one: the peer is not a parameter server or client, or is broken."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
 from distribax.parameter_server.protocol.operations import Array, Push, depends_on_values
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
@@ -31,7 +32,7 @@ from distribax.parameter_server.shared_memory.arena import Arena
 from distribax.parameter_server.shared_memory.leases import Tenants
 
 
-class UnknownParameterError(KeyError):
+class UnknownParameterError(DistribaxError, KeyError):
     """A uid that the server does not have."""
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.buffers import aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
@@ -31,7 +32,7 @@ _PREFIX: Final = struct.Struct("<8sQI")
 _SUFFIX: Final = ".dxsnap"
 
 
-class DamagedSnapshotError(ValueError):
+class DamagedSnapshotError(DistribaxError, ValueError):
     """A snapshot that cannot be read."""
 
 

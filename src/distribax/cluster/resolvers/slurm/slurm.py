@@ -12,11 +12,12 @@ from distribax.cluster.resolvers.slurm import gpus
 from distribax.cluster.resolvers.slurm.expressions import expand_hostlist, expand_tasks_per_node
 from distribax.cluster.spec.address import Address, natural_order, parse_port
 from distribax.cluster.spec.cluster_spec import ClusterSpec, task_type_name
+from distribax.errors import DistribaxError
 
 T = TypeVar("T")
 
 
-class SlurmError(ValueError, RuntimeError):
+class SlurmError(DistribaxError, ValueError, RuntimeError):
     """Slurm's variables do not describe the cluster that was asked for.
 
     A ValueError like all complaints about a description; TensorFlow raises a RuntimeError.
