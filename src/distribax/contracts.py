@@ -1,16 +1,196 @@
 """What the parts of the library expect of each other: protocols that every layer is typed against.
 
 A lower layer that works with a variable, a strategy or a source never imports the class of a higher
-one: it names the protocol here, and says with it what it needs.
+layer. It names the protocol here, which says what it needs. Use it qualified:
+`def read(variable: contracts.Variable) -> jax.Array`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import jax
+import numpy as np
+
+from distribax.types import ReduceOp, VariableAggregation, VariableSynchronization, WriteKind
+
 if TYPE_CHECKING:
-    import jax
+    from jax.sharding import Mesh, Sharding
+
+
+class State(Hashable, Protocol):
+    """What a compiled step needs of the state that it reads or writes.
+
+    A `dx.Variable` is one, and so is the handle of another library's variable.
+    """
+
+    @property
+    def per_replica(self) -> bool:
+        """Whether each replica has a value of its own."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The data type of the value."""
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """Where the value lives inside a compiled program, or None if that does not matter."""
+
+    @property
+    def source(self) -> Source | None:
+        """Where the value is fetched from if it lives in another process, or None."""
+
+    @property
+    def described(self) -> str:
+        """The state as error messages name it."""
+
+    def program_value(self) -> jax.Array:
+        """Returns the array that a compiled program reads."""
+
+    def take_program_value(self) -> jax.Array:
+        """Returns an array that a compiled program may overwrite."""
+
+    def store_program_value(self, value: jax.Array) -> None:
+        """Keeps what a compiled program has returned."""
+
+
+class Variable(State, Protocol):
+    """What the rules of reading and writing need of a `dx.Variable`."""
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the replicas' values are combined."""
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When the copies are brought together."""
+
+    @property
+    def distribute_strategy(self) -> Strategy:
+        """The strategy that the variable was created under."""
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of this process that have a copy."""
+
+    def read_value(self) -> jax.Array:
+        """Returns the value as an array, by the rules of the current context."""
+
+    def share(self) -> jax.Array:
+        """Returns the buffer itself, and remembers that somebody may hold it."""
+
+    def store(self, buffer: jax.Array) -> None:
+        """Replaces the buffer by one that somebody else may hold too."""
+
+
+class Source(Hashable, Protocol):
+    """Another process that holds variables: where they are read from and written to."""
+
+    def pull(self, variables: Sequence[Variable]) -> list[jax.Array]:
+        """Returns the values of some variables, fetched together."""
+
+    def rows(self, requests: Sequence[tuple[Variable, np.ndarray]]) -> list[jax.Array]:
+        """Returns some rows of some tables, fetched together."""
+
+    def write(self, variable: Variable, kind: WriteKind, value: jax.Array) -> None:
+        """Writes a variable now."""
+
+    def write_rows(
+        self, table: Variable, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Writes some rows of a table now."""
+
+
+class Runner(Protocol):
+    """The way the replicas are run: inline, in threads, or as one SPMD program."""
+
+    compiles: bool
+    """Whether a `dx.function` that is called in the replica compiles by itself."""
+
+    @property
+    def replica_id(self) -> int | jax.Array:
+        """The replica's index: an int, or a traced scalar in an SPMD program."""
+
+    @property
+    def copy_id(self) -> int:
+        """Which of this process's copies of a variable is the replica's."""
+
+    def merge(
+        self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Any:
+        """Runs `fn(strategy, *args)` once for all replicas; each gets its part of the result."""
+
+    def all_reduce(
+        self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
+    ) -> list[jax.Array]:
+        """Combines arrays over all replicas."""
+
+    def all_gather(
+        self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
+    ) -> list[jax.Array]:
+        """Concatenates arrays over all replicas."""
+
+
+class CommunicationOptions(Protocol):
+    """Hints to the collectives; see `dx.CommunicationOptions`."""
+
+    @property
+    def bytes_per_pack(self) -> int:
+        """Into packs of how many bytes small tensors are joined; 0 lets the library choose."""
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """How long a collective may take, or None for no limit."""
+
+
+class Extended(Protocol):
+    """What lower layers ask a strategy's extended interface."""
+
+    single: bool
+    """Whether there is one replica by construction, so that nothing is ever wrapped."""
+    mesh: Mesh | None
+    """The mesh that the replicas live on, or None for one replica."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the devices that run replicas."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose results are combined."""
+
+
+class Strategy(Hashable, Protocol):
+    """What lower layers ask a strategy."""
+
+    @property
+    def extended(self) -> Any:
+        """The interface for algorithms that know about distribution."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose results are combined."""
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Returns a context manager that makes the strategy current."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs `fn` in every replica, and merges what the replicas return."""
 
 
 class RemoteUpdate(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -76,6 +76,17 @@ class VariableAggregation(ParsedEnum):
     ONLY_FIRST_TOWER = 3
 
 
+class WriteKind(enum.Enum):
+    """How a variable is written; the value is the name of the method that does it."""
+
+    ASSIGN = "assign"
+    ASSIGN_ADD = "assign_add"
+    ASSIGN_SUB = "assign_sub"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Options of `Strategy.run`; they exist so that code moves over unchanged.
@@ -94,13 +105,6 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
-
-
-class HasDevices(Protocol):
-    """Anything that lives on a known set of devices, for example a variable."""
-
-    @property
-    def devices(self) -> tuple[Any, ...]: ...
 
 
 RESTARTABLE_EXIT_CODE: Final = 42
