@@ -12,6 +12,7 @@ from distribax.jax_private.core import current_default_device as current_default
 from distribax.jax_private.core import device_pieces as device_pieces
 from distribax.jax_private.core import exchange_text as exchange_text
 from distribax.jax_private.core import for_user as for_user
+from distribax.jax_private.core import forget_text as forget_text
 from distribax.jax_private.core import fresh as fresh
 from distribax.jax_private.core import gather_from_all as gather_from_all
 from distribax.jax_private.core import has_64_bits as has_64_bits

@@ -362,6 +362,13 @@ def exchange_text(key: str, text: str, seconds: float) -> list[str]:
     return texts
 
 
+def forget_text(key: str) -> None:
+    """Takes back what this process has said under `key`, to free the coordinator's memory."""
+    client = _distributed.global_state.client
+    if client is not None:
+        client.key_value_delete(f"{key}/{jax.process_index()}")
+
+
 @explaining
 def reached_preemption_point(number: int) -> bool:
     """Tells whether to save now, as a process was told to stop; all ask with growing numbers.

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context
+from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.topology import InputTarget
 from distribax.training import checkpoint_files as files
-from distribax.training.worker_agreement import Team
 from distribax.types import VariableAggregation
 from distribax.variables import ShardedVariable, Variable
 
@@ -93,26 +93,28 @@ class Checkpoint:
         it fails or a worker does not come within `timeout_seconds`.
         """
         _require_outside_replicas("save")
-        team = self.team(timeout_seconds)
+        workers = self.workers(timeout_seconds)
         target = Path(path).absolute()
         variables, iterators = self._found()
 
         def check() -> None:
-            if team.is_first and target.exists() and not overwrite:
+            if workers.is_first and target.exists() and not overwrite:
                 raise ValueError(
                     f"Checkpoint.save: path={str(path)!r} exists already. Choose a new name (for "
                     "example one with the step), or pass overwrite=True."
                 )
 
-        team.must_match("Checkpoint.save", [os.fspath(path), sorted(variables), sorted(iterators)])
-        team.together("Checkpoint.save", check)
+        workers.require_same(
+            "Checkpoint.save", [os.fspath(path), sorted(variables), sorted(iterators)]
+        )
+        workers.run_together("Checkpoint.save", check)
         # Every worker reads: to combine what replicas keep for themselves, all are needed.
         values = {name: _saved_value(variable) for name, variable in variables.items()}
-        own = team.together(
+        own = workers.run_together(
             "Checkpoint.save",
             lambda: {name: _position(name, each) for name, each in iterators.items()},
         )
-        said = team.all_say("positions", own)
+        said = workers.exchange("positions", own)
         notes = {
             "version": _VERSION,
             "positions": {name: [positions[name] for positions in said] for name in iterators},
@@ -120,10 +122,10 @@ class Checkpoint:
         }
 
         def write() -> None:
-            if team.is_first:
+            if workers.is_first:
                 files.write(target, values, notes, overwrite)
 
-        team.together("Checkpoint.save", write)
+        workers.run_together("Checkpoint.save", write)
         return str(target)
 
     def restore(
@@ -144,7 +146,7 @@ class Checkpoint:
             timeout_seconds: How long to wait for the other workers.
         """
         _require_outside_replicas("restore")
-        team = self.team(timeout_seconds)
+        workers = self.workers(timeout_seconds)
         variables, iterators = self._found()
 
         def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -153,24 +155,26 @@ class Checkpoint:
             _check_names("variables", variables, values, path, partial)
             _check_names("iterators", iterators, notes["positions"], path, partial)
             _check_shapes(variables, values)
-            own = {name: _own_position(name, notes["positions"][name], team) for name in iterators}
+            own = {
+                name: _own_position(name, notes["positions"][name], workers) for name in iterators
+            }
             return values, own, notes["library"]
 
-        values, positions, library = team.together("Checkpoint.restore", check)
-        _move(team, iterators, positions)
+        values, positions, library = workers.run_together("Checkpoint.restore", check)
+        _move(workers, iterators, positions)
         for name, variable in variables.items():
-            _assign(variable, np.asarray(values[name]).astype(variable.dtype), team)
+            _assign(variable, np.asarray(values[name]).astype(variable.dtype), workers)
         for name in self.notes.keys() & library.keys():
             self.notes[name].set_state(library[name])
 
-    def team(self, timeout_seconds: float = 600.0) -> Team:
+    def workers(self, timeout_seconds: float = 600.0) -> WorkerAgreement:
         """Returns the workers that save and restore this together."""
         variables, iterators = self._found()
         strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables.values()}
         targets = [context.get_strategy().extended.input_target()]
         targets += [strategy.extended.input_target() for strategy in strategies.values()]
         targets += [each.input_target for each in iterators.values() if isinstance(each, Feeding)]
-        return Team.of(targets, timeout_seconds)
+        return WorkerAgreement.of_targets("checkpoint", targets, timeout_seconds)
 
     def _found(self) -> tuple[dict[str, Any], dict[str, Positioned]]:
         """Returns all variables and iterators by their path."""
@@ -208,19 +212,21 @@ def _saved_value(variable: Any) -> np.ndarray:
     return variable.numpy()
 
 
-def _assign(variable: Any, value: np.ndarray, team: Team) -> None:
+def _assign(variable: Any, value: np.ndarray, workers: WorkerAgreement) -> None:
     if not variable.per_replica or variable.aggregation is not VariableAggregation.SUM:
         variable.assign(value)
         return
     # The first replica gets the whole sum: parts of it would lose what does not divide evenly.
     stored = variable.share()
     new = [np.zeros_like(value) for _ in variable.placement.pieces(stored)]
-    if team.is_first:
+    if workers.is_first:
         new[0] = value
     variable.store(variable.placement.join([jnp.asarray(piece) for piece in new], stored))
 
 
-def _move(team: Team, iterators: Mapping[str, Positioned], positions: Mapping[str, Any]) -> None:
+def _move(
+    workers: WorkerAgreement, iterators: Mapping[str, Positioned], positions: Mapping[str, Any]
+) -> None:
     """Moves all iterators, or none if one of them, in any worker, does not take its position."""
     before: dict[str, Any] = {}
 
@@ -231,7 +237,7 @@ def _move(team: Team, iterators: Mapping[str, Positioned], positions: Mapping[st
             before[name] = here
 
     try:
-        team.together("Checkpoint.restore", move)
+        workers.run_together("Checkpoint.restore", move)
     except Exception:
         for name, position in before.items():
             iterators[name].set_state(position)
@@ -250,10 +256,10 @@ def _position(name: str, iterator: Positioned) -> Any:
     return position
 
 
-def _own_position(name: str, said: Sequence[Any], team: Team) -> Any:
+def _own_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -> Any:
     """Returns this worker's position of those that the workers had when they saved."""
-    if len(said) == team.num_workers:
-        return said[team.worker_id]
+    if len(said) == workers.num_workers:
+        return said[workers.worker_id]
     # That of all workers together is good for any number; a distributed iterator refuses others.
     first = said[0]
     if all(position == first for position in said) or (
@@ -262,8 +268,8 @@ def _own_position(name: str, said: Sequence[Any], team: Team) -> Any:
         return first
     raise ValueError(
         f"Checkpoint.restore: the iterator {name!r} was saved by {len(said)} workers, each at a "
-        f"place of its own, and now there are {team.num_workers}. Restore it with as many workers, "
-        "or save an iterator of strategy.experimental_distribute_dataset with "
+        f"place of its own, and now there are {workers.num_workers}. Restore it with as many "
+        "workers, or save an iterator of strategy.experimental_distribute_dataset with "
         "AutoShardPolicy.DATA, which fits any number."
     )
 

@@ -125,16 +125,16 @@ class CheckpointManager:
             assert step is not None
             if step - self._last_step < self._interval:
                 return None
-        team = self._checkpoint.team(self._timeout_seconds)
+        workers = self._checkpoint.workers(self._timeout_seconds)
         if checkpoint_number is not None:
             number = _checked_number(checkpoint_number)
         elif step is not None:
             number = step
         else:
-            found = self._found() if team.is_first else []
+            found = self._found() if workers.is_first else []
             own = self._number(found[-1]) + 1 if found else 1
-            number = team.all_say("checkpoint number", own)[0]
-        if team.is_first and self._directory.is_dir():
+            number = workers.exchange("checkpoint number", own)[0]
+        if workers.is_first and self._directory.is_dir():
             files.remove_leftovers(self._directory, f"{self._name}-")
         path = self._checkpoint.save(
             self._directory / f"{self._name}-{number}",
@@ -142,7 +142,7 @@ class CheckpointManager:
             timeout_seconds=self._timeout_seconds,
         )
         self._last_step = step
-        if team.is_first and self._max_to_keep is not None:
+        if workers.is_first and self._max_to_keep is not None:
             for old in self._found()[: -self._max_to_keep]:
                 shutil.rmtree(old)
         return path
@@ -152,8 +152,8 @@ class CheckpointManager:
 
         In the latter case `init_fn` is called, if there is one.
         """
-        team = self._checkpoint.team(self._timeout_seconds)
-        newest = team.all_say("newest checkpoint", self.latest_checkpoint)[0]
+        workers = self._checkpoint.workers(self._timeout_seconds)
+        newest = workers.exchange("newest checkpoint", self.latest_checkpoint)[0]
         if newest is None:
             if self._init_fn is not None:
                 self._init_fn()

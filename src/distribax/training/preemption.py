@@ -96,7 +96,7 @@ class PreemptionCheckpointHandler:
         self._previous: Any = None
         self._listening = False
         checkpoint = self._manager.checkpoint
-        self._together = checkpoint.team().num_workers > 1
+        self._together = checkpoint.workers().num_workers > 1
         checkpoint.notes[_NOTE] = self
         self._manager.restore_or_initialize()
         if self._together:

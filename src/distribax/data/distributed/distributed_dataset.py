@@ -11,7 +11,7 @@ import jax
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
-from distribax.data.distributed.agreement import AgreedSteps
+from distribax.data.distributed.agreed_steps import AgreedSteps
 from distribax.data.distributed.distributed_iterator import DistributedIterator
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.input_options import (

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from distribax import jax_private
+from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.data.distributed.steps import Step, Steps, empty_like
 from distribax.data.element_spec import zeros
 from distribax.topology import InputTarget
 from distribax.types import Nest
-
-# All workers make their data sets and iterators in the same order, so that the numbers agree.
-_numbers = itertools.count()
-_WAIT_SECONDS = 600.0
 
 
 class AgreedSteps:
@@ -33,15 +27,17 @@ class AgreedSteps:
         self._target = target
         self._static = all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
         self._empty = empty_like(zeros(spec))
-        self._key = f"distribax/input/{next(_numbers)}"
-        self._count = 0
+        # All workers create their iterators in the same order.
+        self._workers = WorkerAgreement("input", target.num_workers, target.worker_id)
 
     def pull(self) -> Step:
         try:
             pieces: Sequence[Nest] | None = self._steps.pull().pieces
         except StopIteration:
             pieces = None
-        shapes = self._exchange([_shapes(piece) for piece in pieces] if pieces else None)
+        shapes = self._workers.exchange(
+            "shapes", [_shapes(piece) for piece in pieces] if pieces else None
+        )
         present = [own for own in shapes if own is not None]
         if not present or (self._static and len(present) < len(shapes)):
             raise StopIteration
@@ -50,11 +46,6 @@ class AgreedSteps:
         flat = [shape for own in present for shape in own]
         even = len(present) == len(shapes) and all(shape == flat[0] for shape in flat)
         return Step(pieces, even)
-
-    def _exchange(self, own: Any) -> list[Any]:
-        key, self._count = f"{self._key}/{self._count}", self._count + 1
-        texts = jax_private.exchange_text(key, json.dumps(own), _WAIT_SECONDS)
-        return [json.loads(text) for text in texts]
 
     def skip(self, num_steps: int) -> None:
         self._steps.skip(num_steps)
