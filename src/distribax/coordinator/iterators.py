@@ -9,8 +9,8 @@ from typing import Any
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
-from distribax.data.plan.node import Node
 from distribax.data.plan.order import Shuffle
+from distribax.data.plan.plan_node import Node
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator
 

@@ -18,8 +18,8 @@ from distribax.data.formats.example import serialize_example as serialize_exampl
 from distribax.data.formats.record_format import CorruptRecordError as CorruptRecordError
 from distribax.data.formats.tfrecord import TFRecordWriter as TFRecordWriter
 from distribax.data.iterator import DatasetIterator as DatasetIterator
-from distribax.data.plan.node import INFINITE_CARDINALITY as INFINITE_CARDINALITY
-from distribax.data.plan.node import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from distribax.data.plan.plan_node import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
 from distribax.data.readers import ArrayRecordDataset as ArrayRecordDataset
 from distribax.data.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
 from distribax.data.readers import ParquetDataset as ParquetDataset

@@ -11,7 +11,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.dataset import Dataset
 from distribax.data.element_spec import TensorSpec
-from distribax.data.plan.node import UNKNOWN_CARDINALITY
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
 from distribax.data.plan.sources import Batches, Foreign
 
 

@@ -17,9 +17,9 @@ from distribax.data.dataset_options import AUTOTUNE, SHARD_HINT, Options
 from distribax.data.execution import runner
 from distribax.data.iterator import DatasetIterator, RunCounter
 from distribax.data.plan import order, sources, transforms
-from distribax.data.plan.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.data.plan.output_signature import parse_signature
 from distribax.data.plan.padding import parse_padded_shapes
+from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.execution import require_host
 
 _T = TypeVar("_T")

@@ -9,7 +9,7 @@ from distribax.data.dataset_options import (
     DistributeOptions,
     ThreadingOptions,
 )
-from distribax.data.plan.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = [
     "AUTOTUNE",

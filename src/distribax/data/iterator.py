@@ -11,7 +11,7 @@ from typing import Any
 from distribax.data.elements import Element
 from distribax.data.execution import runner
 from distribax.data.execution.context import Seeds
-from distribax.data.plan.node import Node, fingerprint, walk
+from distribax.data.plan.plan_node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator

@@ -16,7 +16,7 @@ from distribax.data.formats.record_format import FileOpening, RecordFormat
 from distribax.data.formats.text import FixedLengthFormat, TextLineFormat
 from distribax.data.formats.tfrecord import TFRecordFormat
 from distribax.data.plan import order, sources
-from distribax.data.plan.node import Node
+from distribax.data.plan.plan_node import Node
 
 _AUTOMATIC_READS = 4
 

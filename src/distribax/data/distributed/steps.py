@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax.data.dataset import Dataset
 from distribax.data.iterator import DatasetIterator
-from distribax.data.plan.node import UnknownSpec
+from distribax.data.plan.plan_node import UnknownSpec
 from distribax.types import Nest
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from distribax.data.execution.permutation import Key
-from distribax.data.plan.node import Node, walk
 from distribax.data.plan.order import Shuffle
 from distribax.data.plan.pieces import WorkerPart
+from distribax.data.plan.plan_node import Node, walk
 
 
 class State(dict[str, Any]):

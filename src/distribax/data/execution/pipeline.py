@@ -43,7 +43,7 @@ from distribax.data.execution.streams import (
 )
 from distribax.data.execution.worker_processes import ProcessMapIterator
 from distribax.data.plan import order, pieces, sources, transforms
-from distribax.data.plan.node import Node, walk
+from distribax.data.plan.plan_node import Node, walk
 
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
 _DEFAULT_PREFETCH = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import Seeds
-from distribax.data.plan.node import Node
+from distribax.data.plan.plan_node import Node
 
 
 def _engine() -> ModuleType:

@@ -11,8 +11,8 @@ from absl import flags
 from distribax.data.elements import Element
 from distribax.data.execution.context import BuildIterator, Context, Seeds, State
 from distribax.data.execution.pipeline_iterator import PipelineIterator
-from distribax.data.plan.node import Node
 from distribax.data.plan.order import Shard
+from distribax.data.plan.plan_node import Node
 from distribax.data.plan.transforms import Map
 
 _BUFFERED_ELEMENTS = 4

@@ -10,7 +10,7 @@ from typing import Any
 from distribax.data import elements as nests
 from distribax.data.dataset_options import SHARD_HINT
 from distribax.data.element_spec import common_spec, varying_spec, zeros
-from distribax.data.plan.node import (
+from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     HasPlan,

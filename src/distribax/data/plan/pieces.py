@@ -7,7 +7,7 @@ from typing import Any
 
 from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec
-from distribax.data.plan.node import UNKNOWN_CARDINALITY, Probe, Spec, UnaryNode
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, Spec, UnaryNode
 
 
 def piece_size(num_rows: int, num_pieces: int) -> int:

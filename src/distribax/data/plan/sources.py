@@ -13,7 +13,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec, spec_of, without_batch_dim
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, Spec, UnknownSpec
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, Spec, UnknownSpec
 from distribax.data.write_protection import empty_array, read_only, with_usable_rows
 
 

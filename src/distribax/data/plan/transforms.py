@@ -19,7 +19,7 @@ from distribax.data.element_spec import (
     zeros,
 )
 from distribax.data.elements import call_with_element, from_return
-from distribax.data.plan.node import (
+from distribax.data.plan.plan_node import (
     UNKNOWN_CARDINALITY,
     Node,
     Probe,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
 from distribax.data.execution import runner
-from distribax.data.plan.node import Node, walk
 from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart
+from distribax.data.plan.plan_node import Node, walk
 from distribax.data.plan.transforms import replace_inputs
 from distribax.data.rewrites.file_sharding import NotFileBased, own_cache, shard_files
 from distribax.data.rewrites.rebatch import add_worker_part, require_batched

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from distribax.data.plan.node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
 from distribax.data.plan.transforms import Cache, Map, Prefetch, WithOptions, replace_inputs
 

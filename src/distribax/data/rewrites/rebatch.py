@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
-from distribax.data.plan.node import Node, Probe
 from distribax.data.plan.order import Repeat
 from distribax.data.plan.pieces import WorkerPart, cut, piece_size
+from distribax.data.plan.plan_node import Node, Probe
 from distribax.data.plan.transforms import Prefetch, WithOptions
 
 
