@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from distribax import jax_private
 from distribax.execution.remote_writes import Deferred
+from distribax.types import WriteKind
 
 
 class Lifted(Protocol):
@@ -103,16 +104,16 @@ class FunctionFrame(Frame):
     def function(self) -> FunctionFrame:
         return self
 
-    def defer(self, variable: Any, how: str, value: Any) -> None:
+    def defer(self, variable: Any, kind: WriteKind, value: Any) -> None:
         """Notes a write to a variable that lives in another process."""
         self._check_owned(variable, value)
-        self.deferred.write(variable, how, value)
+        self.deferred.write(variable, kind, value)
 
-    def defer_rows(self, table: Any, how: str, indices: Any, rows: Any) -> None:
+    def defer_rows(self, table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
         """Notes a write to some rows of a table that lives in another process."""
         self._check_owned(table, indices)
         self._check_owned(table, rows)
-        self.deferred.write_rows(table, how, indices, rows)
+        self.deferred.write_rows(table, kind, indices, rows)
 
     def read(self, variable: Any) -> Any:
         return self.deferred.seen(variable, lambda: self._before(variable))

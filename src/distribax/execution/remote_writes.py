@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from distribax.types import WriteKind
+
 
 class Sink(Protocol):
     """Where effects go, many at once."""
@@ -68,10 +70,10 @@ class Effects:
 
 @dataclass(frozen=True)
 class Write:
-    """A write to a variable that lives elsewhere: `how` is "assign" or "assign_add"."""
+    """A write to a variable that lives elsewhere: ASSIGN or ASSIGN_ADD."""
 
     variable: Any
-    how: str
+    kind: WriteKind
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class WriteRows:
     """A write to some rows of a table that lives elsewhere, its arrays being indices and rows."""
 
     table: Any
-    how: str
+    kind: WriteKind
 
 
 # The value of a variable after some writes, given how to read the one before.
@@ -95,28 +97,28 @@ class Deferred:
         self._open: dict[Any, int] = {}
         self._states: dict[Any, State] = {}
 
-    def write(self, variable: Any, how: str, value: Any) -> None:
+    def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
         """Notes a write; several to the same variable become one."""
-        if how == "assign_sub":
-            how, value = "assign_add", -value
-        if how == "assign":
+        if kind is WriteKind.ASSIGN_SUB:
+            kind, value = WriteKind.ASSIGN_ADD, -value
+        if kind is WriteKind.ASSIGN:
             self._states[variable] = lambda _: value
         else:
             self._then(variable, lambda old: (old + value).astype(old.dtype))
         at = self._open.get(variable)
         if at is None:
             self._open[variable] = len(self.effects)
-            self.effects.append(Effect(variable.source, Write(variable, how), value))
+            self.effects.append(Effect(variable.source, Write(variable, kind), value))
             return
         noted = self.effects[at]
-        how, noted.arrays = _joined((noted.what.how, noted.arrays), how, value)
-        noted.what = Write(variable, how)
+        kind, noted.arrays = _joined((noted.what.kind, noted.arrays), kind, value)
+        noted.what = Write(variable, kind)
 
-    def write_rows(self, table: Any, how: str, indices: Any, rows: Any) -> None:
-        """Notes a write to some rows of a table; `how` is "assign" or "assign_add"."""
-        self.add(table.source, WriteRows(table, how), (indices, rows))
+    def write_rows(self, table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
+        """Notes a write to some rows of a table."""
+        self.add(table.source, WriteRows(table, kind), (indices, rows))
         for start, variable in table.row_shards:
-            change = partial(scattered, how=how, indices=indices, rows=rows, start=start)
+            change = partial(scattered, kind=kind, indices=indices, rows=rows, start=start)
             self._then(variable, change)
 
     def _then(self, variable: Any, change: Callable[[Any], Any]) -> None:
@@ -141,7 +143,7 @@ class Deferred:
         return variable in self._states
 
 
-def scattered(array: Any, how: str, indices: Any, rows: Any, start: int) -> Any:
+def scattered(array: Any, kind: WriteKind, indices: Any, rows: Any, start: int) -> Any:
     """Returns an array with some rows written; it has the rows of a table from `start` on.
 
     Indices that it does not have are left out.
@@ -150,13 +152,13 @@ def scattered(array: Any, how: str, indices: Any, rows: Any, start: int) -> Any:
     # Numbers of 8 bits cannot be subtracted from.
     wide = indices.astype(jnp.promote_types(indices.dtype, jnp.int32))
     at = array.at[wide - start]
-    write = at.set if how == "assign" else at.add
+    write = at.set if kind is WriteKind.ASSIGN else at.add
     return write(rows, mode="drop", wrap_negative_indices=False)
 
 
-def _joined(earlier: tuple[str, Any], how: str, value: Any) -> tuple[str, Any]:
-    if how == "assign":
-        return how, value
+def _joined(earlier: tuple[WriteKind, Any], kind: WriteKind, value: Any) -> tuple[WriteKind, Any]:
+    if kind is WriteKind.ASSIGN:
+        return kind, value
     return earlier[0], (earlier[1] + value).astype(value.dtype)
 
 

@@ -34,6 +34,7 @@ from distribax.parameter_server.protocol.operations import (
     routes_of,
 )
 from distribax.parameter_server.shared_memory.standing import Held, Standing, can_stand
+from distribax.types import WriteKind
 from distribax.variables.placement import Placement
 from distribax.variables.sharded.division import check_ids
 
@@ -152,9 +153,11 @@ class ParameterLink:
             for (table, ids), plan in zip(requests, plans, strict=True)
         ]
 
-    def write_rows(self, table: Any, how: str, indices: np.ndarray, rows: np.ndarray) -> None:
+    def write_rows(
+        self, table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
+    ) -> None:
         """Sends a write to some rows of a table; only they travel."""
-        self.push(written_rows(table, how, indices, rows))
+        self.push(written_rows(table, kind, indices, rows))
 
     def push(self, operations: Iterable[tuple[int, Op]]) -> None:
         """Sends operations, each with its server; those of one server are applied at once."""
@@ -185,12 +188,12 @@ class ParameterLink:
         if self.is_coordinator:
             self.client.flush()
 
-    def write(self, variable: Any, how: str, value: Any) -> None:
-        """Sends a write to a variable; `how` is "assign", "assign_add" or "assign_sub"."""
-        if how == "assign":
+    def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
+        """Sends a write to a variable now."""
+        if kind is WriteKind.ASSIGN:
             self.assign(variable.placement.specs, np.asarray(value))
         else:
-            self.push(written(variable, how, np.asarray(value)))
+            self.push(written(variable, kind, np.asarray(value)))
 
     def assign(self, specs: Sequence[ParameterSpec], value: np.ndarray) -> None:
         """Sets parameters to a value; the coordinator makes those again that a server has lost."""
@@ -249,24 +252,24 @@ def _by_server(operations: Iterable[tuple[int, Op]]) -> dict[int, list[Op]]:
 
 def _operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
     if isinstance(what, Write):
-        return written(what.variable, what.how, given)
+        return written(what.variable, what.kind, given)
     if isinstance(what, WriteRows):
-        return written_rows(what.table, what.how, *given)
+        return written_rows(what.table, what.kind, *given)
     operations: Iterable[tuple[int, Op]] = what.operations(given)
     return operations
 
 
 def written_rows(
-    table: Any, how: str, indices: np.ndarray, rows: np.ndarray
+    table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
 ) -> list[tuple[int, Op]]:
     """Returns the operations of a write to some rows, one for each shard that has some of them."""
     check_ids("scatter", table.shape, table.described, indices)
-    kind = AssignRows if how == "assign" else AddRows
+    operation = AssignRows if kind is WriteKind.ASSIGN else AddRows
     operations: list[tuple[int, Op]] = []
     for shard, places, own in table.division.split(indices):
         _, variable = table.row_shards[shard]
         for spec in variable.placement.specs:
-            operations.append((spec.server, kind(spec.uid, own, rows[places])))
+            operations.append((spec.server, operation(spec.uid, own, rows[places])))
     return operations
 
 
@@ -281,15 +284,15 @@ def _joined(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]]) ->
     return rows.reshape(shape)
 
 
-def written(variable: Any, how: str, value: Any) -> list[tuple[int, Op]]:
+def written(variable: Any, kind: WriteKind, value: Any) -> list[tuple[int, Op]]:
     """Returns the operations of a write, one for each copy."""
-    kind = Assign if how == "assign" else AssignAdd
-    if how == "assign_sub":
+    operation = Assign if kind is WriteKind.ASSIGN else AssignAdd
+    if kind is WriteKind.ASSIGN_SUB:
         value = -value
     value = np.asarray(value)
     if value.shape != variable.shape:
         value = np.broadcast_to(value, variable.shape)
-    return [(spec.server, kind(spec.uid, value)) for spec in variable.placement.specs]
+    return [(spec.server, operation(spec.uid, value)) for spec in variable.placement.specs]
 
 
 class Served(Placement):

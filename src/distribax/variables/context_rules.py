@@ -11,7 +11,7 @@ from jax import lax
 from distribax import context, jax_private
 from distribax.execution import frames, overlay
 from distribax.topology import REPLICA_AXIS
-from distribax.types import ReduceOp, VariableAggregation, is_python_number
+from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -122,53 +122,53 @@ def first_replica(value: Any) -> Any:
 # Writing.
 
 
-def write(variable: Any, value: Any, how: str) -> None:
+def write(variable: Any, value: Any, kind: WriteKind) -> None:
     """Assigns, adds or subtracts `value`, by the rules of the current context."""
     if variable.source is not None:
-        _send(variable, value, how)
+        _send(variable, value, kind)
         return
     here = context.current()
     in_replica = here.replica_context is not None and here.copy_id is None
     if not in_replica or here.strategy.extended.single:
         if here.copy_id is None and variable.per_replica:
-            _write_across(variable, value, how)
+            _write_across(variable, value, kind)
         else:
-            _put(variable, _new(variable, _plain(value), how), here)
+            _put(variable, _new(variable, _plain(value), kind), here)
         return
     if variable.distribute_strategy is not here.strategy:
         raise ValueError(
-            f"{how}: {variable.described} was not created under the strategy "
+            f"{kind}: {variable.described} was not created under the strategy "
             f"{type(here.strategy).__name__} whose replica writes it. Create it inside "
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        _put(variable, _new(variable, value, how), here)
+        _put(variable, _new(variable, value, kind), here)
         return
-    _write_together(variable, value, how, here)
+    _write_together(variable, value, kind, here)
 
 
-def _send(variable: Any, value: Any, how: str) -> None:
+def _send(variable: Any, value: Any, kind: WriteKind) -> None:
     """Writes a variable that lives in another process: there, and at once or after the step."""
-    value = _fitted(variable, _plain(value), how)
+    value = _fitted(variable, _plain(value), kind)
     stand_in = overlay.holding(variable)
-    seen = None if stand_in is None else _changed(variable.read_value(), value, how)
+    seen = None if stand_in is None else _changed(variable.read_value(), value, kind)
     frame = frames.current()
     if frame is not None:
-        frame.function.defer(variable, how, value)
+        frame.function.defer(variable, kind, value)
     else:
         _refuse_staged(variable, value)
-        variable.source.write(variable, how, value)
+        variable.source.write(variable, kind, value)
     if stand_in is not None:
         stand_in[variable] = frames.storable(seen)
 
 
-def _write_together(variable: Any, value: Any, how: str, here: context.Entry) -> None:
+def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.Entry) -> None:
     """Writes a mirrored variable from all replicas at once."""
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
         raise ValueError(
-            f"{how}: {variable.described} is mirrored and has aggregation=NONE, so it is not clear "
-            "how the replicas' values become one. Say it when you create it, "
+            f"{kind}: {variable.described} is mirrored and has aggregation=NONE, so it is not "
+            "clear how the replicas' values become one. Say it when you create it, "
             "dx.Variable(..., aggregation=dx.VariableAggregation.MEAN) (or SUM, "
             "ONLY_FIRST_REPLICA), or write it outside the replicas: "
             "dx.get_replica_context().merge_call(lambda strategy, x: "
@@ -177,9 +177,9 @@ def _write_together(variable: Any, value: Any, how: str, here: context.Entry) ->
     if is_python_number(value):
         if aggregation is VariableAggregation.SUM:
             raise ValueError(
-                f"{how}: {variable.described} has aggregation=SUM and was given the Python number "
+                f"{kind}: {variable.described} has aggregation=SUM and was given the Python number "
                 f"{value!r} in a replica; whether the sum counts it once or once a replica is not "
-                f"clear. Pass an array, {how}(jnp.asarray({value!r})), or use MEAN."
+                f"clear. Pass an array, {kind}(jnp.asarray({value!r})), or use MEAN."
             )
     else:
         value = frames.storable(jnp.asarray(value, dtype=None))
@@ -194,11 +194,11 @@ def _write_together(variable: Any, value: Any, how: str, here: context.Entry) ->
                 value = strategy.extended.reduce_to(op, value, variable)
         elif aggregation is VariableAggregation.SUM and strategy.num_replicas_in_sync > 1:
             raise ValueError(
-                f"{how}: {variable.described} has aggregation=SUM and was given one array that "
+                f"{kind}: {variable.described} has aggregation=SUM and was given one array that "
                 "all replicas share; whether the sum counts it once or once a replica is not "
-                f"clear. Pass each replica's own, {how}(x + 0), or use MEAN."
+                f"clear. Pass each replica's own, {kind}(x + 0), or use MEAN."
             )
-        strategy.extended.update(variable, lambda v, x: write(v, x, how), args=(value,))
+        strategy.extended.update(variable, lambda v, x: write(v, x, kind), args=(value,))
 
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.holding(variable)
@@ -206,12 +206,12 @@ def _write_together(variable: Any, value: Any, how: str, here: context.Entry) ->
         stand_in[variable] = read(variable)
 
 
-def _write_across(variable: Any, value: Any, how: str) -> None:
+def _write_across(variable: Any, value: Any, kind: WriteKind) -> None:
     """Writes a variable that has a value in each replica from outside the replicas."""
     if variable.aggregation is VariableAggregation.SUM:
-        if how != "assign":
+        if kind is not WriteKind.ASSIGN:
             raise ValueError(
-                f"{how}: {variable.described} is ON_READ with aggregation=SUM; outside the "
+                f"{kind}: {variable.described} is ON_READ with aggregation=SUM; outside the "
                 "replicas it is not clear which replica's part changes. Call it in "
                 "strategy.run(), or use assign(), which spreads the value evenly."
             )
@@ -219,37 +219,37 @@ def _write_across(variable: Any, value: Any, how: str) -> None:
         value = value.astype(variable.dtype)
     frame = frames.current()
     count = variable.placement.num_copies
-    value = _fitted(variable, _plain(value), how)
+    value = _fitted(variable, _plain(value), kind)
     if isinstance(frame, frames.RunFrame):
-        frame.write(variable, _changed(frame.read(variable), value, how))
+        frame.write(variable, _changed(frame.read(variable), value, kind))
         return
     stacked = jnp.broadcast_to(value, (count, *variable.shape))
     if frame is not None:
-        old = frame.read(variable) if how != "assign" else None
-        frame.write(variable, _changed(old, stacked, how))
+        old = frame.read(variable) if kind is not WriteKind.ASSIGN else None
+        frame.write(variable, _changed(old, stacked, kind))
         return
     pieces = variable.placement.pieces(variable.share())
-    new = [_changed(piece, value, how) for piece in pieces]
+    new = [_changed(piece, value, kind) for piece in pieces]
     variable.store(variable.placement.join(new, variable.share()))
 
 
-def _new(variable: Any, value: Any, how: str) -> Any:
+def _new(variable: Any, value: Any, kind: WriteKind) -> Any:
     """Returns the value that the variable, or the copy in this context, is to have."""
-    value = _fitted(variable, value, how)
-    if how == "assign":
+    value = _fitted(variable, value, kind)
+    if kind is WriteKind.ASSIGN:
         return value
     old = variable.read_value()
     stand_in = overlay.holding(variable)
-    return frames.storable(_changed(old, value, how)) if stand_in else _changed(old, value, how)
+    return frames.storable(_changed(old, value, kind)) if stand_in else _changed(old, value, kind)
 
 
-def _changed(old: Any, value: Any, how: str) -> Any:
-    if how == "assign":
+def _changed(old: Any, value: Any, kind: WriteKind) -> Any:
+    if kind is WriteKind.ASSIGN:
         return value
-    return (old + value if how == "assign_add" else old - value).astype(old.dtype)
+    return (old + value if kind is WriteKind.ASSIGN_ADD else old - value).astype(old.dtype)
 
 
-def _fitted(variable: Any, value: Any, how: str) -> Any:
+def _fitted(variable: Any, value: Any, kind: WriteKind) -> Any:
     """Returns `value` as an array of the variable's shape and data type."""
     array = frames.storable(jnp.asarray(value))
     given, wanted = array.dtype, variable.dtype
@@ -257,12 +257,12 @@ def _fitted(variable: Any, value: Any, how: str) -> Any:
     rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
     if rank[0] > rank[1] and not (is_python_number(value) and value == int(value.real)):
         raise ValueError(
-            f"{how}: a value of data type {given.name} does not fit {variable.described} of data "
+            f"{kind}: a value of data type {given.name} does not fit {variable.described} of data "
             f"type {wanted.name}. Convert it first: value.astype({wanted.name!r})."
         )
-    if array.shape != variable.shape and not (how != "assign" and array.shape == ()):
+    if array.shape != variable.shape and not (kind is not WriteKind.ASSIGN and array.shape == ()):
         raise ValueError(
-            f"{how}: a value of shape {tuple(array.shape)} does not fit {variable.described}. "
+            f"{kind}: a value of shape {tuple(array.shape)} does not fit {variable.described}. "
             f"Expected shape {variable.shape}."
         )
     return array.astype(wanted)

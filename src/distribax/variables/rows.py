@@ -11,6 +11,7 @@ import numpy as np
 from distribax import jax_private
 from distribax.execution import frames, lookup_gradients, overlay, remote_writes, row_lookups
 from distribax.jax_private import jaxprs
+from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices, Mirrored
 from distribax.variables import context_rules
 from distribax.variables.sharded.division import Division, check_ids, check_kind
@@ -43,28 +44,28 @@ class RowAccess(ArrayLike):
     ) -> Any:
         """Adds to some rows; an index that occurs twice is added twice."""
         indices, rows = _parts(sparse_delta, "scatter_add")
-        return self._write_rows("scatter_add", "assign_add", indices, rows)
+        return self._write_rows("scatter_add", WriteKind.ASSIGN_ADD, indices, rows)
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
         """Subtracts from some rows; an index that occurs twice is subtracted twice."""
         indices, rows = _parts(sparse_delta, "scatter_sub")
-        return self._write_rows("scatter_sub", "assign_add", indices, -rows)
+        return self._write_rows("scatter_sub", WriteKind.ASSIGN_ADD, indices, -rows)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
         """Replaces some rows."""
         indices, rows = _parts(sparse_delta, "scatter_update")
-        return self._write_rows("scatter_update", "assign", indices, rows)
+        return self._write_rows("scatter_update", WriteKind.ASSIGN, indices, rows)
 
-    def _write_rows(self, what: str, how: str, indices: Any, rows: Any) -> Any:
+    def _write_rows(self, what: str, kind: WriteKind, indices: Any, rows: Any) -> Any:
         _check_rows(self, what, indices, rows)
         if self.source is None:
-            _write_here(self, how, indices, rows)
+            _write_here(self, kind, indices, rows)
         else:
-            _send(self, what, how, indices, rows)
+            _send(self, what, kind, indices, rows)
         return self
 
 
@@ -156,17 +157,17 @@ def _check_rows(table: Any, what: str, indices: Any, rows: Any) -> None:
         )
 
 
-def _write_here(table: Any, how: str, indices: Any, rows: Any) -> None:
+def _write_here(table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
     for start, variable in table.row_shards:
-        if how == "assign":
-            changed = remote_writes.scattered(variable.read_value(), how, indices, rows, start)
+        if kind is WriteKind.ASSIGN:
+            changed = remote_writes.scattered(variable.read_value(), kind, indices, rows, start)
             variable.assign(changed)
         else:
             zeros = jnp.zeros(variable.shape, variable.dtype)
-            variable.assign_add(remote_writes.scattered(zeros, how, indices, rows, start))
+            variable.assign_add(remote_writes.scattered(zeros, kind, indices, rows, start))
 
 
-def _send(table: Any, what: str, how: str, indices: Any, rows: Any) -> None:
+def _send(table: Any, what: str, kind: WriteKind, indices: Any, rows: Any) -> None:
     """Writes rows of a table that lives in another process: there, at once or after the step."""
     indices, rows = frames.storable(indices), frames.storable(rows).astype(table.dtype)
     # What stands in for the table, in a function that is being differentiated, changes as well.
@@ -177,7 +178,7 @@ def _send(table: Any, what: str, how: str, indices: Any, rows: Any) -> None:
     ]
     frame = frames.current()
     if frame is not None:
-        frame.function.defer_rows(table, how, jnp.asarray(indices), jnp.asarray(rows))
+        frame.function.defer_rows(table, kind, jnp.asarray(indices), jnp.asarray(rows))
     elif jax_private.is_tracer(indices) or jax_private.is_tracer(rows):
         raise RuntimeError(
             f"{what}: {table.described} was given values of a JAX transformation that is still "
@@ -185,7 +186,7 @@ def _send(table: Any, what: str, how: str, indices: Any, rows: Any) -> None:
             "rows, and write them outside."
         )
     else:
-        table.source.write_rows(table, how, np.asarray(indices), np.asarray(rows))
+        table.source.write_rows(table, kind, np.asarray(indices), np.asarray(rows))
     for values, start, variable, old in standing:
-        changed = remote_writes.scattered(old, how, indices, rows, start)
+        changed = remote_writes.scattered(old, kind, indices, rows, start)
         values[variable] = frames.storable(changed)

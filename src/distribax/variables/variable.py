@@ -13,7 +13,7 @@ import numpy as np
 from distribax import context, jax_private
 from distribax.execution import frames, named_objects, overlay
 from distribax.topology import device_name, local_devices
-from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
 from distribax.values.distributed import listing
 from distribax.variables import context_rules, creation
@@ -191,7 +191,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Replaces the value. In a replica the aggregation says how the replicas' are combined."""
-        context_rules.write(self, value, "assign")
+        context_rules.write(self, value, WriteKind.ASSIGN)
         return self
 
     def assign_add(
@@ -202,7 +202,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Adds `delta` to the value."""
-        context_rules.write(self, delta, "assign_add")
+        context_rules.write(self, delta, WriteKind.ASSIGN_ADD)
         return self
 
     def assign_sub(
@@ -213,7 +213,7 @@ class Variable(RowAccess, metaclass=_Created):
         read_value: bool = True,
     ) -> Variable:
         """Subtracts `delta` from the value."""
-        context_rules.write(self, delta, "assign_sub")
+        context_rules.write(self, delta, WriteKind.ASSIGN_SUB)
         return self
 
     # Copies.

@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects, overlay
-from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation
 from distribax.variables.rows import RowAccess, looked_up, plain
@@ -203,36 +203,36 @@ class ShardedVariable(RowAccess):
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> ShardedVariable:
         """Replaces the value."""
-        return self._write("assign", value)
+        return self._write(WriteKind.ASSIGN, value)
 
     def assign_add(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> ShardedVariable:
         """Adds `delta` to the value."""
-        return self._write("assign_add", delta)
+        return self._write(WriteKind.ASSIGN_ADD, delta)
 
     def assign_sub(
         self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> ShardedVariable:
         """Subtracts `delta` from the value."""
-        return self._write("assign_sub", delta)
+        return self._write(WriteKind.ASSIGN_SUB, delta)
 
-    def _write(self, how: str, value: Any) -> ShardedVariable:
+    def _write(self, kind: WriteKind, value: Any) -> ShardedVariable:
         if isinstance(value, PerReplica):
             # Whether that can be written is for the variables to say.
             parts = [value] * len(self._variables)
         else:
-            parts = self._parts(how, plain(value))
+            parts = self._parts(kind, plain(value))
         for variable, part in zip(self._variables, parts, strict=True):
-            getattr(variable, how)(part)
+            getattr(variable, kind.value)(part)
         return self
 
-    def _parts(self, how: str, value: Any) -> list[Any]:
-        if how != "assign" and value.shape == ():
+    def _parts(self, kind: WriteKind, value: Any) -> list[Any]:
+        if kind is not WriteKind.ASSIGN and value.shape == ():
             return [value] * len(self._variables)
         if value.shape != self._shape:
             raise ValueError(
-                f"{how}: a value of shape {tuple(value.shape)} does not fit {self.described}. "
+                f"{kind}: a value of shape {tuple(value.shape)} does not fit {self.described}. "
                 f"Expected shape {self._shape}."
             )
         return [value[rows] for rows in self._division.slices]
