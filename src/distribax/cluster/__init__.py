@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from distribax.cluster.ray.server import Server as Server
 from distribax.cluster.ray.server import ServerConfig as ServerConfig
+from distribax.cluster.resolvers.detection import Resolution as Resolution
+from distribax.cluster.resolvers.detection import resolve as resolve
 from distribax.cluster.resolvers.environment import (
     EnvironmentClusterResolver as EnvironmentClusterResolver,
 )
@@ -12,8 +14,6 @@ from distribax.cluster.resolvers.kubernetes import ExecutableLocation as Executa
 from distribax.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver as KubernetesClusterResolver,
 )
-from distribax.cluster.resolvers.resolution import Resolution as Resolution
-from distribax.cluster.resolvers.resolution import resolve as resolve
 from distribax.cluster.resolvers.resolver import ClusterResolver as ClusterResolver
 from distribax.cluster.resolvers.simple import SimpleClusterResolver as SimpleClusterResolver
 from distribax.cluster.resolvers.slurm.slurm import SlurmClusterResolver as SlurmClusterResolver

@@ -127,7 +127,7 @@ def test_wrong_types(cluster: Any, message: str) -> None:
         ({"worker": {-1: "a:1"}}, "cluster.worker: index=-1: expected an index from 0"),
         ({"worker": {10**9: "a:1"}}, "cluster.worker: index=1000000000: expected an index"),
         ({"worker": {"x": "a:1"}}, "cluster.worker: index='x': expected an index"),
-        ({"worker": {"1": "a:1", 1: "b:1"}}, "cluster.worker: an index is there twice"),
+        ({"worker": {"1": "a:1", 1: "b:1"}}, "cluster.worker: an index occurs twice"),
         ({"worker": ["a:1", "A:1"]}, r"worker\[1\]='A:1': cluster.worker\[0\] has this address"),
         ({"worker": ["a:1"], "p s": ["a:1"]}, r"cluster\['p s'\]\[0\]='a:1': cluster.worker\[0\]"),
         ({"worker": [""]}, r"cluster.worker\[0\]='': '' is not a host"),

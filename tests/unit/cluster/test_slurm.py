@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distribax.cluster import SlurmClusterResolver
-from distribax.cluster.resolvers.slurm.expressions import expand_hostlist, expand_tasks_per_node
+from distribax.cluster.resolvers.slurm.host_lists import expand_hostlist, expand_tasks_per_node
 
 THREE_NODES = {
     "SLURM_PROCID": "0",
@@ -203,7 +203,7 @@ def test_a_missing_variable(monkeypatch: pytest.MonkeyPatch, missing: str) -> No
         ({"SLURM_STEP_NUM_TASKS": "-1"}, {}, "SLURM_STEP_NUM_TASKS='-1': expected a whole"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, {}, "SLURM_STEP_NUM_TASKS: asks for 4 tasks, .* 3"),
         ({"SLURM_STEP_NODELIST": "n[1-"}, {}, "SLURM_STEP_NODELIST: Invalid host list"),
-        ({"SLURM_STEP_NODELIST": "n,m,n"}, {}, "SLURM_STEP_NODELIST: a host is there twice"),
+        ({"SLURM_STEP_NODELIST": "n,m,n"}, {}, "SLURM_STEP_NODELIST: a host occurs twice"),
         ({"SLURM_STEP_NODELIST": "n[1-2]"}, {}, "TASKS_PER_NODE: is for 3 hosts, .* has 2"),
         ({"SLURM_STEP_TASKS_PER_NODE": "1(x"}, {}, "TASKS_PER_NODE: Invalid tasks-per-node"),
         ({"SLURM_STEP_TASKS_PER_NODE": "0(x3)"}, {}, "tasks_per_node=None: there are no tasks"),

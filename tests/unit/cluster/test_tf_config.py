@@ -101,7 +101,7 @@ def test_an_evaluator_need_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> Non
         ("", "TF_CONFIG is not JSON: Expecting value.*unset the variable"),
         ("{'cluster': 1}", "TF_CONFIG is not JSON"),
         ("[" * 100_000, "TF_CONFIG is not JSON"),
-        ('{"task": {}, "task": {}}', "TF_CONFIG is not JSON: the key 'task' is there twice"),
+        ('{"task": {}, "task": {}}', "TF_CONFIG is not JSON: the key 'task' occurs twice"),
         ("[]", "TF_CONFIG is a JSON list. Expected an object"),
         ("3", "TF_CONFIG is a JSON int"),
         ({"cluster": ["a:1"]}, r"TF_CONFIG: cluster=\['a:1'\]: is a list. Expected an object"),

@@ -15,7 +15,7 @@ from distribax.cluster.ray.node import RayNode
 from distribax.cluster.ray.ports import quiet_ports
 from distribax.cluster.ray.task_nodes import claim, described, head_task, node_settings
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.cluster_spec import ClusterSpec, task_index
+from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
 
 logger = logging.getLogger("distribax")
@@ -227,7 +227,7 @@ def _index(spec: ClusterSpec, job: str, index: int | None) -> int:
                 "one this process is."
             )
         return indices[0]
-    index = task_index(index, "Server: task_index")
+    index = parse_task_index(index, "Server: task_index")
     check_member(spec, job, index, id_field="Server: task_index")
     return index
 

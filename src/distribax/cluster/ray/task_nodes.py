@@ -11,7 +11,7 @@ from typing import Final
 
 from distribax.cluster.ray.node import ClusterJoinError, NodeSettings
 from distribax.cluster.spec.address import Address, parse_address
-from distribax.cluster.spec.cluster_spec import ClusterSpec, task_field
+from distribax.cluster.spec.cluster_spec import ClusterSpec, name_task_field
 
 LOOPBACK: Final = "127.0.0.1"
 _SHARE: Final = 0.01
@@ -136,8 +136,8 @@ def task_host(spec: ClusterSpec, job: str, index: int) -> str:
     host = _ip_address(address.host)
     if host is None:
         raise ClusterJoinError(
-            f"{task_field(job, index)}={str(address)!r}: the host {address.host!r} is not known "
-            "here. Check its name, or write its IP address."
+            f"{name_task_field(job, index)}={str(address)!r}: the host {address.host!r} is not "
+            "known here. Check its name, or write its IP address."
         )
     if not is_loopback(host):
         return host
@@ -153,7 +153,7 @@ def _hosts(spec: ClusterSpec) -> list[str | None]:
 
 
 def _address(spec: ClusterSpec, job: str, index: int) -> Address:
-    field = task_field(job, index)
+    field = name_task_field(job, index)
     text = spec.task_address(job, index)
     address = parse_address(text, field)
     if address.port is None:

@@ -1,1 +1,1 @@
-"""Resolvers: where a cluster's description comes from, one file for each source."""
+"""Resolvers: one file or folder for each source that can describe a cluster."""

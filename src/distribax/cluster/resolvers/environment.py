@@ -1,17 +1,19 @@
-"""A resolver that reads the variables that torchrun and users of JAX set."""
+"""A resolver that reads the variables of torchrun and of JAX."""
 
 from __future__ import annotations
 
 import os
 from typing import Final
 
-from distribax.cluster.resolvers.env_variables import integer_variable
+from typing_extensions import override
+
+from distribax.cluster.environment_variables import read_integer
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.address import MAX_PORT, Address, parse_address, parse_port
 from distribax.cluster.spec.cluster_spec import MAX_TASKS, ClusterSpec
 
-JAX_VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-TORCH_VARIABLES: Final = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+_JAX_VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_TORCH_VARIABLES: Final = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
 class EnvironmentClusterResolver(ClusterResolver):
@@ -24,15 +26,19 @@ class EnvironmentClusterResolver(ClusterResolver):
     | number of this process | JAX_PROCESS_ID | RANK |
     | its number on this machine | | LOCAL_RANK |
 
-    They are read at each use; in each line, JAX's variable wins if both are set. All processes are
-    workers. Only the address of worker 0 is known: the others' hosts are called rank-1.invalid and
-    so on, names that never lead anywhere.
+    They are read at each use; if both variables of a line are set, JAX's is used. All processes are
+    workers. Only the address of worker 0 is known: the hosts of the others are called
+    rank-1.invalid and so on, names that no host can have.
 
     Args:
         coordinator_address: The address of process 0, instead of the variables'.
         num_processes: The number of processes, instead of the variables'.
         process_id: The number of this process, instead of the variables'.
         rpc_layer: The protocol between tasks.
+
+    Raises:
+        TypeError: `coordinator_address` is not text.
+        ValueError: `num_processes` is not a number of processes.
 
     >>> EnvironmentClusterResolver("host0:2222", num_processes=2, process_id=0).cluster_spec()
     ClusterSpec({'worker': ['host0:2222', 'rank-1.invalid:2222']})
@@ -61,45 +67,66 @@ class EnvironmentClusterResolver(ClusterResolver):
         self.task_id = process_id
         self.rpc_layer = rpc_layer
 
+    @classmethod
+    @override
+    def find_variables(cls) -> list[str]:
+        """Returns the variables that are set, if they are meant to describe a cluster.
+
+        Other programs also use some of torchrun's names, so that one of them proves nothing: both
+        RANK and WORLD_SIZE must be set.
+        """
+        jax_names = [name for name in _JAX_VARIABLES if name in os.environ]
+        torch_names = [name for name in _TORCH_VARIABLES if name in os.environ]
+        if not jax_names and not {"RANK", "WORLD_SIZE"} <= set(torch_names):
+            return []
+        return jax_names + torch_names
+
+    @override
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster that the variables describe now; an empty one if none is set."""
+        """Returns the cluster that the variables describe now; an empty one if none is set.
+
+        Raises:
+            ValueError: A variable is malformed or missing.
+        """
         if not self._is_described():
             return ClusterSpec({})
-        num_processes = self._count()
-        self._own_id(num_processes)
-        leader = self._leader(num_processes)
+        num_processes = self._count_processes()
+        self._find_own_id(num_processes)
+        leader = self._find_leader(num_processes)
         others = (Address(f"rank-{i}.invalid", leader.port) for i in range(1, num_processes))
         return ClusterSpec({"worker": [str(leader), *map(str, others)]})
 
     @property
+    @override
     def local_task_id(self) -> int | None:
         """The number of this process among those of its machine: LOCAL_RANK."""
-        return integer_variable("LOCAL_RANK")
+        return read_integer("LOCAL_RANK")
 
-    def _found_task(self) -> tuple[str | None, int | None]:
+    @override
+    def _find_task(self) -> tuple[str | None, int | None]:
         if not self._is_described():
             return None, None
-        return "worker", self._own_id(self._count())
+        return "worker", self._find_own_id(self._count_processes())
 
     def _is_described(self) -> bool:
         given = (self._coordinator_address, self._num_processes, self._task_id)
-        return given != (None, None, None) or bool(variables_set())
+        return given != (None, None, None) or bool(self.find_variables())
 
-    def _count(self) -> int:
+    def _count_processes(self) -> int:
         if self._num_processes is not None:
             return self._num_processes
         for name in ("JAX_NUM_PROCESSES", "WORLD_SIZE"):
-            if (count := integer_variable(name, minimum=1)) is not None:
+            if (count := read_integer(name, minimum=1)) is not None:
                 if count > MAX_TASKS:
                     raise ValueError(f"{name}={count}: expected at most {MAX_TASKS}.")
                 return count
-        raise _missing("the number of processes", "JAX_NUM_PROCESSES (or WORLD_SIZE)")
+        raise _missing_error("the number of processes", "JAX_NUM_PROCESSES (or WORLD_SIZE)")
 
-    def _own_id(self, num_processes: int) -> int:
+    def _find_own_id(self, num_processes: int) -> int:
         sources = (
             ("process_id", self._task_id),
-            ("JAX_PROCESS_ID", integer_variable("JAX_PROCESS_ID")),
-            ("RANK", integer_variable("RANK")),
+            ("JAX_PROCESS_ID", read_integer("JAX_PROCESS_ID")),
+            ("RANK", read_integer("RANK")),
         )
         for name, number in sources:
             if number is not None:
@@ -109,9 +136,9 @@ class EnvironmentClusterResolver(ClusterResolver):
                         f"0 to {num_processes - 1}."
                     )
                 return number
-        raise _missing("the number of this process", "JAX_PROCESS_ID (or RANK)")
+        raise _missing_error("the number of this process", "JAX_PROCESS_ID (or RANK)")
 
-    def _leader(self, num_processes: int) -> Address:
+    def _find_leader(self, num_processes: int) -> Address:
         """Returns the address of process 0."""
         for field, text in (
             ("coordinator_address", self._coordinator_address),
@@ -126,12 +153,12 @@ class EnvironmentClusterResolver(ClusterResolver):
             return Address("localhost")
         if host is None or port is None:
             missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
-            raise _missing(
+            raise _missing_error(
                 "the address of process 0", f"JAX_COORDINATOR_ADDRESS ({missing} is missing too)"
             )
         number = parse_port(port.strip(), f"MASTER_PORT={port!r}")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # The port itself is taken: torchrun keeps its own store there.
+            # torchrun itself listens on that port.
             number += 1 if number < MAX_PORT else -1
         bracketed = f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
         address = parse_address(bracketed, "MASTER_ADDR")
@@ -140,18 +167,5 @@ class EnvironmentClusterResolver(ClusterResolver):
         return Address(address.host, number)
 
 
-def variables_set() -> list[str]:
-    """Returns the names of the variables that are set, if they are meant to describe a cluster.
-
-    Other programs use some of torchrun's names as well, one at a time: it takes both RANK and
-    WORLD_SIZE.
-    """
-    jax_names = [name for name in JAX_VARIABLES if name in os.environ]
-    torch_names = [name for name in TORCH_VARIABLES if name in os.environ]
-    if not jax_names and not {"RANK", "WORLD_SIZE"} <= set(torch_names):
-        return []
-    return jax_names + torch_names
-
-
-def _missing(what: str, name: str) -> ValueError:
+def _missing_error(what: str, name: str) -> ValueError:
     return ValueError(f"{name} is missing: {what} is not known. Set it, or give it as an argument.")

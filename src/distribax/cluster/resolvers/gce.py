@@ -1,4 +1,4 @@
-"""A resolver for the machines of an instance group of Google Compute Engine."""
+"""A resolver for the machines of a Compute Engine instance group."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from typing_extensions import override
+
+from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.address import Address, natural_order, parse_port
-from distribax.cluster.spec.cluster_spec import ClusterSpec, task_type_name
+from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 
 _SERVICE: Final = "https://compute.googleapis.com/compute/v1"
 _METADATA_HOST: Final = "metadata.google.internal"
 _TOKEN_PATH: Final = "computeMetadata/v1/instance/service-accounts/default/token"
-_SECONDS: Final = 30.0
+_REQUEST_SECONDS: Final = read_seconds("DISTRIBAX_RESOLVER_REQUEST_SECONDS", 30.0)
+"""How long one request to Compute Engine or to the metadata server may take."""
 
 Credentials = str | Callable[[], str] | None
 
@@ -26,21 +30,25 @@ Credentials = str | Callable[[], str] | None
 class GCEClusterResolver(ClusterResolver):
     """Asks Compute Engine for the running instances of an instance group.
 
-    It is asked again at each use. It cannot say which task this process is: give each instance
-    its own `task_id`. Instances are sorted by address, by number.
+    The instances are listed again at each use, and sorted by address. The resolver does not know
+    which task this process is: give each instance its own `task_id`.
 
     Args:
         project: The project's id.
         zone: The zone of the instance group.
         instance_group: The name of the instance group.
         port: The port of the tasks, the same on all instances.
-        task_type: The job that the instances make up.
+        task_type: The job of all instances.
         task_id: The index of this instance.
         rpc_layer: The protocol between tasks.
-        credentials: "default" takes the token of the machine's service account, from the metadata
-            server (GCE_METADATA_HOST names another one); else an access token, or a function that
+        credentials: "default" uses the token of the machine's service account, from the metadata
+            server (GCE_METADATA_HOST names another one). Or an access token, or a function that
             returns one, or None for none.
         service: The address of the Compute Engine API, if it is not Google's own.
+
+    Raises:
+        TypeError: `credentials` or `service` has a wrong type.
+        ValueError: `service`, `port` or `task_type` is not valid.
     """
 
     def __init__(
@@ -73,13 +81,14 @@ class GCEClusterResolver(ClusterResolver):
         self._instance_group = instance_group
         self._port = parse_port(port, f"port={port!r}")
         self._credentials = credentials
-        self._task_type = task_type_name(task_type, "task_type")
+        self._task_type = parse_task_type(task_type, "task_type")
         self.task_id = task_id
         self.rpc_layer = rpc_layer
 
     @property
+    @override
     def task_type(self) -> str:
-        """The job that the instances make up; it cannot be changed."""
+        """The job of all instances; it cannot be changed."""
         assert self._task_type is not None
         return self._task_type
 
@@ -87,40 +96,46 @@ class GCEClusterResolver(ClusterResolver):
     def task_type(self, task_type: str | None) -> None:
         raise RuntimeError(
             f"task_type={task_type!r}: You cannot reset the task_type of the GCEClusterResolver "
-            "after it has been created: it names the job that the instances make up. Make a new "
-            "resolver."
+            "after it has been created: it is the job of all instances. Create a new resolver."
         )
 
+    @override
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the instances of the group that are running now."""
-        token = self._token()
+        """Returns the instances of the group that are running now, as a cluster.
+
+        Raises:
+            RuntimeError: Compute Engine does not answer, or refuses the request.
+            ValueError: The answer is malformed.
+        """
+        token = self._get_token()
         addresses: list[str] = []
-        for name in self._instances(token):
+        for name in self._list_instances(token):
             instance = self._call(token, "instances", name)
-            interfaces = instance.get("networkInterfaces")
-            try:
-                ip = interfaces[0]["networkIP"]  # type: ignore[index]
-            except (IndexError, KeyError, TypeError):
-                raise ValueError(
-                    f"Compute Engine: the instance {name!r} has no networkInterfaces[0].networkIP."
-                ) from None
-            addresses.append(str(Address(str(ip), self._port)))
+            match instance.get("networkInterfaces"):
+                case [{"networkIP": ip}, *_]:
+                    addresses.append(str(Address(str(ip), self._port)))
+                case _:
+                    raise ValueError(
+                        f"Compute Engine: the instance {name!r} has no "
+                        "networkInterfaces[0].networkIP."
+                    )
         return ClusterSpec({self.task_type: sorted(addresses, key=natural_order)})
 
-    def _instances(self, token: str | None) -> list[str]:
+    def _list_instances(self, token: str | None) -> list[str]:
         """Returns the names of the group's running instances, from all pages of the answer."""
         names: list[str] = []
-        page: str | None = ""
+        page: object = ""
         while page is not None:
             answer = self._call(
                 token,
                 "instanceGroups",
                 self._instance_group,
                 "listInstances",
-                query={"pageToken": page} if page else {},
+                query={"pageToken": str(page)} if page else {},
                 body={"instanceState": "RUNNING"},
             )
-            for i, item in enumerate(answer.get("items") or []):
+            items = answer.get("items") or []
+            for i, item in enumerate(items if isinstance(items, list) else [items]):
                 url = item.get("instance") if isinstance(item, dict) else None
                 if not isinstance(url, str):
                     raise ValueError(f"Compute Engine: listInstances: items[{i}].instance: no URL.")
@@ -128,16 +143,16 @@ class GCEClusterResolver(ClusterResolver):
             page = answer.get("nextPageToken")
         return names
 
-    def _token(self) -> str | None:
+    def _get_token(self) -> str | None:
         if self._credentials != "default":
             return self._credentials() if callable(self._credentials) else self._credentials
         host = os.environ.get("GCE_METADATA_HOST", _METADATA_HOST)
         request = urllib.request.Request(
             f"http://{host}/{_TOKEN_PATH}", headers={"Metadata-Flavor": "Google"}
         )
-        # The metadata server is part of the machine: no proxy leads there.
+        # The metadata server is part of the machine and is never reached through a proxy.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        token = _answer(direct, request, "the metadata server").get("access_token")
+        token = _send(direct, request, "the metadata server").get("access_token")
         if not isinstance(token, str):
             raise ValueError("The metadata server: the answer has no access_token.")
         return token
@@ -148,8 +163,8 @@ class GCEClusterResolver(ClusterResolver):
         *path: str,
         query: dict[str, str] | None = None,
         body: dict[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Calls a method of the API on something in the zone; with a body it is a POST."""
+    ) -> dict[str, object]:
+        """Calls a method of the API for the zone and returns its answer; a body makes it a POST."""
         parts = ("projects", self._project, "zones", self._zone, *path)
         url = "/".join([self._service, *(urllib.parse.quote(part, safe="") for part in parts)])
         if query:
@@ -159,15 +174,15 @@ class GCEClusterResolver(ClusterResolver):
             headers["Authorization"] = f"Bearer {token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers=headers)
-        return _answer(urllib.request.build_opener(), request, "Compute Engine")
+        return _send(urllib.request.build_opener(), request, "Compute Engine")
 
 
-def _answer(
+def _send(
     opener: urllib.request.OpenerDirector, request: urllib.request.Request, whom: str
-) -> dict[str, Any]:
-    """Sends a request and returns the object that comes back."""
+) -> dict[str, object]:
+    """Sends a request and returns the JSON object of the answer."""
     try:
-        with opener.open(request, timeout=_SECONDS) as response:
+        with opener.open(request, timeout=_REQUEST_SECONDS) as response:
             answer = json.loads(response.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -178,7 +193,7 @@ def _answer(
     except (OSError, http.client.HTTPException) as error:
         raise RuntimeError(
             f"{whom} did not answer at {request.full_url}: {error}. Is this a machine of Compute "
-            "Engine, and may it reach that address?"
+            "Engine, and can it reach that address?"
         ) from error
     except ValueError as error:
         raise ValueError(f"{whom}: {request.full_url} did not answer with JSON: {error}") from None

@@ -1,25 +1,29 @@
-"""A resolver that is told everything."""
+"""A resolver that is given everything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from distribax.cluster.resolvers.resolver import ClusterResolver, master_url
+from typing_extensions import override
+
+from distribax.cluster.resolvers.resolver import ClusterResolver, make_master_url
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A resolver that answers what it was given.
+    """A resolver that returns what it was given.
 
     Args:
         cluster_spec: The cluster.
-        master: What `master()` answers when no task is named.
+        master: What `master()` returns if no task is given.
         task_type: The job of this process.
         task_id: The index of this process in its job.
         environment: The name of the environment.
         num_accelerators: How many accelerators of each kind a task has, such as {"GPU": 8}.
         rpc_layer: The protocol between tasks, such as "grpc".
+
+    Raises:
+        TypeError: `cluster_spec` is not a ClusterSpec, or `master` is not text.
 
     >>> cluster = ClusterSpec({"worker": ["host0:2222", "host1:2222"]})
     >>> resolver = SimpleClusterResolver(cluster, task_type="worker", task_id=1, rpc_layer="grpc")
@@ -56,32 +60,54 @@ class SimpleClusterResolver(ClusterResolver):
         self.task_id = task_id
         self.rpc_layer = rpc_layer
 
+    @override
     def cluster_spec(self) -> ClusterSpec:
         """Returns the cluster that was given."""
         return self._cluster_spec
 
+    @override
     def master(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task; without one, the `master` that was given."""
+        """Returns the address of a task; without one, the `master` that was given.
+
+        Args:
+            task_type: The job of the task.
+            task_id: The index of the task in its job.
+            rpc_layer: The protocol, by default that of the resolver.
+
+        Returns:
+            The address, with the protocol.
+        """
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
-        return master_url(self._master, self.rpc_layer if rpc_layer is None else rpc_layer)
+        return make_master_url(self._master, self.rpc_layer if rpc_layer is None else rpc_layer)
 
     @property
+    @override
     def environment(self) -> str:
         """The name of the environment that was given."""
         return self._environment
 
+    @override
     def num_accelerators(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> Mapping[str, int]:
-        """Returns the numbers that were given, {} if none were; the arguments are not used."""
+        """Returns the numbers that were given.
+
+        Args:
+            task_type: Not used.
+            task_id: Not used.
+            config_proto: Not used.
+
+        Returns:
+            The numbers by kind; {} if none were given.
+        """
         del task_type, task_id, config_proto
         return {} if self._num_accelerators is None else self._num_accelerators

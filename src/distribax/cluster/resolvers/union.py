@@ -1,22 +1,29 @@
-"""A resolver that joins what several others say."""
+"""A resolver that joins several others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from typing_extensions import override
 
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 
+_Tasks = list[str] | dict[int, str]
+
 
 class UnionResolver(ClusterResolver):
-    """Joins the clusters of several resolvers; for everything else, the first one answers.
+    """Joins the clusters of several resolvers; everything else comes from the first one.
 
     Args:
         *resolvers: The resolvers, at least one.
         task_type: The job of this process, instead of the first resolver's.
         task_id: The index of this process, instead of the first resolver's.
         rpc_layer: The protocol, instead of the first resolver's.
+
+    Raises:
+        TypeError: One of them is not a ClusterResolver.
+        ValueError: There is none.
 
     >>> from distribax.cluster.resolvers.simple import SimpleClusterResolver
     >>> workers = SimpleClusterResolver(ClusterSpec({"worker": ["w0:1"]}), task_type="worker")
@@ -45,64 +52,89 @@ class UnionResolver(ClusterResolver):
         self.task_id = task_id
         self.rpc_layer = rpc_layer
 
+    @override
     def cluster_spec(self) -> ClusterSpec:
         """Returns the jobs of all resolvers.
 
-        A job that several have as a list gets the tasks of all, in the order of the resolvers. An
-        address that an earlier one has listed is not listed again, so that a resolver can stand in
-        front of another one to change what it says of the same cluster. If a resolver has a job as
-        a dict, all are taken as dicts.
+        A job that several describe with a list gets the tasks of all, in the order of the
+        resolvers. An address that an earlier one has listed is not repeated, so that a resolver can
+        be put before another one for the same cluster, to override its answers. If one of them
+        describes a job with a dict, the lists of the others are treated as dicts, too.
 
         Raises:
             KeyError: Two resolvers give the same task of such a job different addresses.
         """
-        jobs: dict[str, list[list[str] | dict[int, str]]] = {}
+        jobs: dict[str, list[_Tasks]] = {}
         for resolver in self._resolvers:
             for job, tasks in resolver.cluster_spec().as_dict().items():
                 jobs.setdefault(job, []).append(tasks)
-        return ClusterSpec({job: _joined(job, parts) for job, parts in jobs.items()})
+        return ClusterSpec({job: _join_tasks(job, parts) for job, parts in jobs.items()})
 
+    @override
     def master(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task; without one, what the first resolver answers."""
+        """Returns the address of a task; without one, what the first resolver returns.
+
+        Args:
+            task_type: The job of the task.
+            task_id: The index of the task in its job.
+            rpc_layer: The protocol, by default that of the resolver.
+
+        Returns:
+            The address, with the protocol.
+        """
         rpc_layer = self._rpc_layer if rpc_layer is None else rpc_layer
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
         return self._resolvers[0].master(rpc_layer=rpc_layer)
 
-    def _found_task(self) -> tuple[str | None, int | None]:
+    @override
+    def _find_task(self) -> tuple[str | None, int | None]:
         first = self._resolvers[0]
         return first.task_type, first.task_id
 
-    def _found_rpc_layer(self) -> str | None:
+    @override
+    def _find_rpc_layer(self) -> str | None:
         return self._resolvers[0].rpc_layer
 
     @property
+    @override
     def local_task_id(self) -> int | None:
-        """What the first resolver answers."""
+        """What the first resolver returns."""
         return self._resolvers[0].local_task_id
 
     @property
+    @override
     def environment(self) -> str:
-        """What the first resolver answers."""
+        """What the first resolver returns."""
         return self._resolvers[0].environment
 
+    @override
     def num_accelerators(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> Mapping[str, int]:
-        """Returns what the first resolver answers."""
+        """Returns what the first resolver returns.
+
+        Args:
+            task_type: The job of the task.
+            task_id: The index of the task in its job.
+            config_proto: Not used; it exists so that code moves over unchanged.
+
+        Returns:
+            The numbers of accelerators by kind.
+        """
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 
-def _joined(job: str, parts: Sequence[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
-    """Returns the tasks of one job, joined."""
+def _join_tasks(job: str, parts: Sequence[_Tasks]) -> _Tasks:
+    """Returns the tasks that several resolvers have for one job."""
     parts = [part for part in parts if part]
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) == len(parts):

@@ -1,1 +1,1 @@
-"""The description of a cluster: addresses, jobs and tasks, and who plays which role."""
+"""The description of a cluster: its addresses, jobs and tasks, and the role of each task."""

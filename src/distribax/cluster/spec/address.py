@@ -1,17 +1,20 @@
-"""Network addresses of tasks: taken apart, checked, and put together again."""
+"""Network addresses of tasks: parsed, checked and formatted."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Final
 
-MAX_PORT = 65535
+from typing_extensions import override
+
+MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port; the port may be left open.
+    """A host and a port; the port may be unknown.
 
     >>> str(Address("::1", 2222))
     '[::1]:2222'
@@ -20,13 +23,21 @@ class Address:
     host: str
     port: int | None = None
 
+    @override
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port is None else f"{host}:{self.port}"
 
 
 def parse_address(text: str, field: str) -> Address:
-    """Takes 'host:port' or 'host' apart; `field` is where the text stands, for the error.
+    """Returns the address that 'host:port' or 'host' describes.
+
+    Args:
+        text: The address.
+        field: Where the text comes from, for error messages.
+
+    Raises:
+        ValueError: The text is not an address.
 
     >>> parse_address("worker0.example.com:2222", "cluster.worker[0]")
     Address(host='worker0.example.com', port=2222)
@@ -46,7 +57,7 @@ def parse_address(text: str, field: str) -> Address:
         port = rest[1:] if rest else None
     elif text.count(":") > 1:
         raise ValueError(
-            f"{where}: has more than one ':'. Expected 'host:port'; an IPv6 address stands in "
+            f"{where}: has more than one ':'. Expected 'host:port'; write an IPv6 address in "
             "brackets: '[::1]:2222'."
         )
     else:
@@ -69,10 +80,18 @@ def _is_ipv6(text: str) -> bool:
 
 
 def parse_port(port: str | int, where: str) -> int:
-    """Returns the port as a number; `where` names the field and its value, for the error."""
+    """Returns the port as a number.
+
+    Args:
+        port: The port, as a number or as text.
+        where: The field that it comes from, with its value, for error messages.
+
+    Raises:
+        ValueError: It is not a number from 1 to 65535.
+    """
     text = str(port)
     is_number = not isinstance(port, bool) and text.isascii() and text.isdigit()
-    # The length is looked at first: Python refuses to convert very long numbers.
+    # The length is checked first: Python refuses to convert very long numbers.
     if not is_number or len(text) > 5 or not 1 <= int(text) <= MAX_PORT:
         shown = text if is_number else repr(port)
         raise ValueError(f"{where}: port {shown} is not a port (1-{MAX_PORT})")
@@ -80,11 +99,11 @@ def parse_port(port: str | int, where: str) -> int:
 
 
 def natural_order(name: str) -> tuple[list[str | int], str]:
-    """A key that sorts names by the numbers in them.
+    """Returns a key that sorts names by the numbers in them.
 
     >>> sorted(["c10", "c9", "b11"], key=natural_order)
     ['b11', 'c9', 'c10']
     """
     parts = re.split(r"([0-9]+)", name)
-    # Every second part is a number, so parts at the same place are of the same type.
+    # Every second part is a number, so parts at the same position have the same type.
     return [int(p) if i % 2 else p for i, p in enumerate(parts)], name

@@ -1,4 +1,4 @@
-"""Who is who in a cluster: is a task part of it, is it the chief, and which number has it."""
+"""The roles of tasks: membership of a cluster, the chief, and the numbers of workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ def check_member(
     type_field: str = "task_type",
     id_field: str = "task_id",
 ) -> None:
-    """Raises ValueError if the cluster has no such task; what is None is not looked at.
+    """Raises an error if the cluster has no such task.
 
     An evaluator need not be listed, and a cluster without jobs has room for any task.
+
+    Args:
+        cluster_spec: The cluster.
+        task_type: The job of the task; None is not checked.
+        task_id: The index of the task; None is not checked.
+        type_field: Where `task_type` comes from, for the error message.
+        id_field: Where `task_id` comes from, for the error message.
+
+    Raises:
+        ValueError: The cluster has no such task.
     """
     if not cluster_spec or task_type is None:
         return
@@ -40,7 +50,16 @@ def check_member(
 
 
 def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
-    """Raises ValueError unless a strategy can run on this cluster as this task."""
+    """Raises an error unless a strategy can run on this cluster as this task.
+
+    Args:
+        cluster_spec: The cluster.
+        task_type: The job of this process.
+        task_id: The index of this process in its job.
+
+    Raises:
+        ValueError: The jobs, or the task, are not what strategies expect.
+    """
     unknown = [job for job in cluster_spec.jobs if job not in TASK_TYPES]
     if unknown:
         raise ValueError(
@@ -64,9 +83,19 @@ def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | 
 
 
 def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
-    """Tells whether the task does what only one does: the chief, or worker 0 if there is none.
+    """Returns whether the task is the chief: the one that does what only one task must do.
+
+    Without a task in the job `chief`, it is worker 0.
 
     An evaluator works alone and is its own chief; so is a process without a cluster.
+
+    Args:
+        cluster_spec: The cluster.
+        task_type: The job of the task.
+        task_id: The index of the task in its job.
+
+    Returns:
+        Whether the task is the chief.
 
     >>> cluster = ClusterSpec({"worker": ["a:1", "b:1"]})
     >>> is_chief(cluster, "worker", 0), is_chief(cluster, "worker", 1)
@@ -81,6 +110,13 @@ def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | No
 def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
     """Returns how many tasks train together: chief and workers, or the evaluator alone.
 
+    Args:
+        cluster_spec: The cluster.
+        task_type: The job of the task that asks.
+
+    Returns:
+        The number of tasks.
+
     >>> worker_count(ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}))
     3
     """
@@ -91,6 +127,17 @@ def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") ->
 
 def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
     """Returns the task's number among those that train together: the chief first, then workers.
+
+    Args:
+        cluster_spec: The cluster.
+        task_type: The job of the task.
+        task_id: The index of the task in its job.
+
+    Returns:
+        The number, from 0.
+
+    Raises:
+        ValueError: The task is not one of those that train together.
 
     >>> worker_index(ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}), "worker", 1)
     2
@@ -110,7 +157,7 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
 
 
 def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
-    """Returns the tasks that train together in the order of their numbers, the leader first."""
+    """Returns the tasks that train together, ordered by their numbers; the leader is first."""
     return [
         (job, i) for job in _training_jobs(cluster_spec) for i in cluster_spec.task_indices(job)
     ]

@@ -1,4 +1,4 @@
-"""The GPUs that a Slurm task sees, and its share of them."""
+"""The GPUs that are visible to a Slurm task, and its share of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import shutil
 import subprocess
 from typing import Final
 
-from distribax.cluster.resolvers.env_variables import integer_variable
+from distribax.cluster.environment_variables import read_integer, read_seconds
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-_NVIDIA_SMI_SECONDS: Final = 30
+_NVIDIA_SMI_SECONDS: Final = read_seconds("DISTRIBAX_NVIDIA_SMI_SECONDS", 30.0)
+"""How long nvidia-smi may take to list the GPUs."""
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 _shares: dict[tuple[str, ...], list[str]] = {}
-"""The shares this process has taken, with the GPUs among which they were: see `take_share`."""
+"""The shares that this process has taken, each with all GPUs that were divided."""
 
 
-def visible_gpus() -> list[str]:
-    """Returns the ids of the GPUs of this machine that the process was given."""
-    listed = os.environ.get(VISIBLE)
+def list_visible_gpus() -> list[str]:
+    """Returns the ids of the GPUs of this machine that this process may use."""
+    listed = os.environ.get(_VISIBLE)
     if listed is not None:
-        if (taken := _shares.get(_key(listed))) is not None:
+        if (taken := _shares.get(_make_key(listed))) is not None:
             return taken
-        # A -1 hides itself and all that follow; words say that there are none.
+        # A leading -1 hides all GPUs; Slurm writes NoDevFiles if there are none.
         ids = [i.strip() for i in listed.split(",") if i.strip()]
         return [] if ids[:1] in ([], ["-1"], ["NoDevFiles"]) else ids
-    count = integer_variable("SLURM_GPUS_ON_NODE")
+    count = read_integer("SLURM_GPUS_ON_NODE")
     if count is None:
         count = _count_with_nvidia_smi()
     return [str(i) for i in range(count)]
@@ -52,17 +53,19 @@ def _count_with_nvidia_smi() -> int:
 
 
 def take_share(share: list[str], among: list[str] | None) -> None:
-    """Makes only these GPUs visible to CUDA, which looks when JAX's backend starts.
+    """Makes only these GPUs visible to CUDA, which reads the variable when JAX's backend starts.
 
-    What was visible before, `among`, is kept: a resolver that is made later must divide the same
-    GPUs, not the share of this process once more.
+    Args:
+        share: The GPUs of this process.
+        among: The GPUs that were visible before. They are remembered: a resolver that is created
+            later must divide these again, and not the share of this process.
     """
     value = ",".join(share)
     if among is not None:
-        _shares[_key(value)] = among
-    os.environ[VISIBLE] = value
+        _shares[_make_key(value)] = among
+    os.environ[_VISIBLE] = value
 
 
-def _key(share: str) -> tuple[str, ...]:
-    """Returns what tells shares apart: the same GPUs can be another share under other settings."""
+def _make_key(share: str) -> tuple[str, ...]:
+    """Returns a key for a share; with other settings of Slurm, the same GPUs are another share."""
     return share, *sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("SLURM_"))

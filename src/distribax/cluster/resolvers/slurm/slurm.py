@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Final, TypeVar
 
-from distribax.cluster.resolvers.env_variables import integer_variable
+from typing_extensions import override
+
+from distribax.cluster.environment_variables import read_integer
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.slurm import gpus
-from distribax.cluster.resolvers.slurm.expressions import expand_hostlist, expand_tasks_per_node
+from distribax.cluster.resolvers.slurm.host_lists import expand_hostlist, expand_tasks_per_node
 from distribax.cluster.spec.address import Address, natural_order, parse_port
-from distribax.cluster.spec.cluster_spec import ClusterSpec, task_type_name
+from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 from distribax.errors import DistribaxError
 
 T = TypeVar("T")
+
+_STEP_VARIABLES: Final = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 
 
 class SlurmError(DistribaxError, ValueError, RuntimeError):
     """Slurm's variables do not describe the cluster that was asked for.
 
-    A ValueError like all complaints about a description; TensorFlow raises a RuntimeError.
+    It is a ValueError, like all errors in the description of a cluster, and a RuntimeError because
+    TensorFlow raises that.
     """
 
 
 class SlurmClusterResolver(ClusterResolver):
     """Reads the cluster from the variables that srun sets for each task.
 
-    SLURM_PROCID says which task this process is. What is not given as an argument is read from
-    SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. The tasks of a host
-    have the ports `port_base`, `port_base` + 1 and so on.
+    SLURM_PROCID says which task this process is. Everything that is not given as an argument is
+    read from SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. The tasks of
+    a host have the ports `port_base`, `port_base` + 1 and so on.
 
     Args:
-        jobs: The jobs and how many tasks each has. Tasks are dealt out to the jobs in the order of
-            their names: {"ps": 1, "worker": 4} makes Slurm's task 0 the parameter server. The
-            default is that all are workers.
+        jobs: The jobs and how many tasks each has. Tasks are assigned to the jobs in the order of
+            their names: {"ps": 1, "worker": 4} makes Slurm's task 0 the parameter server. By
+            default all tasks are workers.
         port_base: The first port on each host.
         gpus_per_node: The GPUs of a host. The default is those in CUDA_VISIBLE_DEVICES, else
             SLURM_GPUS_ON_NODE, else what nvidia-smi lists.
@@ -43,6 +48,10 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: Whether `cluster_spec` makes only this task's GPUs visible to the process,
             by setting CUDA_VISIBLE_DEVICES.
         rpc_layer: The protocol between tasks.
+
+    Raises:
+        SlurmError: A variable is missing, or the variables contradict the arguments.
+        ValueError: An argument or a variable is not valid.
     """
 
     def __init__(
@@ -55,10 +64,10 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        self._rank = _required_integer("SLURM_PROCID")
-        self._hosts = _tasks_of_hosts(tasks_per_node)
+        self._rank = _require_integer("SLURM_PROCID")
+        self._hosts = _count_tasks_of_hosts(tasks_per_node)
         num_tasks = sum(self._hosts.values())
-        self._jobs = self._checked_jobs(jobs, num_tasks)
+        self._jobs = self._check_jobs(jobs, num_tasks)
         self._port_base = parse_port(port_base, f"port_base={port_base!r}")
         parse_port(
             self._port_base + max(self._hosts.values()) - 1,
@@ -70,9 +79,22 @@ class SlurmClusterResolver(ClusterResolver):
             self._check_layout()
         self._auto_set_gpu = auto_set_gpu
         self._gpus_were_seen = gpus_per_node is None
-        self._gpus, self._gpus_per_task = self._divided_gpus(gpus_per_node, gpus_per_task)
+        self._gpus, self._gpus_per_task = self._divide_gpus(gpus_per_node, gpus_per_task)
         self.rpc_layer = rpc_layer
 
+    @classmethod
+    @override
+    def find_variables(cls) -> list[str]:
+        """Returns Slurm's variables if srun has started this process as one of several tasks.
+
+        An interactive shell, or a batch script outside srun, is a single task, whatever Slurm has
+        allocated.
+        """
+        if any(name not in os.environ for name in _STEP_VARIABLES):
+            return []
+        return list(_STEP_VARIABLES) if _require_integer("SLURM_STEP_NUM_TASKS") > 1 else []
+
+    @override
     def cluster_spec(self) -> ClusterSpec:
         """Returns the cluster; with `auto_set_gpu`, also sets CUDA_VISIBLE_DEVICES."""
         addresses = [
@@ -90,35 +112,47 @@ class SlurmClusterResolver(ClusterResolver):
         )
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Returns the job of this process and its index in it."""
+        """Returns the job of this process and its index in the job."""
         return self.task_type, self.task_id
 
     @property
+    @override
     def local_task_id(self) -> int:
         """The number of this process among the tasks of its host."""
         return [i for num_tasks in self._hosts.values() for i in range(num_tasks)][self._rank]
 
+    @override
     def num_accelerators(
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> Mapping[str, int]:
-        """Returns the GPUs of a task, which are as many for each."""
+        """Returns how many GPUs a task has; all tasks have the same number.
+
+        Args:
+            task_type: Not used.
+            task_id: Not used.
+            config_proto: Not used.
+
+        Returns:
+            {"GPU": number}.
+        """
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
 
-    def _found_task(self) -> tuple[str | None, int | None]:
+    @override
+    def _find_task(self) -> tuple[str | None, int | None]:
         return [(job, i) for job, count in self._jobs.items() for i in range(count)][self._rank]
 
     @staticmethod
-    def _checked_jobs(jobs: Mapping[str, int] | None, num_tasks: int) -> dict[str, int]:
+    def _check_jobs(jobs: Mapping[str, int] | None, num_tasks: int) -> dict[str, int]:
+        source = "jobs"
         if jobs is None:
-            source, jobs = "SLURM_STEP_NUM_TASKS", {"worker": _step_num_tasks()}
-        else:
-            source = "jobs"
+            source = "SLURM_STEP_NUM_TASKS"
+            jobs = {"worker": _require_integer(source)}
         for job, count in jobs.items():
-            task_type_name(job, "jobs: job name")
+            parse_task_type(job, "jobs: job name")
             _check_count(count, f"jobs[{job!r}]")
         if sum(jobs.values()) != num_tasks:
             raise SlurmError(
@@ -128,8 +162,8 @@ class SlurmClusterResolver(ClusterResolver):
         return dict(sorted(jobs.items()))
 
     def _check_layout(self) -> None:
-        """Checks that Slurm has numbered its tasks host by host, as the addresses take it."""
-        node_id = integer_variable("SLURM_NODEID")
+        """Checks that Slurm has numbered its tasks host by host: the addresses depend on it."""
+        node_id = read_integer("SLURM_NODEID")
         if node_id is None:
             return
         before = [sum([*self._hosts.values()][:i]) for i in range(len(self._hosts) + 1)]
@@ -140,11 +174,11 @@ class SlurmClusterResolver(ClusterResolver):
                 "them with srun --distribution=block, or give tasks_per_node."
             )
 
-    def _divided_gpus(self, per_node: int | None, per_task: int | None) -> tuple[list[str], int]:
+    def _divide_gpus(self, per_node: int | None, per_task: int | None) -> tuple[list[str], int]:
         """Returns the GPUs of this host and how many of them each task has."""
-        visible = [] if per_node is not None and per_task is not None else gpus.visible_gpus()
+        visible = [] if per_node is not None and per_task is not None else gpus.list_visible_gpus()
         if per_node is None and per_task is None and "SLURM_GPUS_PER_TASK" in os.environ:
-            # Slurm itself has dealt them out: what a task sees is its own.
+            # Slurm itself has divided them: a task sees only its own.
             self._auto_set_gpu = False
             return visible, len(visible)
         max_tasks = max(self._hosts.values())
@@ -162,17 +196,17 @@ class SlurmClusterResolver(ClusterResolver):
         return visible, per_task
 
 
-def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+def _count_tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
     """Returns how many tasks run on each host, in the order in which Slurm numbers them."""
     if isinstance(tasks_per_node, Mapping):
         hosts = {host: tasks_per_node[host] for host in sorted(tasks_per_node, key=natural_order)}
         for host, count in hosts.items():
             _check_count(count, f"tasks_per_node[{host!r}]")
     else:
-        # Slurm's list is in the order of its task numbers already.
-        names = _expanded("SLURM_STEP_NODELIST", expand_hostlist)
+        # Slurm's list is already in the order of its task numbers.
+        names = _expand("SLURM_STEP_NODELIST", expand_hostlist)
         if tasks_per_node is None:
-            counts = _expanded("SLURM_STEP_TASKS_PER_NODE", expand_tasks_per_node)
+            counts = _expand("SLURM_STEP_TASKS_PER_NODE", expand_tasks_per_node)
         else:
             _check_count(tasks_per_node, "tasks_per_node")
             counts = [tasks_per_node] * len(names)
@@ -183,22 +217,22 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
             )
         hosts = dict(zip(names, counts, strict=True))
         if len(hosts) < len(names):
-            raise SlurmError("SLURM_STEP_NODELIST: a host is there twice.")
+            raise SlurmError("SLURM_STEP_NODELIST: a host occurs twice.")
     if not any(hosts.values()):
         raise SlurmError(f"tasks_per_node={tasks_per_node!r}: there are no tasks.")
     return hosts
 
 
-def _expanded(name: str, expand: Callable[[str], list[T]]) -> list[T]:
-    """Returns the list that a variable of Slurm's stands for."""
-    text = _required(name)
+def _expand(name: str, expand: Callable[[str], list[T]]) -> list[T]:
+    """Returns the list that is abbreviated in one of Slurm's variables."""
+    text = _require(name)
     try:
         return expand(text)
     except ValueError as error:
         raise SlurmError(f"{name}: {error}") from None
 
 
-def _required(name: str) -> str:
+def _require(name: str) -> str:
     if name not in os.environ:
         raise SlurmError(
             f"{name} is missing. Slurm sets it for the tasks that srun starts; is this one?"
@@ -206,15 +240,11 @@ def _required(name: str) -> str:
     return os.environ[name]
 
 
-def _required_integer(name: str) -> int:
-    _required(name)
-    number = integer_variable(name)
+def _require_integer(name: str) -> int:
+    _require(name)
+    number = read_integer(name)
     assert number is not None
     return number
-
-
-def _step_num_tasks() -> int:
-    return _required_integer("SLURM_STEP_NUM_TASKS")
 
 
 def _check_count(value: object, field: str) -> None:

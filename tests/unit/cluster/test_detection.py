@@ -65,6 +65,17 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(EnvironmentClusterResolver()).reason.startswith("an EnvironmentClusterResolver")
 
 
+def test_each_resolver_detects_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    detectable = (TFConfigClusterResolver, EnvironmentClusterResolver, SlurmClusterResolver)
+    assert [resolver.detect() for resolver in detectable] == [None] * 3
+    assert SimpleClusterResolver.detect() is None
+
+    _set(monkeypatch, SLURM | TORCH | {"TF_CONFIG": "{}"})
+    for resolver in detectable:
+        assert type(resolver.detect()) is resolver
+    assert SimpleClusterResolver.detect() is None
+
+
 def test_the_variables_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
     found = resolve()

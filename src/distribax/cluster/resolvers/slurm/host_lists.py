@@ -1,12 +1,13 @@
-"""Slurm's short forms for lists of hosts and of numbers."""
+"""Slurm's short forms for lists of hosts and numbers."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from typing import Final
 
-MAX_HOSTS = 65536
-"""As many as Slurm itself allows; more is a slip of the keyboard."""
+_MAX_HOSTS: Final = 65536
+"""As many as Slurm itself allows; more must be a typing error."""
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
@@ -30,15 +31,15 @@ def expand_hostlist(hostlist: str) -> list[str]:
             )
         hosts.extend(
             "".join(combination)
-            for combination in itertools.islice(itertools.product(*texts), MAX_HOSTS + 1)
+            for combination in itertools.islice(itertools.product(*texts), _MAX_HOSTS + 1)
         )
-        if len(hosts) > MAX_HOSTS:
-            raise ValueError(f"Invalid host list {hostlist!r}: more than {MAX_HOSTS} hosts.")
+        if len(hosts) > _MAX_HOSTS:
+            raise ValueError(f"Invalid host list {hostlist!r}: more than {_MAX_HOSTS} hosts.")
     return hosts
 
 
 def _expand_ranges(ranges: str, hostlist: str) -> list[str]:
-    """Returns the numbers in '1-3,07', as text with the zeros in front."""
+    """Returns the numbers in '1-3,07' as text, with leading zeros."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -48,16 +49,16 @@ def _expand_ranges(ranges: str, hostlist: str) -> list[str]:
                 "with '-' between them."
             )
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first >= MAX_HOSTS:
+        if last < first or last - first >= _MAX_HOSTS:
             raise ValueError(
-                f"Invalid host list {hostlist!r}: {part!r} must go up, by less than {MAX_HOSTS}."
+                f"Invalid host list {hostlist!r}: {part!r} must go up, by less than {_MAX_HOSTS}."
             )
         numbers.extend(str(i).zfill(len(match[1])) for i in range(first, last + 1))
     return numbers
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """Returns the numbers of a list in which 3(x2) stands for 3,3.
+    """Returns the numbers of a list in which 3(x2) means 3,3.
 
     >>> expand_tasks_per_node("3(x2),2,1")
     [3, 3, 2, 1]
