@@ -9,37 +9,11 @@ from typing import Any
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
+from distribax.data.iterator import DatasetIterator
 from distribax.data.plan.order import Shuffle
 from distribax.data.plan.plan_node import Node
-from distribax.errors import OutOfRangeError
-from distribax.execution import LiftedIterator
 
-
-class WorkerIterator(LiftedIterator):
-    """Gives the elements of a data set as they are, also inside `dx.function`."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self._iterator = iter(dataset)
-
-    @property
-    def element_spec(self) -> Any:
-        """The shapes and data types of the elements."""
-        return self._dataset.element_spec
-
-    def fetch(self) -> Any:
-        """Returns the next element, outside of any trace."""
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise OutOfRangeError("the worker's data set is at its end") from None
-
-    def close(self) -> None:
-        """Ends the iterator and the threads of its pipeline."""
-        self._iterator.close()
-
-
-ENDING = (WorkerIterator, DistributedIterator)
+ENDING = (DatasetIterator, DistributedIterator)
 """Iterators that have threads, which end with them."""
 
 
@@ -71,6 +45,4 @@ def made_dataset(made: Any) -> Any:
 
 def iterate(dataset: Any) -> Any:
     """Returns a new iterator, whose `next` works inside `dx.function`."""
-    if isinstance(dataset, DistributedDataset):
-        return iter(dataset)
-    return WorkerIterator(as_dataset(dataset))
+    return iter(dataset if isinstance(dataset, DistributedDataset) else as_dataset(dataset))

@@ -60,6 +60,11 @@ class DatasetIterator(LiftedIterator):
         weakref.finalize(self, self._running.close)
         self._running.iterator = runner.start(plan, self._run, self._seeds)
 
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and data types of the elements."""
+        return self._plan.spec(runner.first_element)
+
     def fetch(self) -> Element:
         """Returns the next element, outside of any trace."""
         iterator = self._running.iterator

@@ -12,15 +12,7 @@ import jax
 
 from distribax import context
 from distribax.errors import HostOnly
-from distribax.execution import (
-    adapters,
-    frames,
-    iterators,
-    named_objects,
-    row_lookups,
-    shortcut,
-    signature,
-)
+from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
 from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
 from distribax.values import is_opaque
@@ -50,8 +42,6 @@ class Function:
         self._donate_argnums = tuple(donate_argnums)
         self._programs: dict[Any, Program | str] = {}
         self._pulls: dict[Any, list[tuple[int, Any]]] = {}
-        # The last program for arguments that are all iterators, by strategy, context and number.
-        self._shortcuts: dict[Any, shortcut.Shortcut] = {}
         # The last known inputs, by strategy and context: a good guess for the next signature.
         self._lifts: dict[Any, Lift] = {}
         self._called = False
@@ -134,13 +124,6 @@ class Function:
 
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
         where = (here.strategy, here.replica_context is None)
-        pulled: shortcut.Pulled | None = None
-        short = None if kwargs else self._shortcuts.get((*where, len(args)))
-        if short is not None and shortcut.are_iterators(args):
-            pulled = short.pull(args)
-            known = short.inputs(pulled)
-            if known is not None:
-                return short.call(known)
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
         static = self._leaves_of(args, kwargs, self._static_argnums, self._static_argnames)
         try:
@@ -150,18 +133,13 @@ class Function:
         if any(_is_tracer_leaf(value) for value in dynamic):
             return self._python(*args, **kwargs)
         call = _Call(args, kwargs, leaves, tree, slots, dynamic, (*where, tree, *keys))
-        sources = self._pulls.get(call.key, [])
-        call.pulled = [_pull(each, leaves) for each in sources] if pulled is None else pulled
+        call.pulled = [_pull(each, leaves) for each in self._pulls.get(call.key, [])]
         try:
             program_key, inputs, _ = call.with_elements()
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
         program = self._programs.get(program_key)
         if isinstance(program, Program):
-            if not kwargs and not static and shortcut.leads(args, call.pulled):
-                places = [place for place, _ in sources]
-                found = shortcut.Shortcut(program, places, [given for _, given in call.pulled])
-                self._shortcuts[(*where, len(args))] = found
             return program(inputs)
         if program is None:
             return self._first_call(call, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,9 +20,8 @@ from distribax.jax_private import processes
 from distribax.topology import launch_lock
 from distribax.types import StepFn
 
-Fetch: TypeAlias = Callable[[bool], tuple[list[Any], Any]]
-"""Fetches values that live in another process; told whether the caller awaits the program, it also
-returns what is to be kept until then, or None."""
+Fetch: TypeAlias = Callable[[], list[Any]]
+"""Fetches values that live in another process."""
 
 
 class Relift(ControlFlow):
@@ -109,11 +109,7 @@ class Program:
         if is_lost():
             self._check_peers(dynamic)
         given = [variable.take_program_value() for variable in lift.written]
-        held: list[Any] = []
-        if self.fetches:
-            read = self._fetched(held)
-        else:
-            read = [variable.program_value() for variable in lift.read]
+        read = self._fetched()
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
@@ -129,14 +125,7 @@ class Program:
             raise explained(error)  # noqa: B904
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
-        try:
-            self.effects.commit(done)
-        finally:
-            if held:
-                # Others may have what is kept for the program when this call returns. Not before
-                # the effects: to wait for these is what JAX does faster.
-                for array in (*arrays, *jax.tree.leaves(new)):
-                    array.block_until_ready()
+        self.effects.commit(done)
         processes.pace(arrays)
         return self.results.rebuild(arrays)
 
@@ -147,20 +136,14 @@ class Program:
         if not local or not all(map(jax_private.is_local, dynamic)):
             raise_if_lost()
 
-    def _fetched(self, held: list[Any]) -> list[Any]:
-        """Returns the values that the program reads; those of one source come in one go.
-
-        Puts what has to be kept until the program has ended into `held`.
-        """
+    def _fetched(self) -> list[Any]:
+        """Returns the values that the program reads; those of one source come in one go."""
         read = self.lift.read
+        if not self.fetches:
+            return [variable.program_value() for variable in read]
         values: list[Any] = [None] * len(read)
-        # A program with effects is awaited in order to carry them out.
-        is_awaited = bool(self.effects.groups) and not self.lift.has_stages
         for fetch, places in self.fetches:
-            fetched, kept = fetch(is_awaited)
-            if kept is not None:
-                held.append(kept)
-            for place, value in zip(places, fetched, strict=True):
+            for place, value in zip(places, fetch(), strict=True):
                 values[place] = value
         for place in self.near:
             values[place] = read[place].program_value()
@@ -201,8 +184,8 @@ def build(
     for place, variable in enumerate(lift.read):
         sources.setdefault(getattr(variable, "source", None), []).append(place)
     near = sources.pop(None, [])
-    fetches = [
-        (source.reading([lift.read[place] for place in places]), places)
+    fetches: list[tuple[Fetch, list[int]]] = [
+        (functools.partial(source.pull, [lift.read[place] for place in places]), places)
         for source, places in sources.items()
     ]
     call: Callable[..., Any]

@@ -21,12 +21,8 @@ from distribax.types import WriteKind
 class Sink(Protocol):
     """Where effects go, many at once."""
 
-    def commit(self, kinds: list[Any], arrays: list[Any], memo: dict[Any, Any]) -> None:
-        """Carries out effects in order, given what each is and its arrays (a nest).
-
-        A program does the same kinds of things at each call: `memo` is its own, for whatever the
-        sink wants to find there next time.
-        """
+    def commit(self, kinds: list[Any], arrays: list[Any]) -> None:
+        """Carries out effects in order, given what each is and its arrays (a nest)."""
         ...
 
 
@@ -45,7 +41,6 @@ class _Group:
 
     sink: Sink
     kinds: list[Any]
-    memo: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,7 +60,7 @@ class Effects:
     def commit(self, arrays: list[Any]) -> None:
         """Carries out the effects of one call."""
         for group, given in zip(self.groups, arrays, strict=True):
-            group.sink.commit(group.kinds, given, group.memo)
+            group.sink.commit(group.kinds, given)
 
 
 @dataclass(frozen=True)

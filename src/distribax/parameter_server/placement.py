@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,16 +23,7 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterSpec,
 )
-from distribax.parameter_server.client.parameter_client import Selection
 from distribax.parameter_server.protocol.buffers import aligned_empty
-from distribax.parameter_server.protocol.operations import (
-    Encoded,
-    Route,
-    depends_on_values,
-    encode,
-    routes_of,
-)
-from distribax.parameter_server.shared_memory.standing import Held, Standing, can_stand
 from distribax.types import WriteKind
 from distribax.variables.placement import Placement
 from distribax.variables.sharded.division import check_ids
@@ -86,11 +76,7 @@ class ParameterLink:
         self._bytes[spec.server] += value.nbytes
 
     def pull(self, variables: Sequence[Any]) -> list[Any]:
-        """Returns the variables' values as a compiled program takes them."""
-        return self.pull_selected(Selection([each.placement.specs[0] for each in variables]))
-
-    def pull_selected(self, selection: Selection) -> list[Any]:
-        """Like `pull`, of parameters that are selected once and pulled often.
+        """Returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is given as the NumPy array that it
         came in: the CPU backend takes a large one as it is (the memory is aligned and never
@@ -99,8 +85,8 @@ class ParameterLink:
         """
         known = self._cached
         values: list[Any] = []
-        pulled = self.client.pull_selected(selection)
-        for spec, (version, array) in zip(selection.specs, pulled, strict=True):
+        specs = [variable.placement.specs[0] for variable in variables]
+        for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
             if cached is None or cached[0] != version:
                 known[spec.uid] = version, None
@@ -108,17 +94,6 @@ class ParameterLink:
             else:
                 values.append(self._cached_array(spec, version, array))
         return values
-
-    def reading(self, variables: Sequence[Any]) -> Reading:
-        """Returns what fetches the variables' values for a compiled program."""
-        return Reading(self, [variable.placement.specs[0] for variable in variables])
-
-    def forget(self, specs: Sequence[ParameterSpec]) -> None:
-        """Drops what is kept of parameters' values."""
-        uids = [spec.uid for spec in specs]
-        for uid in uids:
-            self._cached.pop(uid, None)
-        self.client.forget(uids)
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
@@ -161,32 +136,21 @@ class ParameterLink:
 
     def push(self, operations: Iterable[tuple[int, Op]]) -> None:
         """Sends operations, each with its server; those of one server are applied at once."""
-        self._send({server: encode(own) for server, own in _by_server(operations).items()})
-
-    def commit(self, kinds: list[Any], arrays: list[Any], memo: dict[Any, Any]) -> None:
-        """Sends what a compiled step has computed for the servers."""
-        leaves, tree = jax.tree.flatten(arrays)
-        values = _on_host(leaves)
-        routes: dict[int, Route] | None = memo.get(tree)
-        if routes is not None:
-            pushes = {server: route.taken(values) for server, route in routes.items()}
-        else:
-            given = jax.tree.unflatten(tree, values)
-            operations = _by_server(
-                operation
-                for what, own in zip(kinds, given, strict=True)
-                for operation in _operations(what, own)
-            )
-            pushes = {server: encode(own) for server, own in operations.items()}
-            if tree not in memo:
-                fixed = not any(map(depends_on_values, itertools.chain(*operations.values())))
-                memo[tree] = routes_of(pushes, values) if fixed else None
-        self._send(pushes)
-
-    def _send(self, pushes: dict[int, tuple[Encoded, list[np.ndarray]]]) -> None:
-        self.client.push_encoded(pushes)
+        by_server: dict[int, list[Op]] = {}
+        for server, operation in operations:
+            by_server.setdefault(server, []).append(operation)
+        self.client.push(by_server)
         if self.is_coordinator:
             self.client.flush()
+
+    def commit(self, kinds: list[Any], arrays: list[Any]) -> None:
+        """Sends what a compiled step has computed for the servers."""
+        given = _on_host(arrays)
+        self.push(
+            operation
+            for what, own in zip(kinds, given, strict=True)
+            for operation in _operations(what, own)
+        )
 
     def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
         """Sends a write to a variable now."""
@@ -208,46 +172,6 @@ class ParameterLink:
                 # Not until the last of its variables is there again.
                 with contextlib.suppress(ParametersLostError):
                     register()
-
-
-class Reading:
-    """Fetches the values of some parameters for a compiled program, at each call of it."""
-
-    def __init__(self, link: ParameterLink, specs: Sequence[ParameterSpec]) -> None:
-        self._link = link
-        self._selection = Selection(specs)
-        self._can_stand = can_stand(specs)
-        self._idle: list[Standing] = []
-
-    def __call__(self, is_awaited: bool) -> tuple[list[Any], Any]:
-        """Returns the values, and what has to be kept until the program has ended.
-
-        `is_awaited` says that the caller will keep it so long: then the values can be arrays that
-        were made once. They are only good for that.
-        """
-        if is_awaited and self._can_stand:
-            standing = self._standing()
-            found = self._link.client.pull_standing(self._selection, standing)
-            if found is not None:
-                held = Held(*found, standing, self._idle)
-                return held.arrays, held
-            self._idle.append(standing)
-        return self._link.pull_selected(self._selection), None
-
-    def _standing(self) -> Standing:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            # What a first call has fetched the other way would keep the server's memory in use.
-            self._link.forget(self._selection.specs)
-            return Standing()
-
-
-def _by_server(operations: Iterable[tuple[int, Op]]) -> dict[int, list[Op]]:
-    found: dict[int, list[Op]] = {}
-    for server, operation in operations:
-        found.setdefault(server, []).append(operation)
-    return found
 
 
 def _operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
@@ -369,12 +293,11 @@ def _is_on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _on_host(arrays: list[Any]) -> list[np.ndarray]:
+def _on_host(nest: Any) -> Any:
     if not _is_on_cpu():
-        fetched: list[np.ndarray] = host_arrays(arrays)
-        return fetched
+        return host_arrays(nest)
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
-    return [np.asarray(array) for array in arrays]
+    return jax.tree.map(np.asarray, nest)
 
 
 def _nothing() -> jax.Array:

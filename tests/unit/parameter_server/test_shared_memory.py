@@ -15,23 +15,19 @@ import numpy as np
 import pytest
 
 from distribax.parameter_server import (
-    AddRows,
     Assign,
     AssignAdd,
-    AssignRows,
     ParameterClient,
     ParameterServer,
     ParameterSpec,
     aligned_empty,
     keep_freed_memory,
 )
-from distribax.parameter_server.client.parameter_client import Selection
 from distribax.parameter_server.protocol import handshake, sockets, wire
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server import request_handler
 from distribax.parameter_server.shared_memory import arena
 from distribax.parameter_server.shared_memory.reader import SharedReader
-from distribax.parameter_server.shared_memory.standing import Standing
 from tests.unit.parameter_server.conftest import TOKEN, Cluster
 
 SPEC = ParameterSpec("v", "value", (200, 100), "float32", 0)
@@ -77,43 +73,6 @@ def test_a_reader_asks_the_server_when_it_keeps_on_writing(writing: Cluster) -> 
     client = writing.client()
     np.testing.assert_array_equal(client.pull([SPEC])[0], ONES)
     np.testing.assert_array_equal(client.rows(SPEC, [3]), ONES[:1])
-    assert client.pull_standing(Selection([SPEC]), Standing()) is None
-
-
-@pytest.mark.parametrize("rows", [False, True], ids=["lent", "copied"])
-def test_standing_arrays_are_read_again_when_the_server_has_written_meanwhile(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, rows: bool
-) -> None:
-    """They are the same arrays each time; a value whose rows are written is copied."""
-    client, other = cluster.client(), cluster.client()
-    client.create(SPEC, ONES)
-    if rows:
-        client.push({0: [AssignRows("v", np.arange(1), ONES[:1])]})
-    selection, standing = Selection([SPEC]), Standing()
-    look_at = SharedReader._words
-    left = [0]
-
-    def disturbed(reader: SharedReader, spec: ParameterSpec, place: Any) -> Any:
-        words = look_at(reader, spec, place)
-        if left[0]:
-            left[0] -= 1
-            _add_one(other, rows)
-        return words
-
-    monkeypatch.setattr(SharedReader, "_words", disturbed)
-    for number in range(1, 6):
-        left[0] = 1
-        found = client.pull_standing(selection, standing)
-        assert found is not None
-        (array,), leases = found
-        assert np.all(np.asarray(array) == number + 1)
-        del leases, found, array
-
-
-def _add_one(client: ParameterClient, rows: bool) -> None:
-    everything = np.arange(len(ONES))
-    client.push({0: [AddRows("v", everything, ONES) if rows else AssignAdd("v", ONES)]})
-    client.flush()
 
 
 @pytest.mark.parametrize("times", [1, 4])
@@ -170,7 +129,6 @@ def _push(size: int, offset: int = 0) -> dict[str, object]:
     ("header", "sealed", "size", "message"),
     [
         (_push(80_000), True, None, "a mailbox that was not sent"),
-        ({**_push(80_000), "mailbox": "again"}, True, None, "one before, which was not sent"),
         (_push(80_000), False, 80_000, "not a sealed memory file of 80000 bytes"),
         (_push(80_000), True, 4096, "not a sealed memory file of 80000 bytes"),
         (_push(80_000, 64), True, 80_000, "outside of its mailbox"),
@@ -225,7 +183,7 @@ def test_pushes_of_growing_size_share_a_mailbox(cluster: Cluster) -> None:
 
 
 def test_pushes_of_the_same_form_and_of_others_take_turns(cluster: Cluster) -> None:
-    """What is said once for several pushes must be said again after another, or a reconnection."""
+    """They share a mailbox, which has to be sent again after a reconnection."""
     client = cluster.client()
     other = dataclasses.replace(SPEC, uid="w", shape=(100, 200))
     client.create(SPEC, 0 * ONES)

@@ -11,7 +11,6 @@ import pytest
 
 import distribax as dx
 from distribax.parameter_server import AddRows, Apply, AssignRows, Rows
-from distribax.parameter_server.protocol.operations import decode
 from distribax.testing import local_servers
 
 
@@ -33,7 +32,7 @@ class Traffic:
 
     def note_push(self, by_server: Any) -> None:
         """Notes the arrays of a push."""
-        for operation in [each for group in by_server.values() for each in decode(*group)]:
+        for operation in [each for group in by_server.values() for each in group]:
             parts = [operation]
             if isinstance(operation, Apply):
                 parts = [part for part in operation.gradients if part is not None]
@@ -65,29 +64,21 @@ def whole(strategy: Any) -> Any:
 def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """A record of what travels."""
     record, client = Traffic(), strategy.link.client
-    rows_of, pull, push = client.rows_of, client.pull_selected, client.push_encoded
-    stand = client.pull_standing
+    rows_of, pull, push = client.rows_of, client.pull_versions, client.push
 
     def noted_rows(wanted: Any) -> Any:
         record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
         return rows_of(wanted)
 
-    def noted_pull(selection: Any) -> Any:
-        record.pulled += [spec.name for own in selection.by_server.values() for spec in own]
-        return pull(selection)
-
-    def noted_stand(selection: Any, standing: Any) -> Any:
-        found = stand(selection, standing)
-        if found is not None:
-            record.pulled += [spec.name for spec in selection.specs]
-        return found
+    def noted_pull(specs: Any) -> Any:
+        record.pulled += [spec.name for spec in specs]
+        return pull(specs)
 
     def noted_push(by_server: Any) -> None:
         record.note_push(by_server)
         push(by_server)
 
     monkeypatch.setattr(client, "rows_of", noted_rows)
-    monkeypatch.setattr(client, "pull_selected", noted_pull)
-    monkeypatch.setattr(client, "pull_standing", noted_stand)
-    monkeypatch.setattr(client, "push_encoded", noted_push)
+    monkeypatch.setattr(client, "pull_versions", noted_pull)
+    monkeypatch.setattr(client, "push", noted_push)
     return record

@@ -8,30 +8,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from distribax.parameter_server.client.connection import Link, RestartReport
-from distribax.parameter_server.protocol.operations import Array, Encoded, Op, encode
+from distribax.parameter_server.protocol.operations import Array, Op, encode
 from distribax.parameter_server.protocol.parameter_spec import (
     Endpoint,
     OptimizerSpec,
     ParameterSpec,
 )
 from distribax.parameter_server.protocol.wire import Message
-from distribax.parameter_server.shared_memory.leases import Lease
-from distribax.parameter_server.shared_memory.standing import Standing
-
-
-class Selection:
-    """Parameters that are pulled together, in order, and where each is."""
-
-    def __init__(self, specs: Sequence[ParameterSpec]) -> None:
-        self.specs = specs
-        self.uids = [spec.uid for spec in specs]
-        self.by_server: dict[int, list[ParameterSpec]] = {}
-        for spec in specs:
-            self.by_server.setdefault(spec.server, []).append(spec)
 
 
 class ParameterClient:
@@ -98,11 +84,9 @@ class ParameterClient:
         belongs together: no push is seen in one value and not in another. The arrays are read-only
         and nobody ever changes them, so that JAX may use them without a copy.
         """
-        return self.pull_selected(Selection(specs))
-
-    def pull_selected(self, selection: Selection) -> list[tuple[int, Array]]:
-        """Like `pull_versions`, of parameters that are selected once and pulled often."""
-        by_server, cache = selection.by_server, self._cache
+        by_server: dict[int, list[ParameterSpec]] = {}
+        for spec in specs:
+            by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
             for server, wanted in by_server.items():
                 self._link(server).prepare(wanted)
@@ -113,37 +97,7 @@ class ParameterClient:
             }
             if asked:
                 self._ask(asked)
-            return [cache[uid] for uid in selection.uids]
-
-    def pull_standing(
-        self, selection: Selection, standing: Standing
-    ) -> tuple[list[jax.Array], list[Lease]] | None:
-        """Like `pull`, as arrays of JAX's that are made once (see `standing`), and their leases.
-
-        None if not all of them can be read from shared memory now; `pull_selected` can.
-        """
-        arrays: dict[str, jax.Array] = {}
-        leases: list[Lease] = []
-        with self._lock:
-            for server, wanted in selection.by_server.items():
-                self._link(server).prepare(wanted)
-            for server, wanted in selection.by_server.items():
-                link = self._link(server)
-                reader = link.reader(wanted)
-                found = None if reader is None else reader.stand(wanted, standing)
-                if found is None:
-                    return None
-                link.has_parameters = True
-                arrays.update(zip([spec.uid for spec in wanted], found[0], strict=True))
-                if found[1] is not None:
-                    leases.append(found[1])
-        return [arrays[uid] for uid in selection.uids], leases
-
-    def forget(self, uids: Iterable[str]) -> None:
-        """Drops what is kept of some values, and with it the memory that they are in."""
-        with self._lock:
-            for uid in uids:
-                self._cache.pop(uid, None)
+            return [self._cache[spec.uid] for spec in specs]
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
@@ -228,12 +182,8 @@ class ParameterClient:
         wrong on a server is raised by that call. An error of the push before is raised by this one,
         and then nothing is sent.
         """
-        self.push_encoded({server: encode(own) for server, own in by_server.items()})
-
-    def push_encoded(self, by_server: Mapping[int, tuple[Encoded, Sequence[Array]]]) -> None:
-        """Like `push`, with what `encode` has made of the operations."""
+        pushes = [(self._link(server), *encode(own)) for server, own in by_server.items()]
         with self._lock:
-            pushes = [(self._link(server), *encoded) for server, encoded in by_server.items()]
             for link, _, _ in pushes:
                 link.settle()
             for link, operations, arrays in pushes:
@@ -269,7 +219,8 @@ class ParameterClient:
         with self._lock:
             for link in self._links:
                 link.request(Message({"do": "delete", "uids": gone}))
-            self.forget(gone)
+            for uid in gone:
+                self._cache.pop(uid, None)
 
     def status(self, server: int) -> dict[str, Any]:
         """Returns a server's `ParameterServer.status()`."""

@@ -78,20 +78,6 @@ class Apply:
 Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
 
 
-@dataclass
-class Push:
-    """Operations that are applied together, perhaps again and again with other contents.
-
-    `fits` is the store's `structure` when they were found to fit what it has; None if that is not
-    known, or depends on the contents of their arrays. `is_in_place` tells whether they have been
-    prepared for being applied again.
-    """
-
-    operations: Sequence[Op]
-    fits: int | None = None
-    is_in_place: bool = False
-
-
 _WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
     "assign": Assign,
     "add": AssignAdd,
@@ -102,10 +88,7 @@ _WITH_ROWS: dict[str, Callable[[str, Array, Array], Op]] = {
 }
 
 
-Encoded: TypeAlias = list[dict[str, Any]]
-
-
-def encode(operations: Sequence[Op]) -> tuple[Encoded, list[Array]]:
+def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
     """Returns the operations as JSON and the arrays, which the JSON names by their position."""
     arrays: list[Array] = []
 
@@ -166,38 +149,3 @@ def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> lis
         return Apply(uid, gradients, {name: arrays[at] for name, at in item["extra"].items()})
 
     return [one(item) for item in encoded]
-
-
-@dataclass(frozen=True)
-class Route:
-    """A push that is made again and again: its operations, and which arrays of a step it takes."""
-
-    operations: Encoded
-    places: list[int]
-
-    def taken(self, arrays: Sequence[Array]) -> tuple[Encoded, list[Array]]:
-        """Returns the push with the arrays of one step."""
-        return self.operations, [arrays[place] for place in self.places]
-
-
-def routes_of(
-    pushes: Mapping[int, tuple[Encoded, Sequence[Array]]], arrays: Sequence[Array]
-) -> dict[int, Route] | None:
-    """Returns pushes as routes for steps that make arrays like these.
-
-    None if something else is sent, such as parts of them: then each push has to be made anew.
-    """
-    places = {id(array): place for place, array in enumerate(arrays)}
-    if not all(id(array) in places for _, sent in pushes.values() for array in sent):
-        return None
-    return {
-        server: Route(operations, [places[id(array)] for array in sent])
-        for server, (operations, sent) in pushes.items()
-    }
-
-
-def depends_on_values(operation: Op) -> bool:
-    """Tells whether an operation is made, or checked, by the contents of its arrays."""
-    if isinstance(operation, Apply):
-        return any(isinstance(gradient, Rows) for gradient in operation.gradients)
-    return isinstance(operation, AssignRows | AddRows)

@@ -2,14 +2,11 @@
 
 A frame is a fixed prefix (magic, length of the header, length of the payload, number), the header,
 and the bytes of the arrays one after the other. The header's "arrays" says the type and shape of
-each, so that a receiver allocates them, aligned for JAX, and the kernel copies each byte once. What
-is different in each message of a kind is its number: so a header is often one that was written and
-read before.
+each, so that a receiver allocates them, aligned for JAX, and the kernel copies each byte once.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -34,10 +31,6 @@ _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
 _ARRAYS: Final = "arrays"
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
-_SHORT: Final = 40
-"""Headers of so few bytes are often the same: that a push is like the last one, or that all is
-well. What was made of them is kept."""
-_KEPT: Final = 64
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
 """How many bytes are asked for before it is known how many there are."""
@@ -76,16 +69,8 @@ def send(connection: socket.socket, message: Message) -> None:
 
 
 def _head(header: dict[str, Any], payload: int, number: int) -> bytes:
-    if all(type(value) is str for value in header.values()):
-        text = _written(tuple(header.items()))
-    else:
-        text = _ENCODE(header).encode()
+    text = _ENCODE(header).encode()
     return _PREFIX.pack(_MAGIC, len(text), payload, number) + text
-
-
-@functools.lru_cache(_KEPT)
-def _written(items: tuple[tuple[str, str], ...]) -> bytes:
-    return _ENCODE(dict(items)).encode()
 
 
 def receive(connection: socket.socket) -> Message:
@@ -131,8 +116,7 @@ def _parse(
     text: memoryview, payload: int
 ) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
     try:
-        is_short = len(text) <= _SHORT
-        header = _read(bytes(text)) if is_short else json.loads(str(text, "utf-8"))
+        header = json.loads(str(text, "utf-8"))
         described = header.get(_ARRAYS, ())
         if not described and not payload:
             return header, []
@@ -144,11 +128,6 @@ def _parse(
     if sum(sizes) != payload or any(size < 0 for size in sizes):
         raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
     return header, forms
-
-
-@functools.lru_cache(_KEPT)
-def _read(text: bytes) -> Any:
-    return json.loads(text)
 
 
 def _bytes_of(value: Array) -> memoryview:

@@ -9,7 +9,6 @@ not depend on the size of the table.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +21,10 @@ import numpy as np
 import optax
 
 from distribax import jax_private
-from distribax.parameter_server.protocol.operations import Apply, Array, Gradient, Op, Rows
+from distribax.parameter_server.protocol.operations import Array, Gradient, Rows
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.sparse import RowSet, gathered, padded, summed
 from distribax.parameter_server.server.stored_parameter import Change, Form
-from distribax.parameter_server.shared_memory import standing
 
 _AS_IT_IS: Final = contextlib.nullcontext()
 
@@ -238,25 +236,6 @@ class Update:
             # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
             [jnp.copy(new_leaves[i].astype(leaves[i].dtype)) for i in program.changing],
         )
-
-
-def in_place(operation: Op) -> Op:
-    """Returns an operation that may come again, with dense gradients as JAX's arrays.
-
-    They are the same memory, whatever is in it by then: so JAX does not have to be told of it at
-    each update.
-    """
-    if not isinstance(operation, Apply):
-        return operation
-    return dataclasses.replace(operation, gradients=tuple(map(_in_place, operation.gradients)))
-
-
-def _in_place(gradient: Gradient) -> Gradient:
-    if not isinstance(gradient, np.ndarray):
-        return gradient
-    array = standing.in_place(gradient, jax.local_devices(backend="cpu")[0])
-    # A copy would not have what the next push brings.
-    return gradient if array is None else array
 
 
 def _owners(state: Any, num_targets: int) -> list[int | None]:

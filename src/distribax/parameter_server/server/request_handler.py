@@ -23,7 +23,6 @@ _WAIT_SECONDS: Final = 2.0
 """How long one request waits for a round, so that a client hears from the server now and then."""
 _MAX_DESCRIPTORS: Final = 128
 """Of one answer; the kernel takes 253."""
-_DONE: Final = Message({})
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,9 @@ class Session:
         return Message({}, [self._store.rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
-        answer = self._store.push(self._client, request.number, self._mailbox.push(request))
+        answer = self._store.push(self._client, request.number, self._mailbox.operations(request))
         if answer.error is not None:
             return self._failure(*answer.error)
-        if not answer.waits:
-            return _DONE
         return Message({"waits": [self._targets(*wait) for wait in answer.waits]})
 
     def _targets(self, optimizer: str, number: int) -> tuple[str, int, list[str]]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
-from distribax.parameter_server.protocol.operations import Array, Push, depends_on_values
+from distribax.parameter_server.protocol.operations import Array, Op
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
-from distribax.parameter_server.server.optimizer_update import Update, in_place
+from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.push_checks import (
     check_indices,
     check_operation,
@@ -155,14 +155,14 @@ class Store:
             self.version += 1
             self._round_applied.notify_all()
 
-    def push(self, client: str, sequence: int, push: Push) -> Answer:
+    def push(self, client: str, sequence: int, operations: Sequence[Op]) -> Answer:
         """Applies the operations, unless this or a later push of the client is known."""
         with self.lock:
             known = self.answers.get(client)
             if known is not None and sequence <= known.sequence:
                 return known
             try:
-                answer = Answer(sequence, self._perform(client, push))
+                answer = Answer(sequence, self._perform(client, operations))
             except Exception as error:  # Whatever a transformation raises is the client's to see.
                 answer = Answer(sequence, error=(type(error).__name__, str(error)))
             else:
@@ -241,17 +241,11 @@ class Store:
     def _stage(self) -> Stage:
         return Stage(self.entry, self._update, self.rounds.__getitem__)
 
-    def _perform(self, client: str, push: Push) -> tuple[tuple[str, int], ...]:
-        if push.fits != self.structure:
-            for operation in push.operations:
-                check_operation(operation, lambda uid: self.entry(uid).form, self._update)
-            if not any(map(depends_on_values, push.operations)):
-                push.fits = self.structure
-        elif not push.is_in_place:
-            push.operations = [in_place(operation) for operation in push.operations]
-            push.is_in_place = True
+    def _perform(self, client: str, operations: Sequence[Op]) -> tuple[tuple[str, int], ...]:
+        for operation in operations:
+            check_operation(operation, lambda uid: self.entry(uid).form, self._update)
         stage = self._stage()
-        for operation in push.operations:
+        for operation in operations:
             stage.compute(operation)
         optimizers = {given.optimizer for given in stage.contributions} - set(stage.closed)
         waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)

@@ -35,15 +35,8 @@ class Form:
     dtype: str
 
 
-@dataclass(frozen=True)
-class Count:
-    """How much is added to a number; of a step's writes, the one that need not compute an array."""
-
-    by: int
-
-
 Change = Any
-"""An array (a whole new value), a RowSet (new contents of some rows), or a Count."""
+"""An array (a whole new value), or a RowSet (new contents of some rows)."""
 
 
 @dataclass(eq=False)
@@ -139,8 +132,6 @@ class Entry:
             self._move(prepared)
         elif isinstance(change, RowSet):
             self._write_rows(change)
-        elif isinstance(change, Count):
-            self.read_host()[()] += change.by
         else:
             if self._is_pinned():
                 self._move(self._new_room())

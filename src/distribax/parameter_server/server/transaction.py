@@ -19,7 +19,7 @@ from distribax.parameter_server.protocol.operations import (
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.rounds import Round, mean
 from distribax.parameter_server.server.sparse import RowSet, last, summed
-from distribax.parameter_server.server.stored_parameter import Change, Count, Entry
+from distribax.parameter_server.server.stored_parameter import Change, Entry
 
 
 class Stage:
@@ -86,8 +86,6 @@ class Stage:
             value = self._entry_of(uid).read_host().copy()
             value[change.indices] = change.rows
             return value
-        if isinstance(change, Count):
-            return np.asarray(self._entry_of(uid).read_host() + change.by)
         return np.asarray(change)
 
     def _contribute(self, contribution: Apply) -> None:
@@ -113,18 +111,9 @@ class Stage:
                 self._set(uid, change)
         counter = update.spec.counter
         if counter is not None:
-            self._count(counter)
+            self._set(counter, self.read_host(counter) + 1)
         self.slots.update(changes.keys() & update.slot_uids)
         self.num_updates += 1
-
-    def _count(self, uid: str) -> None:
-        change = self.changes.get(uid)
-        if change is None:
-            self._set(uid, Count(1))
-        elif isinstance(change, Count):
-            self._set(uid, Count(change.by + 1))
-        else:
-            self._set(uid, self.read_host(uid) + 1)
 
     def _set(self, uid: str, value: Any) -> None:
         self.changes[uid] = value

@@ -3,9 +3,6 @@
 The client writes the arrays into its memory file and sends only where they are; the file itself is
 sent along with the first push that uses it. The server reads them there before it answers, and the
 client does not write again before it has the answer.
-
-A worker pushes the same operations with arrays of the same forms in each step. From the second one
-on, it only says so: neither side describes or reads again what has not changed.
 """
 
 from __future__ import annotations
@@ -13,12 +10,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from distribax.parameter_server.protocol.buffers import ALIGNMENT
-from distribax.parameter_server.protocol.operations import Array, Push, decode
+from distribax.parameter_server.protocol.operations import Array, Op, decode
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.arena import create_file, map_file
@@ -26,9 +23,6 @@ from distribax.parameter_server.shared_memory.arena import create_file, map_file
 _SMALLEST: Final = 64 << 10
 """Fewer bytes than this go through the socket: that is as fast."""
 _KEY: Final = "mailbox"
-_AGAIN: Final = "again"
-"""Instead of what is in the mailbox: the same as before, with new contents."""
-_PUSH_AGAIN: Final = {"do": "push", _KEY: _AGAIN}
 
 
 class Mailbox:
@@ -38,30 +32,23 @@ class Mailbox:
         self._memory: Array | None = None
         self._descriptor: int | None = None
         self._sent = False
-        self._last: Any = None
-        """The operations and the forms of the arrays that the server was told of last."""
-        self._places: list[Array] = []
 
     def wrap(self, message: Message) -> Message:
         """Returns the message with its arrays put into the mailbox, if they are large."""
         arrays, header = message.arrays, message.header
         if sum(array.nbytes for array in arrays) < _SMALLEST:
             return message
-        what = header["operations"], [(array.dtype, array.shape) for array in arrays]
-        if self._sent and what == self._last:
-            self._fill(arrays)
-            return Message(_PUSH_AGAIN, number=message.number)
         placed, size = _placed(arrays)
         memory = self._room_for(size)
-        self._places = [_view(memory, *place) for place in placed]
-        self._fill(arrays)
+        for place, array in zip(placed, arrays, strict=True):
+            np.copyto(_view(memory, *place), array)
         descriptors = () if self._sent or self._descriptor is None else (self._descriptor,)
-        self._sent, self._last = True, what
+        self._sent = True
         box = {"placed": placed, "size": len(memory)}
         return Message({**header, _KEY: box}, (), descriptors, message.number)
 
     def forget(self) -> None:
-        """Says everything again with the next push: there is a new connection."""
+        """Sends the memory again with the next push: there is a new connection."""
         self._sent = False
 
     def close(self) -> None:
@@ -69,11 +56,6 @@ class Mailbox:
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._memory, self._descriptor, self._sent = None, None, False
-        self._places = []
-
-    def _fill(self, arrays: Sequence[Array]) -> None:
-        for place, array in zip(self._places, arrays, strict=True):
-            np.copyto(place, array)
 
     def _room_for(self, size: int) -> Array:
         if self._memory is None or len(self._memory) < size:
@@ -88,21 +70,16 @@ class MailboxReader:
 
     def __init__(self) -> None:
         self._memory: Array | None = None
-        self._last: Push | None = None
 
-    def push(self, message: Message) -> Push:
+    def operations(self, message: Message) -> list[Op]:
         """Returns what is pushed, with the arrays wherever they are."""
         box = message.header.get(_KEY)
         if box is None:
-            return Push(decode(message.header["operations"], message.arrays))
-        if box != _AGAIN:
-            if message.descriptors:
-                self._memory = map_file(message.descriptors[0], box["size"], writable=False)
-            arrays = [self._array(*place) for place in box["placed"]]
-            self._last = Push(decode(message.header["operations"], arrays))
-        if self._last is None:
-            raise ValueError("a push refers to one before, which was not sent")
-        return self._last
+            return decode(message.header["operations"], message.arrays)
+        if message.descriptors:
+            self._memory = map_file(message.descriptors[0], box["size"], writable=False)
+        arrays = [self._array(*place) for place in box["placed"]]
+        return decode(message.header["operations"], arrays)
 
     def _array(self, dtype: str, shape: Sequence[int], offset: int) -> Array:
         if self._memory is None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import jax
 import numpy as np
 
 from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
@@ -25,7 +24,6 @@ from distribax.parameter_server.shared_memory.arena import (
     map_file,
 )
 from distribax.parameter_server.shared_memory.leases import Lease, LeaseBook
-from distribax.parameter_server.shared_memory.standing import Standing, in_place
 
 _PAUSE_SECONDS: Final = 0.0001
 _PATIENCE_SECONDS: Final = 0.02
@@ -43,13 +41,6 @@ class _Memory:
         self.interface = data.__array_interface__
         # NumPy's description of memory has no name for bfloat16 and the like.
         self.is_plain = np.dtype(self.interface["typestr"]) == data.dtype
-        self._standing: jax.Array | None = None
-
-    def standing(self) -> jax.Array | None:
-        """Returns the memory as an array of JAX's, which is made once."""
-        if self._standing is None:
-            self._standing = in_place(self.data)
-        return self._standing
 
 
 class _Place:
@@ -153,42 +144,6 @@ class SharedReader:
                     value = aligned_copy(memory.data)
                 result.append((version, value))
             return result
-
-        return self._consistent(look)
-
-    def stand(
-        self, specs: Sequence[ParameterSpec], standing: Standing
-    ) -> tuple[list[jax.Array], Lease | None] | None:
-        """Returns the values as arrays of JAX's that are made once (see `standing`).
-
-        They stay as they are while the lease is alive, and `standing` is not used again.
-        """
-        places = self._places_of(specs)
-        if places is None:
-            return None
-
-        def look(number: int) -> tuple[list[jax.Array], Lease | None] | None:
-            arrays: list[jax.Array] = []
-            lease: Lease | None = None
-            for spec, place in zip(specs, places, strict=True):
-                words = self._words(spec, place)
-                memory = None if words is None else self._memory(spec, place, words)
-                if words is None or memory is None:
-                    return None
-                array: jax.Array | None
-                if words[LENT_WORD]:
-                    lease = lease or self._book.take(number)
-                    array = None if lease is None else memory.standing()
-                else:
-                    copy = standing.copy_of(spec)
-                    # Should the server write meanwhile, there is another version when it is done.
-                    if copy.version != words[VERSION_WORD]:
-                        copy.take(memory.data, words[VERSION_WORD])
-                    array = copy.array
-                if array is None:
-                    return None
-                arrays.append(array)
-            return arrays, lease
 
         return self._consistent(look)
 

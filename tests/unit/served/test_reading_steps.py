@@ -1,4 +1,4 @@
-"""Compiled steps that read values through arrays which are made once, and used again and again."""
+"""Compiled steps that read served variables: each call sees the values of its own moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 import distribax as dx
 from distribax.parameter_server import Assign
-from distribax.parameter_server.shared_memory.standing import Copy
 from distribax.testing import local_servers
 
 LARGE = (1000, 100)
@@ -28,7 +27,7 @@ def strategy() -> Iterator[Any]:
 
 @pytest.fixture
 def variables(strategy: Any) -> list[Any]:
-    """A value that is lent, one that is copied, a number, and a count that steps write."""
+    """A large value, a small one, a number, and a count that steps write."""
     with strategy.scope():
         return [
             dx.Variable(np.zeros(LARGE, np.float32), name="large"),
@@ -39,7 +38,7 @@ def variables(strategy: Any) -> list[Any]:
 
 
 def _function(variables: list[Any]) -> Any:
-    """Returns a step that reads all and writes one, so that it is awaited."""
+    """Returns a step that reads all and writes one."""
     *read, count = variables
 
     @dx.function
@@ -50,13 +49,7 @@ def _function(variables: list[Any]) -> Any:
     return step
 
 
-def _leases(strategy: Any) -> int:
-    """Returns how many leases this process has of its servers."""
-    readers = [link._reader for link in strategy.link.client._links]
-    return sum(np.count_nonzero(reader._book._words) for reader in readers if reader)
-
-
-def test_each_call_reads_what_is_there(strategy: Any, variables: list[Any]) -> None:
+def test_each_call_reads_what_is_there(variables: list[Any]) -> None:
     large, small, number, _ = variables
     step = _function(variables)
     generator = np.random.default_rng(0)
@@ -67,29 +60,6 @@ def test_each_call_reads_what_is_there(strategy: Any, variables: list[Any]) -> N
         values[changed] = np.full(values[changed].shape, int(generator.integers(100)))
         [large, small, number][changed].assign(values[changed])
     assert step.trace_count == 1
-    assert _leases(strategy) == 0
-
-
-def test_what_has_not_changed_is_not_copied_again(
-    variables: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = _function(variables)
-    step()
-    step()
-    copied: list[Any] = []
-    take = Copy.take
-
-    def noted(copy: Copy, data: Any, version: int) -> None:
-        copied.append(data.shape)
-        take(copy, data, version)
-
-    monkeypatch.setattr(Copy, "take", noted)
-    step()
-    assert copied == []
-    variables[1].assign(np.ones(3))
-    step()
-    step()
-    assert copied == [(3,)]
 
 
 def test_what_a_step_returns_stays_as_it_is(variables: list[Any]) -> None:
@@ -131,7 +101,6 @@ def test_a_value_that_a_step_writes_to_another_variable(
 
 
 def test_calls_in_several_threads_do_not_see_each_others_values(strategy: Any) -> None:
-    """What one thread reads in place, or has copied, is left alone while its program runs."""
     with strategy.scope():
         large = dx.Variable(np.zeros((1000, 1000), np.float32))
         small = dx.Variable(np.zeros(1000, np.float32))
@@ -173,12 +142,10 @@ def test_calls_in_several_threads_do_not_see_each_others_values(strategy: Any) -
     for lowest, highest, low, high in results:
         assert lowest == highest and low == high
     assert len({float(result[0]) for result in results}) > 2
-    assert _leases(strategy) == 0
 
 
-def test_a_step_without_a_free_lease_gets_copies(strategy: Any, variables: list[Any]) -> None:
+def test_values_that_are_kept_stay_as_they_are(strategy: Any, variables: list[Any]) -> None:
     large, *_ = variables
-    large.assign(np.ones(LARGE))  # From now on it is replaced as a whole, and lent.
     step = _function(variables)
     kept = []
     for number in range(12):
@@ -190,9 +157,7 @@ def test_a_step_without_a_free_lease_gets_copies(strategy: Any, variables: list[
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((0, 3), "float32"), ((4,), "float64")])
-def test_forms_that_jax_does_not_use_as_they_are(
-    strategy: Any, shape: tuple[int, ...], dtype: str
-) -> None:
+def test_forms_that_jax_copies(strategy: Any, shape: tuple[int, ...], dtype: str) -> None:
     with jax.enable_x64(True), strategy.scope():
         wide = dx.Variable(np.ones(shape, dtype), dtype=dtype)
         step = _function([wide, dx.Variable(0.0)])
@@ -201,28 +166,3 @@ def test_forms_that_jax_does_not_use_as_they_are(
             (total,) = step()
             assert total.dtype == dtype
             assert float(total) == (2.0**40 + number) * np.prod(shape)
-
-
-def test_a_step_reads_again_after_its_server_was_asked(
-    strategy: Any, variables: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When shared memory cannot be read for once, the values come by socket."""
-    large, *_ = variables
-    step = _function(variables)
-    step()
-    client = strategy.link.client
-    standing = client.pull_standing
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "pull_standing", lambda *_: None)
-        large.assign(np.ones(LARGE))
-        assert float(step()[0]) == 100_000
-    asked: list[Any] = []
-
-    def noted(*args: Any) -> Any:
-        asked.append(standing(*args))
-        return asked[-1]
-
-    monkeypatch.setattr(client, "pull_standing", noted)
-    large.assign(np.full(LARGE, 2))
-    assert float(step()[0]) == 200_000
-    assert asked[0] is not None
