@@ -18,7 +18,6 @@ PENDING = (
     "distribax.errors",
     "distribax.execution",
     "distribax.parameter_server",
-    "distribax.strategies",
     "distribax.testing",
     "distribax.topology",
     "distribax.training",

@@ -34,6 +34,9 @@ class CrossDeviceOps:
         ...         return self.broadcast(total, destinations)
     """
 
+    default_options = CommunicationOptions()
+    """The hints that count where a caller gives none; a strategy may set its own."""
+
     def reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -44,9 +47,7 @@ class CrossDeviceOps:
         """Reduces one value of all replicas, and copies the result to `destinations`."""
         op = ReduceOp.parse(reduce_op, "reduce_op")
         value = _checked(per_replica_value, "reduce: per_replica_value")
-        return self.reduce_implementation(
-            op, value, destinations, options or CommunicationOptions()
-        )
+        return self.reduce_implementation(op, value, destinations, options or self.default_options)
 
     def batch_reduce(
         self,
@@ -62,7 +63,7 @@ class CrossDeviceOps:
         ]
         if not pairs:
             return []
-        return self.batch_reduce_implementation(op, pairs, options or CommunicationOptions())
+        return self.batch_reduce_implementation(op, pairs, options or self.default_options)
 
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Copies `tensor` to all `destinations`."""
@@ -79,7 +80,7 @@ class CrossDeviceOps:
         value = _checked(per_replica_value, "gather: per_replica_value")
         check_gather_shapes(value, axis)
         return self.gather_implementation(
-            value, destinations, axis, options or CommunicationOptions()
+            value, destinations, axis, options or self.default_options
         )
 
     # What an algorithm overrides.

@@ -19,7 +19,7 @@ from distribax.parameter_server.actor import ServerActor, ServerHealth, ServerWa
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
 from distribax.parameter_server.placement import ParameterLink, Served
 from distribax.parameter_server.settings import ServerSettings, check_cluster, check_settings
-from distribax.strategies.extended import colocated
+from distribax.strategies.extended import get_colocated
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
 from distribax.types import Args, Kwargs, VariableSynchronization
@@ -79,7 +79,7 @@ class ParameterServerExtended(SingleExtended):
     def create_variable(self, create: Callable[..., Variable], args: Args, kwargs: Kwargs) -> Any:
         partitioner = getattr(self.strategy, "variable_partitioner", None)
         # Beside another variable, the variable itself decides where it is.
-        if partitioner is None or colocated() is not None or len(args) > len(_POSITIONAL):
+        if partitioner is None or get_colocated() is not None or len(args) > len(_POSITIONAL):
             return create(*args, **kwargs)
         named = dict(zip(_POSITIONAL, args, strict=False))
         with self.link.apart():

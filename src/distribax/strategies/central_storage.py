@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+from typing_extensions import override
 
 from distribax.collectives import AllReduce
 from distribax.strategies.mirrored import MirroredExtended
@@ -21,12 +22,14 @@ class CentralStorageExtended(MirroredExtended):
         super().__init__(devices, AllReduce())
         self._parameters = (parameter_device,)
 
+    @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         assert self.mesh is not None
         if synchronization is VariableSynchronization.ON_READ:
             return Stacked(self.mesh)
         return Central(self._parameters[0], self.mesh)
 
+    @override
     def _copy_devices(self, count: int) -> tuple[jax.Device, ...]:
         return self._parameters if count == 1 else self._workers
 
@@ -38,6 +41,9 @@ class CentralStorageStrategy(Strategy):
         compute_devices: The devices that run replicas; chosen like `MirroredStrategy`'s.
         parameter_device: The device that holds the variables; the only compute device if there is
             one, else the host's CPU.
+
+    Raises:
+        ValueError: A device's name is not known, or two compute devices are the same.
     """
 
     def __init__(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
+
+from typing_extensions import override
 
 from distribax import context
 from distribax.strategies.one_device import InlineRunner, SingleExtended
@@ -15,7 +17,8 @@ class _DefaultExtended(SingleExtended):
     def __init__(self) -> None:
         super().__init__(None)
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+    @override
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> object:
         """Returns the first variable by name; what belongs to none goes beside it."""
         if not var_list:
             raise ValueError(
@@ -31,16 +34,13 @@ class DefaultStrategy(Strategy):
     def __init__(self) -> None:
         super().__init__(_DefaultExtended())
 
-    def scope(self) -> Any:
-        """Enters the cross-replica context of the default strategy."""
-        return context.enter_scope(self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # Every process has its own, and it is always the same one.
-        return _this_default, ()
+        return _get_default, ()
 
 
-def _this_default() -> DefaultStrategy:
+def _get_default() -> DefaultStrategy:
     return _default
 
 

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
-from distribax import context
+from distribax import context, contracts
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import destination_devices
 from distribax.execution import adapters, frames
 from distribax.strategies import reduction
 from distribax.topology import InputTarget, device_name
 from distribax.types import (
-    Args,
-    Kwargs,
-    Nest,
     ReduceOp,
-    StepFn,
     ValueContext,
     VariableAggregation,
     VariableSynchronization,
 )
-from distribax.values import DistributedValues, Mirrored, PerReplica
-from distribax.variables import Placement, ShardedVariable, Single, Variable
+from distribax.values import DistributedValues
+from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
 
-_colocated: ContextVar[Any] = ContextVar("distribax_colocated", default=None)
+_colocated: ContextVar[object] = ContextVar("distribax_colocated", default=None)
 
 
-def colocated() -> Any:
+def get_colocated() -> object:
     """Returns what variables are created beside now, or None."""
     return _colocated.get()
 
@@ -42,6 +38,12 @@ class StrategyExtended:
 
     To write a strategy, subclass it, override `_run_replicas`, `_placement` and `_update_copies`
     (and the devices), and give an instance to `Strategy`.
+
+    Args:
+        worker_devices: The devices that run replicas.
+        parameter_devices: The devices that hold variables.
+        cross_device_ops: The algorithm that combines values of different devices.
+        mesh: The mesh that the replicas live on; None for one replica.
     """
 
     # Whether there is one replica by construction, so that nothing is ever wrapped.
@@ -58,11 +60,13 @@ class StrategyExtended:
         self._parameters = tuple(parameter_devices)
         self._ops = cross_device_ops
         self.mesh = mesh
-        self.strategy: Any = None
+        self.strategy: contracts.Strategy
 
     # What a kind of strategy overrides.
 
-    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def _run_replicas(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Runs `fn` once for each replica and merges the results."""
         raise self._missing("_run_replicas(self, fn, args, kwargs)")
 
@@ -70,12 +74,24 @@ class StrategyExtended:
         """Returns where a new variable lives."""
         raise self._missing("_placement(self, synchronization, name)")
 
-    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+    def _update_copies(
+        self, devices: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         """Runs `fn` once for each of so many copies, each on its device."""
         raise self._missing("_update_copies(self, devices, fn, args, kwargs)")
 
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Calls `value_fn` once for each replica of this process, and wraps the results."""
+        """Calls `value_fn` once for each replica of this process, and wraps the results.
+
+        Args:
+            value_fn: Returns a replica's value, given a `dx.ValueContext` with its index.
+
+        Returns:
+            A distributed value; with one replica, the value itself.
+
+        Raises:
+            NotImplementedError: The strategy does not define it.
+        """
         raise self._missing("distribute_values(self, value_fn)")
 
     def _missing(self, method: str) -> NotImplementedError:
@@ -112,7 +128,7 @@ class StrategyExtended:
         return 0
 
     def input_target(self) -> InputTarget:
-        """Returns who is fed by this process's input pipeline."""
+        """Returns whom this process's input pipeline feeds."""
         return InputTarget(self.local_devices, self.mesh, self.num_replicas_in_sync)
 
     @property
@@ -125,8 +141,15 @@ class StrategyExtended:
         """Whether all replicas must see the same shapes: never, uneven pieces run eagerly."""
         return False
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        """Returns the devices for variables that belong to no single variable."""
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> object:
+        """Returns the devices for variables that belong to no single variable.
+
+        Args:
+            var_list: The variables that are being optimized.
+
+        Returns:
+            Something that `colocate_vars_with` and `update_non_slot` accept.
+        """
         return self.parameter_devices
 
     # Variables.
@@ -134,7 +157,19 @@ class StrategyExtended:
     def variable_placement(
         self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
     ) -> Placement:
-        """Returns where a variable that is created now lives."""
+        """Returns where a variable that is created now lives.
+
+        Args:
+            synchronization: When its copies are brought together.
+            aggregation: How the replicas' values are combined.
+            name: The variable's name, for messages.
+
+        Returns:
+            The placement of the new variable.
+
+        Raises:
+            ValueError: `synchronization` is NONE, which no strategy supports.
+        """
         if synchronization is VariableSynchronization.NONE:
             raise ValueError(
                 f"dx.Variable: {name!r} has synchronization=NONE, which no strategy supports. Use "
@@ -151,13 +186,38 @@ class StrategyExtended:
                 return Single(devices[0])
         return self._placement(synchronization, name)
 
-    def create_variable(self, create: Callable[..., Variable], args: Args, kwargs: Kwargs) -> Any:
-        """Creates what `dx.Variable(*args, **kwargs)` is to be under this strategy."""
+    def create_variable(
+        self,
+        create: Callable[..., Variable],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Variable | ShardedVariable:
+        """Creates what `dx.Variable(*args, **kwargs)` becomes under this strategy.
+
+        Args:
+            create: Creates an ordinary variable.
+            args: The positional arguments of `dx.Variable`.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The variable, or one that is made of several.
+        """
         return create(*args, **kwargs)
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+    def colocate_vars_with(self, colocate_with_variable: object) -> Iterator[None]:
         """Creates variables on the devices of a variable, or of `non_slot_devices`.
+
+        Args:
+            colocate_with_variable: A variable of this strategy, or what `non_slot_devices`
+                returned.
+
+        Yields:
+            Nothing; variables that are created inside the `with` block are placed there.
+
+        Raises:
+            RuntimeError: Another strategy is current.
+            ValueError: The variable was created under another strategy.
 
         Example:
             >>> import distribax as dx
@@ -185,18 +245,39 @@ class StrategyExtended:
             _colocated.reset(token)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
-        """Tells whether `v` was created while this strategy was in scope."""
+        """Tells whether `v` was created while this strategy was in scope.
+
+        Args:
+            v: A variable.
+
+        Returns:
+            Whether this strategy placed it.
+        """
         return v.distribute_strategy is self.strategy
 
     def read_var(self, v: Variable) -> jax.Array:
-        """Returns the value of `v`."""
+        """Returns the value of `v`.
+
+        Args:
+            v: A variable.
+
+        Returns:
+            Its value, as `v.read_value()` gives it.
+        """
         return v.read_value()
 
-    def value_container(self, value: Any) -> Any:
-        """Returns the variable that `value` is a copy of, or `value` itself."""
-        return getattr(value, "_variable", value)
+    def value_container(self, value: object) -> object:
+        """Returns the variable that `value` is a copy of, or `value` itself.
 
-    def _check_owned(self, v: Any, what: str) -> None:
+        Args:
+            value: One of `variable.values`, or anything else.
+
+        Returns:
+            The variable of a copy; `value` otherwise.
+        """
+        return value.variable if isinstance(value, VariableCopy) else value
+
+    def _check_owned(self, v: object, what: str) -> None:
         if not isinstance(v, Variable) or not self.variable_created_in_scope(v):
             named = v.described if isinstance(v, Variable) else repr(v)
             raise ValueError(
@@ -204,57 +285,115 @@ class StrategyExtended:
                 f"`with strategy.scope():` of this {type(self.strategy).__name__}."
             )
 
-    # Running.
-
     def call_for_each_replica(
-        self, fn: StepFn, args: Args = (), kwargs: Kwargs | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
-        """Runs `fn` once for each replica, with each replica's part of the arguments."""
+        """Runs `fn` once for each replica, with each replica's part of the arguments.
+
+        Args:
+            fn: The function that each replica runs.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            As `Strategy.run`.
+        """
         context.require_cross_replica(self.strategy, "call_for_each_replica")
         return self._run_replicas(adapters.adapted(fn), args, kwargs or {})
-
-    # Combining.
 
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
-        value: Any,
-        destinations: Any,
+        value: object,
+        destinations: object,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Combines a value over replicas, and copies the result to `destinations`."""
+        """Combines a value over replicas, and copies the result to `destinations`.
+
+        Args:
+            reduce_op: `dx.ReduceOp.SUM` or `MEAN`, or its name.
+            value: A distributed value.
+            destinations: Where the result goes: a variable (to its devices), a device, several
+                devices, or None for all replicas.
+            options: Hints for the collective; the strategy's own by default.
+
+        Returns:
+            The combined value, mirrored over the destinations.
+        """
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        value_destination_pairs: Sequence[tuple[object, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combines several values at once, which is faster than one after the other."""
+        """Combines several values at once, which is faster than one after the other.
+
+        Args:
+            reduce_op: `dx.ReduceOp.SUM` or `MEAN`, or its name.
+            value_destination_pairs: The values, each with its destinations as in `reduce_to`.
+            options: Hints for the collective; the strategy's own by default.
+
+        Returns:
+            The combined values, in order.
+        """
         context.require_cross_replica(self.strategy, "reduce_to")
         op = ReduceOp.parse(reduce_op, "reduce_op")
         return reduction.batch(self, op, value_destination_pairs, options)
 
     def reduce_all(
-        self, reduce_op: ReduceOp, values: list[Any], options: CommunicationOptions | None
+        self, reduce_op: ReduceOp, values: Sequence[object], options: CommunicationOptions | None
     ) -> list[Any]:
-        """Combines values over replicas; the results go to all replicas."""
+        """Combines values over replicas; the results go to all replicas.
+
+        Args:
+            reduce_op: How to combine them.
+            values: Distributed values.
+            options: Hints for the collective; the strategy's own by default.
+
+        Returns:
+            The combined values, in order.
+        """
         return reduction.batch(self, reduce_op, [(value, None) for value in values], options)
 
     def gather_to(
         self,
-        value: Any,
-        destinations: Any,
+        value: object,
+        destinations: object,
         axis: int,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Concatenates a value over replicas along `axis`."""
+        """Concatenates a value over replicas along `axis`.
+
+        Args:
+            value: A distributed value.
+            destinations: Where the result goes, as in `reduce_to`.
+            axis: The dimension to concatenate along.
+            options: Hints for the collective; the strategy's own by default.
+
+        Returns:
+            The concatenated value, mirrored over the destinations.
+        """
         context.require_cross_replica(self.strategy, "gather")
         return reduction.gather(self, value, destinations, axis, options)
 
-    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
-        """Copies a value to all worker devices, or to `destinations`."""
+    def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any:
+        """Copies a value to all worker devices, or to `destinations`.
+
+        Args:
+            tensor: One array.
+            destinations: Where it goes, as in `reduce_to`.
+
+        Returns:
+            The mirrored value; with one replica, `tensor` itself.
+
+        Raises:
+            ValueError: `tensor` is a distributed value already.
+        """
         context.require_cross_replica(self.strategy, "broadcast_to")
         if isinstance(tensor, DistributedValues):
             raise ValueError(
@@ -263,27 +402,48 @@ class StrategyExtended:
         if self.single:
             return tensor
         if frames.current() is not None:
-            return reduction.mirrored_in_program(self, tensor)
+            return reduction.mirror_in_program(self, tensor)
         devices = self._workers if destinations is None else destinations
         return self._ops.broadcast(tensor, devices)
 
-    def first_value(self, value: DistributedValues, destinations: Any) -> Any:
-        """Returns replica 0's value, copied to all."""
-        return reduction.first(self, value)
+    def first_value(self, value: DistributedValues, destinations: object) -> Any:
+        """Returns replica 0's value, copied to all.
+
+        Args:
+            value: A distributed value.
+            destinations: Where it goes, as in `reduce_to`.
+
+        Returns:
+            The mirrored value.
+        """
+        return reduction.broadcast_first(self, value)
 
     # Updating.
 
     def update(
         self,
         var: Variable,
-        fn: StepFn,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
         """Runs `fn(var, *args)` once for each copy of `var`, with arguments mirrored like it.
 
         Inside `fn`, every variable stands for its copy on the same device.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Updates one copy, which it gets first.
+            args: Further positional arguments; mirrored values are replaced by the copy's part.
+            kwargs: Keyword arguments, treated in the same way.
+            group: Return one merged value instead of a tuple with a value for each copy.
+
+        Returns:
+            What `fn` returns, merged over the copies.
+
+        Raises:
+            ValueError: An argument differs per replica, or `var` is another strategy's.
         """
         kwargs = dict(kwargs or {})
         replica = context.get_replica_context()
@@ -296,44 +456,43 @@ class StrategyExtended:
         context.require_cross_replica(self.strategy, "update")
         self._check_owned(var, "update")
         if not var.per_replica:
-            _check_no_per_replica((args, kwargs))
+            reduction.check_no_per_replica((args, kwargs))
         results = self._update_copies(len(var.devices), fn, (var, *args), kwargs)
-        return self._merged_updates(results, group, mirrored=not var.per_replica)
+        return reduction.merge_copies(self, results, group=group, mirrored=not var.per_replica)
 
     def update_non_slot(
         self,
-        colocate_with: Any,
-        fn: StepFn,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
+        colocate_with: object,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> Any:
-        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned."""
+        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned.
+            fn: Updates the variables on one device.
+            args: As for `update`.
+            kwargs: As for `update`.
+            group: As for `update`.
+
+        Returns:
+            What `fn` returns, merged over the devices.
+        """
         context.require_cross_replica(self.strategy, "update_non_slot")
-        _check_no_per_replica((args, kwargs or {}))
+        reduction.check_no_per_replica((args, kwargs or {}))
         devices = destination_devices(colocate_with)
         results = self._update_copies(len(devices), fn, tuple(args), dict(kwargs or {}))
-        return self._merged_updates(results, group)
+        return reduction.merge_copies(self, results, group=group, mirrored=True)
 
-    def _merged_updates(self, results: list[Any], group: bool, mirrored: bool = True) -> Any:
-        merged = reduction.merged(self, results, mirrored=mirrored)
-        if group:
-            return merged
-        own = reduction.local_results(merged)
-        return own if len(own) == len(results) else own * len(results)
+    def local_results(self, value: object) -> tuple[Any, ...]:
+        """Returns the values of this process's replicas.
 
-    # Taking apart.
+        Args:
+            value: As for `Strategy.experimental_local_results`.
 
-    def local_results(self, value: Nest) -> tuple[Any, ...]:
-        """Returns the values of this process's replicas."""
+        Returns:
+            As there.
+        """
         return reduction.local_results(value)
-
-
-def _check_no_per_replica(nest: Nest) -> None:
-    for leaf in jax.tree.leaves(nest, is_leaf=lambda leaf: isinstance(leaf, DistributedValues)):
-        if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
-            raise ValueError(
-                f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "
-                "variable must get the same update; reduce it first: "
-                "strategy.extended.reduce_to('SUM', value, var)."
-            )

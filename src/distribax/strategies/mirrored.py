@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from distribax import context, jax_private
 from distribax.collectives import AllReduce, CrossDeviceOps
@@ -15,9 +16,9 @@ from distribax.execution import frames, run_in_program, run_in_threads
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
-from distribax.types import Args, Kwargs, StepFn, ValueContext, VariableSynchronization
+from distribax.types import ValueContext, VariableSynchronization
 from distribax.values import DistributedValues, Local, Mirrored, is_opaque, regroup
-from distribax.variables import Placement, Replicated, Stacked
+from distribax.variables import Placement, Replicated, Stacked, Variable
 
 
 class MirroredExtended(StrategyExtended):
@@ -28,24 +29,31 @@ class MirroredExtended(StrategyExtended):
         check_cpu_pool(local_devices(mesh))
         super().__init__(devices, devices, cross_device_ops, mesh)
 
-    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    @override
+    def _run_replicas(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         assert self.mesh is not None
         if frames.current() is not None:
             return run_in_program(self.strategy, self.mesh, self._ops, fn, args, kwargs)
         return run_in_threads(self.strategy, self.local_devices, self._ops, fn, args, kwargs)
 
+    @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         assert self.mesh is not None
         if synchronization is VariableSynchronization.ON_READ:
             return Stacked(self.mesh)
         return Replicated(self.mesh)
 
-    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+    @override
+    def _update_copies(
+        self, devices: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         if frames.current() is not None:
             return [self._update_in_program(fn, args, kwargs)] * devices
         results = []
         for index, device in enumerate(self._copy_devices(devices)):
-            own_args, own_kwargs = _part((tuple(args), dict(kwargs)), index, device)
+            own_args, own_kwargs = _take_part((tuple(args), dict(kwargs)), index, device)
             entry = context.Entry(self.strategy, copy_id=index)
             with context.enter(entry), jax.default_device(device):
                 results.append(fn(*own_args, **own_kwargs))
@@ -54,41 +62,43 @@ class MirroredExtended(StrategyExtended):
     def _copy_devices(self, count: int) -> tuple[jax.Device, ...]:
         return self._parameters[:count]
 
-    def _update_in_program(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def _update_in_program(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Updates all copies at once: inside the program they are one value."""
         assert self.mesh is not None
         frame = frames.current()
         if not isinstance(frame, frames.RunFrame):
-            touches_stacked = any(getattr(arg, "per_replica", False) for arg in args)
+            touches_stacked = any(isinstance(arg, Variable) and arg.per_replica for arg in args)
             if touches_stacked:
                 return run_in_program(
                     self.strategy, self.mesh, self._ops, self._as_copy(fn), args, kwargs
                 )
-        own = jax.tree.map(_unwrapped, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
+        own = jax.tree.map(_unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
         return self._as_copy(fn)(*own[0], **own[1])
 
-    def _as_copy(self, fn: StepFn) -> StepFn:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def _as_copy(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: object, **kwargs: object) -> Any:
             with context.enter(context.Entry(self.strategy, copy_id=0)):
                 return fn(*args, **kwargs)
 
         return call
 
+    @override
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Returns one wrapped value, with a call of `value_fn` for each replica."""
         values = []
         for index, device in enumerate(self.local_devices):
             with jax.default_device(device):
                 made = value_fn(ValueContext(self.first_replica + index, self.num_replicas_in_sync))
-                values.append(jax.tree.map(_on_default_device, made))
+                values.append(jax.tree.map(_put_on_default_device, made))
         return regroup(values, wrap=True, mesh=self.mesh)
 
 
-def _is_wrapped(leaf: Any) -> bool:
+def _is_wrapped(leaf: object) -> bool:
     return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
-def _unwrapped(leaf: Any) -> Any:
+def _unwrap(leaf: object) -> Any:
     if isinstance(leaf, Mirrored):
         return leaf.get()
     if isinstance(leaf, DistributedValues) and isinstance(leaf.layout, Local):
@@ -96,12 +106,12 @@ def _unwrapped(leaf: Any) -> Any:
     return leaf
 
 
-def _on_default_device(leaf: Any) -> Any:
+def _put_on_default_device(leaf: object) -> object:
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _part(nest: Any, index: int, device: jax.Device) -> Any:
-    def own(leaf: Any) -> Any:
+def _take_part(nest: object, index: int, device: jax.Device) -> Any:
+    def own(leaf: object) -> object:
         if isinstance(leaf, DistributedValues):
             leaf = leaf.part(index)
         return jax_private.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
@@ -118,6 +128,11 @@ class MirroredStrategy(Strategy):
         devices: Names or `jax.Device`s; all GPUs (or TPUs) by default, else all CPU devices. Named
             CPU devices that do not exist yet are made, as long as JAX has not started.
         cross_device_ops: The algorithm that combines values; `AllReduce()` by default.
+
+    Raises:
+        TypeError: `cross_device_ops` is not an instance of `CrossDeviceOps`.
+        ValueError: A device's name is not known, or two devices are the same.
+        RuntimeError: More CPU devices are asked for than JAX has started with.
 
     Example:
         >>> import distribax as dx

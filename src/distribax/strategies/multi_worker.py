@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.cluster import ClusterResolver, resolve
 from distribax.cluster.peers.membership import Membership, join_cluster
-from distribax.collectives import AllReduce, CommunicationOptions
+from distribax.collectives import (
+    AllReduce,
+    CommunicationImplementation,
+    CommunicationOptions,
+)
 from distribax.errors import HostOnly, explaining, raise_if_lost
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, device_name, local_devices, resolve_devices
-from distribax.types import Args, Kwargs, Nest, ReduceOp, RunOptions, StepFn, ValueContext
+from distribax.types import ReduceOp, RunOptions, ValueContext
 from distribax.values import DistributedValues, Mirrored, Pieces
 
 _JOIN_SECONDS = 30.0
@@ -30,37 +35,44 @@ class MultiWorkerExtended(MirroredExtended):
         self,
         devices: Sequence[jax.Device],
         membership: Membership,
-        options: CommunicationOptions | None,
+        options: CommunicationOptions,
     ) -> None:
-        super().__init__(devices, AllReduce())
+        ops = AllReduce()
+        ops.default_options = options
+        super().__init__(devices, ops)
         self._membership = membership
-        self._options = options
         assert self.mesh is not None
         self._local = local_devices(self.mesh)
         # What each worker is told of are its own devices.
         self._parameters = self._local
 
     @property
+    @override
     def local_devices(self) -> tuple[jax.Device, ...]:
         return self._local
 
     @property
+    @override
     def first_replica(self) -> int:
         return self._workers.index(self._local[0])
 
     @property
+    @override
     def worker_devices(self) -> tuple[str, ...]:
         """The names of this worker's devices that run replicas."""
         return tuple(device_name(device) for device in self._local)
 
     @property
+    @override
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of this worker's devices that hold variables."""
         return self.worker_devices
 
+    @override
     def _copy_devices(self, count: int) -> tuple[jax.Device, ...]:
         return self._local
 
+    @override
     def input_target(self) -> InputTarget:
         return InputTarget(
             self._local,
@@ -70,25 +82,33 @@ class MultiWorkerExtended(MirroredExtended):
             self._membership.worker_id,
         )
 
+    @override
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         if frames.current() is not None:
             # A compiled function is one program for all workers, and these are one worker's values.
             raise HostOnly("values of this worker's replicas are made in the function", "eager")
         return super().distribute_values(value_fn)
 
-    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+    @override
+    def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any:
         if frames.current() is not None or destinations is not None:
             return super().broadcast_to(tensor, destinations)
         return Mirrored.of(Pieces(super().broadcast_to(tensor, self._local).values, self.mesh))
 
-    def first_value(self, value: DistributedValues, destinations: Any) -> Any:
+    @override
+    def first_value(self, value: DistributedValues, destinations: object) -> Any:
         if frames.current() is not None:
             return super().first_value(value, destinations)
         first = jax_private.broadcast_from_first(np.asarray(value.values[0]))
         return self.broadcast_to(first)
 
+    @override
     def gather_to(
-        self, value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
+        self,
+        value: object,
+        destinations: object,
+        axis: int,
+        options: CommunicationOptions | None = None,
     ) -> Any:
         gathered = super().gather_to(value, destinations, axis, options)
         if frames.current() is not None or self._membership.num_workers == 1:
@@ -107,10 +127,16 @@ class MultiWorkerMirroredStrategy(Strategy):
     Args:
         cluster_resolver: Tells the cluster and which task this process is; by default TF_CONFIG,
             the variables of torchrun, JAX or Slurm are read, else this process is alone.
-        communication_options: Hints for the collectives between workers.
+        communication_options: Hints for the collectives between workers, used wherever a call
+            gives none of its own.
         join_timeout_seconds: How long to wait for the other workers at the start.
         peer_timeout_seconds: After how much silence of another worker `dx.PeerLostError` is raised;
             by default what DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
+
+    Raises:
+        TypeError: `communication_options` is not a `dx.CommunicationOptions`.
+        ValueError: A time limit is not positive, or NCCL is asked for without GPUs.
+        RuntimeError: JAX has started already, or the other workers did not come in time.
     """
 
     def __init__(
@@ -126,6 +152,13 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"MultiWorkerMirroredStrategy: join_timeout_seconds={join_timeout_seconds} is not "
                 "positive. Expected how long to wait for the other workers, in seconds."
             )
+        options = communication_options or CommunicationOptions()
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(
+                f"MultiWorkerMirroredStrategy: communication_options={options!r} is not a "
+                "dx.CommunicationOptions. Pass one, for example "
+                "dx.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024)."
+            )
         self._resolver = resolve(cluster_resolver).resolver
         membership = join_cluster(self._resolver, join_timeout_seconds, peer_timeout_seconds)
         # Also sizes the pool of XLA's CPU client before it starts.
@@ -133,33 +166,38 @@ class MultiWorkerMirroredStrategy(Strategy):
         if membership.session is not None:
             membership.session.backend_started()
         devices = own if membership.num_workers == 1 else _all_like(own)
-        super().__init__(MultiWorkerExtended(devices, membership, communication_options))
+        _check_implementation(options, devices)
+        super().__init__(MultiWorkerExtended(devices, membership, options))
 
     @property
-    def cluster_resolver(self) -> Any:
+    @override
+    def cluster_resolver(self) -> ClusterResolver | None:
         """The resolver that told the cluster, or None when this process is alone."""
         return self._resolver
 
     # A worker that is lost makes these fail; the error says which one.
 
+    @override
     @explaining
     def run(
         self,
-        fn: StepFn,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
         raise_if_lost()
         return super().run(fn, args, kwargs, options)
 
+    @override
     @explaining
-    def reduce(self, reduce_op: ReduceOp | str, value: Nest, axis: int | None = None) -> Nest:
+    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: int | None = None) -> Any:
         raise_if_lost()
         return super().reduce(reduce_op, value, axis)
 
+    @override
     @explaining
-    def gather(self, value: Nest, axis: int) -> Nest:
+    def gather(self, value: object, axis: int) -> Any:
         raise_if_lost()
         return super().gather(value, axis)
 
@@ -168,3 +206,13 @@ def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Returns the devices of all processes of the same kind, ordered by process."""
     found = jax.devices(own[0].platform)
     return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
+
+
+def _check_implementation(options: CommunicationOptions, devices: Sequence[jax.Device]) -> None:
+    platform = devices[0].platform
+    if options.implementation is CommunicationImplementation.NCCL and platform != "gpu":
+        raise ValueError(
+            "MultiWorkerMirroredStrategy: communication_options asks for "
+            f"implementation=NCCL, which works between GPUs, but the devices are {platform!r}. "
+            "Leave it out: AUTO takes what the platform has."
+        )

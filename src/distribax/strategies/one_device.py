@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from typing_extensions import override
 
-from distribax import context, jax_private
-from distribax.collectives import ReductionToOneDevice
+from distribax import context, contracts, jax_private
+from distribax.collectives import CommunicationOptions, ReductionToOneDevice
 from distribax.execution import frames
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, resolve_device
-from distribax.types import Args, Kwargs, ReduceOp, StepFn, ValueContext, VariableSynchronization
+from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, select
 from distribax.variables import Placement, Single
 
@@ -25,18 +27,22 @@ class InlineRunner:
     replica_id = 0
     copy_id = 0
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
 
-    def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
+    def all_reduce(
+        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 
-    def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
+    def all_gather(
+        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 
 
@@ -50,58 +56,72 @@ class SingleExtended(StrategyExtended):
         super().__init__(() if device is None else (device,), (), ReductionToOneDevice())
 
     @property
+    @override
     def worker_devices(self) -> tuple[str, ...]:
         self._workers = self._workers or Single(None).devices
         return super().worker_devices
 
     @property
+    @override
     def parameter_devices(self) -> tuple[str, ...]:
         return self.worker_devices
 
     @property
+    @override
     def num_replicas_in_sync(self) -> int:
         return 1
 
-    def _run_replicas(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    @override
+    def _run_replicas(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         replica = context.ReplicaContext(self.strategy, InlineRunner(self.strategy))
         frame = frames.current()
         if frame is not None:
             frame.function.device = self._device
         else:
-            args, kwargs = self._on_device((tuple(args), dict(kwargs)))
+            args, kwargs = self._put_on_device((tuple(args), dict(kwargs)))
         args, kwargs = select((tuple(args), dict(kwargs)), 0, num_replicas=1)
         with context.enter(context.Entry(self.strategy, replica)), self._default_device():
             return fn(*args, **kwargs)
 
+    @override
     def input_target(self) -> InputTarget:
         return InputTarget((self._device,), None, 1)
 
-    def _default_device(self) -> Any:
+    def _default_device(self) -> AbstractContextManager[None]:
         return jax.default_device(self._device or jax_private.current_default_device())
 
-    def _on_device(self, nest: Any) -> Any:
+    def _put_on_device(self, nest: object) -> Any:
         device = self._device
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: object) -> object:
             if device is None or not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
                 return leaf
             return jax_private.on_device(leaf, device)
 
         return jax.tree.map(move, nest, is_leaf=is_opaque)
 
+    @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         return Single(self._device)
 
-    def _update_copies(self, devices: int, fn: StepFn, args: Args, kwargs: Kwargs) -> list[Any]:
+    @override
+    def _update_copies(
+        self, devices: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         args, kwargs = select((tuple(args), dict(kwargs)), 0)
         with context.enter(context.Entry(self.strategy, copy_id=0)), self._default_device():
             return [fn(*args, **kwargs)]
 
+    @override
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Returns the one replica's value as it is."""
         return value_fn(ValueContext())
 
-    def reduce_all(self, reduce_op: ReduceOp, values: list[Any], options: Any) -> list[Any]:
+    @override
+    def reduce_all(
+        self, reduce_op: ReduceOp, values: Sequence[object], options: CommunicationOptions | None
+    ) -> list[Any]:
         reduced = super().reduce_all(reduce_op, values, options)
         return [value.get() if isinstance(value, Mirrored) else value for value in reduced]
 
@@ -111,6 +131,15 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: The device's name, for example "GPU:0", or a `jax.Device`.
+
+    Raises:
+        ValueError: There is no such device.
+
+    Example:
+        >>> import distribax as dx
+        >>> strategy = dx.OneDeviceStrategy("CPU:0")
+        >>> float(strategy.run(lambda x: x + 1, args=(2.0,)))
+        3.0
     """
 
     def __init__(self, device: str | jax.Device) -> None:

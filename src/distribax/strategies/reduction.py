@@ -1,20 +1,20 @@
-"""Combining and taking apart values, for all strategies."""
+"""Combining and unwrapping values, for all strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from distribax import jax_private
-from distribax.collectives import CommunicationOptions
+from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS, launch_lock
-from distribax.types import Nest, ReduceOp
+from distribax.types import ReduceOp
 from distribax.values import (
     DistributedValues,
     Global,
@@ -29,34 +29,51 @@ from distribax.variables import Variable
 from distribax.variables.context_rules import first_replica
 
 
-def is_wrapped(leaf: Any) -> bool:
+class Combiner(Protocol):
+    """What is asked of a strategy's extended interface here."""
+
+    single: bool
+    mesh: Mesh | None
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps: ...
+
+    def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any: ...
+
+
+def is_wrapped(leaf: object) -> TypeGuard[PerReplica | Mirrored]:
     """Tells whether `leaf` holds a value for each replica."""
     return isinstance(leaf, DistributedValues)
 
 
-def distributed(extended: Any, value: Any) -> Any:
+def as_distributed(extended: Combiner, value: object) -> Any:
     """Returns a variable's copies as a distributed value, and anything else as it is."""
     if isinstance(value, Variable) and not extended.single:
         value = value.distributed()
     mesh = extended.mesh
     if mesh is None or not mesh.is_multi_process or frames.current() is not None:
         return value
-    if is_wrapped(value) and getattr(value.layout, "mesh", None) != mesh:
+    if is_wrapped(value) and value.layout.mesh != mesh:
         # Made by hand, or by a strategy of this process: the other processes have theirs.
         return type(value).of(Pieces(value.values, mesh))
     return value
 
 
 def batch(
-    extended: Any,
+    extended: Combiner,
     op: ReduceOp,
-    pairs: Sequence[tuple[Any, Any]],
+    pairs: Sequence[tuple[object, object]],
     options: CommunicationOptions | None,
 ) -> list[Any]:
-    """Reduces values to destinations; plain values follow the rules of `_plain`."""
-    values = [distributed(extended, value) for value, _ in pairs]
+    """Reduces values to destinations; plain values follow the rules of `_reduce_plain`."""
+    values = [as_distributed(extended, value) for value, _ in pairs]
     wrapped = [index for index, value in enumerate(values) if is_wrapped(value)]
-    results = [None if is_wrapped(value) else _plain(extended, op, value) for value in values]
+    results: list[Any] = [
+        None if is_wrapped(value) else _reduce_plain(extended, op, value) for value in values
+    ]
     reduced = extended.cross_device_ops.batch_reduce(
         op, [(values[index], pairs[index][1]) for index in wrapped], options
     )
@@ -65,7 +82,7 @@ def batch(
     return results
 
 
-def _plain(extended: Any, op: ReduceOp, value: Any) -> Any:
+def _reduce_plain(extended: Combiner, op: ReduceOp, value: Any) -> Any:
     """Reduces a value that all replicas share: a mean is the value, a sum has no meaning."""
     is_zero = isinstance(value, (int, float)) and value == 0
     if op is ReduceOp.MEAN or extended.num_replicas_in_sync == 1 or is_zero:
@@ -77,17 +94,17 @@ def _plain(extended: Any, op: ReduceOp, value: Any) -> Any:
     )
 
 
-def reduce_leaf(extended: Any, op: ReduceOp, value: Any, axis: int | None) -> Any:
+def reduce_leaf(extended: Combiner, op: ReduceOp, value: object, axis: int | None) -> Any:
     """Reduces one value over replicas, and over a dimension of it if `axis` is given."""
-    value = distributed(extended, value)
+    held = as_distributed(extended, value)
     if axis is None:
-        (result,) = batch(extended, op, [(value, None)], None)
+        (result,) = batch(extended, op, [(held, None)], None)
         return result.get() if isinstance(result, Mirrored) else result
-    if not is_wrapped(value):
-        _check_axis(jnp.shape(value), axis)
-        total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(value, axis=axis)
-        return _plain(extended, op, total)
-    sums, count = _axis_sums(value, axis)
+    if not is_wrapped(held):
+        _check_axis(jnp.shape(held), axis)
+        total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axis)
+        return _reduce_plain(extended, op, total)
+    sums, count = _axis_sums(held, axis)
     (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
     return total.get() / count if op is ReduceOp.MEAN else total.get()
 
@@ -112,17 +129,19 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
         return PerReplica.of(kind), shape[axis] * layout.mesh.size
     for piece in value.values:
         _check_axis(jnp.shape(piece), axis)
-    sums = tuple(_sum_where_it_is(piece, axis) for piece in value.values)
+    parts = tuple(_sum_where_it_is(piece, axis) for piece in value.values)
     count = sum(jnp.shape(piece)[axis] for piece in value.values)
     mesh = layout.mesh if isinstance(layout, Pieces) else None
     if mesh is not None and mesh.is_multi_process:
         count = jax_private.sum_over_processes(count)
-    return PerReplica.of(Pieces(sums, mesh)), count
+    return PerReplica.of(Pieces(parts, mesh)), count
 
 
 @lru_cache(maxsize=512)
-def _sum_program(mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool) -> Any:
-    def local(value: Any) -> Any:
+def _sum_program(
+    mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool
+) -> Callable[[jax.Array], jax.Array]:
+    def local(value: jax.Array) -> jax.Array:
         total = jnp.sum(jax_private.to_varying(value, REPLICA_AXIS), axis=axis)
         return total[None] if to_scalar else total
 
@@ -131,14 +150,14 @@ def _sum_program(mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool) -> Any:
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=split))
 
 
-def _sum_where_it_is(piece: Any, axis: int) -> Any:
+def _sum_where_it_is(piece: jax.typing.ArrayLike, axis: int) -> jax.Array:
     if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
         return jnp.sum(jnp.asarray(piece), axis=axis)
     with jax.default_device(next(iter(piece.devices()))):
         return jnp.sum(piece, axis=axis)
 
 
-def _check_axis(shape: Sequence[int], axis: Any) -> None:
+def _check_axis(shape: Sequence[int], axis: object) -> None:
     if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
         hint = "; a scalar has no axis, use axis=None" if not len(shape) else ""
         raise ValueError(
@@ -148,48 +167,62 @@ def _check_axis(shape: Sequence[int], axis: Any) -> None:
 
 
 def gather(
-    extended: Any, value: Any, destinations: Any, axis: int, options: CommunicationOptions | None
+    extended: Combiner,
+    value: object,
+    destinations: object,
+    axis: int,
+    options: CommunicationOptions | None,
 ) -> Any:
     """Concatenates a value over replicas."""
-    value = distributed(extended, value)
-    if not is_wrapped(value):
+    held = as_distributed(extended, value)
+    if not is_wrapped(held):
         if extended.num_replicas_in_sync > 1:
             raise ValueError(
-                f"gather: {value!r} is one value that all replicas share, not a value of each "
+                f"gather: {held!r} is one value that all replicas share, not a value of each "
                 "replica. Gather what strategy.run() returned, or a variable."
             )
-        value = Mirrored([value])
+        held = Mirrored([held])
     if extended.single:
-        return extended.cross_device_ops.gather(value, None, axis, options).get()
-    return extended.cross_device_ops.gather(value, destinations, axis, options)
+        return extended.cross_device_ops.gather(held, None, axis, options).get()
+    return extended.cross_device_ops.gather(held, destinations, axis, options)
 
 
-def first(extended: Any, value: DistributedValues) -> Any:
+def broadcast_first(extended: Combiner, value: DistributedValues) -> Any:
     """Returns replica 0's value to all replicas."""
     layout = value.layout
     if isinstance(layout, Local):
         return Mirrored.of(Local(first_replica(layout.value), layout.mesh))
     if frames.current() is not None:
-        return mirrored_in_program(extended, value.values[0])
+        return mirror_in_program(extended, value.values[0])
     return extended.broadcast_to(value.values[0])
 
 
-def mirrored_in_program(extended: Any, value: Any) -> Mirrored:
+def mirror_in_program(extended: Combiner, value: jax.typing.ArrayLike) -> Mirrored:
     """Wraps a value that is the same everywhere, while a function is traced."""
+    assert extended.mesh is not None
     value = jnp.asarray(value)
     if isinstance(frames.current(), frames.RunFrame):
         return Mirrored.of(Local(value, extended.mesh))
     return Mirrored.of(Global(value, extended.mesh, mirrored=True))
 
 
-def merged(extended: Any, results: list[Any], *, mirrored: bool) -> Any:
-    """Merges what the copies' updates have returned, mirrored like the variable if that is."""
+def merge_copies(extended: Combiner, results: list[Any], *, group: bool, mirrored: bool) -> Any:
+    """Merges what the copies' updates have returned; a tuple of all of them without `group`."""
+    merged = _merge(extended, results, mirrored)
+    if group:
+        return merged
+    own = local_results(merged)
+    return own if len(own) == len(results) else own * len(results)
+
+
+def _merge(extended: Combiner, results: list[Any], mirrored: bool) -> Any:
+    """Returns the results as one nest, mirrored like the variable if that is."""
     mesh = extended.mesh if extended.mesh is not None and extended.mesh.is_multi_process else None
     nest = regroup(results, mesh=None if mirrored or frames.current() is not None else mesh)
     if len(results) == 1 and mesh is None:
         return nest
 
-    def wrap(leaf: Any) -> Any:
+    def wrap(leaf: jax.Array | PerReplica) -> object:
         if isinstance(leaf, PerReplica):
             return Mirrored.of(Pieces(leaf.values, mesh)) if mirrored else leaf
         if not jax_private.is_tracer(leaf):
@@ -197,13 +230,14 @@ def merged(extended: Any, results: list[Any], *, mirrored: bool) -> Any:
             only = isinstance(leaf, jax.Array) and len(results) == 1
             return Mirrored.of(Pieces((leaf,), mesh)) if only else leaf
         if mirrored:
-            return mirrored_in_program(extended, leaf)
+            return mirror_in_program(extended, leaf)
+        assert extended.mesh is not None
         return PerReplica.of(Local(leaf, extended.mesh))
 
     return jax.tree.map(wrap, nest, is_leaf=is_wrapped)
 
 
-def local_results(value: Nest) -> tuple[Any, ...]:
+def local_results(value: object) -> tuple[Any, ...]:
     """Returns one nest for each replica of this process, or the value alone if it is shared."""
     if isinstance(value, Variable):
         return value.values
@@ -224,3 +258,14 @@ def local_results(value: Nest) -> tuple[Any, ...]:
         )
         for index in range(max(counts))
     )
+
+
+def check_no_per_replica(nest: object) -> None:
+    """Raises if an argument of an update differs per replica."""
+    for leaf in jax.tree.leaves(nest, is_leaf=is_wrapped):
+        if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
+            raise ValueError(
+                f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "
+                "variable must get the same update; reduce it first: "
+                "strategy.extended.reduce_to('SUM', value, var)."
+            )

@@ -24,6 +24,9 @@ class Layout(Protocol):
     """The stored values of the replicas of one process."""
 
     @property
+    def mesh(self) -> Mesh | None: ...
+
+    @property
     def pieces(self) -> tuple[Any, ...]: ...
 
     def piece(self, index: int) -> Any: ...

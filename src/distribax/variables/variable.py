@@ -341,40 +341,40 @@ class VariableCopy(ArrayLike):
     """One device's copy of a variable, to look at."""
 
     def __init__(self, variable: Variable, index: int) -> None:
-        self._variable = variable
+        self.variable = variable
         self._index = index
 
     @property
     def name(self) -> str:
         """The variable's name, with the replica's index after the first."""
-        plain = self._variable.name.removesuffix(":0")
+        plain = self.variable.name.removesuffix(":0")
         return f"{plain}:0" if self._index == 0 else f"{plain}/replica_{self._index}:0"
 
     @property
     def device(self) -> str:
         """The name of the device that this copy is on."""
-        if self._variable.source is not None:
-            return self._variable.device
+        if self.variable.source is not None:
+            return self.variable.device
         return device_name(next(iter(self._stored().devices())))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return self._variable.shape
+        return self.variable.shape
 
     @property
     def dtype(self) -> Any:
         """The data type of the value."""
-        return self._variable.dtype
+        return self.variable.dtype
 
     def _stored(self) -> jax.Array:
-        return self._variable.placement.pieces(self._variable.share())[self._index]
+        return self.variable.placement.pieces(self.variable.share())[self._index]
 
     def read_value(self) -> jax.Array:
         """Returns this copy's value."""
         if frames.current() is not None:
             # What is stored would be a constant of the compiled step.
-            return self._variable.distributed().values[self._index]
+            return self.variable.distributed().values[self._index]
         return self._stored()
 
     def value(self) -> jax.Array:
@@ -385,7 +385,7 @@ class VariableCopy(ArrayLike):
         return self.read_value()
 
     def __repr__(self) -> str:
-        shape, dtype = self._variable.shape, np.dtype(self._variable.dtype).name
+        shape, dtype = self.variable.shape, np.dtype(self.variable.dtype).name
         value = np.array(self._stored())
         # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
         shown = repr(value) if value.ndim else str(value[()])

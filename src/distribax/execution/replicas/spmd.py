@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from distribax import context, jax_private
-from distribax.collectives import CommunicationOptions, CrossDeviceOps
+from distribax.collectives import CrossDeviceOps
 from distribax.errors import HostOnly
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS
@@ -57,7 +57,7 @@ class SpmdRunner:
 
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
         values = [jnp.asarray(leaf) for leaf in leaves]
-        options = options or CommunicationOptions()
+        options = options or self.ops.default_options
         reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
         return [self.frame.own(value) for value in reduced]
 
