@@ -31,14 +31,6 @@ class State(Hashable, Protocol):
         """Whether each replica has a value of its own."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The data type of the value."""
-
-    @property
     def sharding(self) -> Sharding | None:
         """Where the value lives inside a compiled program, or None if that does not matter."""
 
@@ -50,17 +42,41 @@ class State(Hashable, Protocol):
     def described(self) -> str:
         """The state as error messages name it."""
 
-    def program_value(self) -> jax.Array:
-        """Returns the array that a compiled program reads."""
+    def program_value(self) -> Any:
+        """Returns the array (or the nest of arrays) that a compiled program reads."""
 
-    def take_program_value(self) -> jax.Array:
-        """Returns an array that a compiled program may overwrite."""
+    def take_program_value(self) -> Any:
+        """Returns arrays that a compiled program may overwrite."""
 
-    def store_program_value(self, value: jax.Array) -> None:
+    def store_program_value(self, value: Any) -> None:
         """Keeps what a compiled program has returned."""
 
 
-class Variable(State, Protocol):
+class Table(Hashable, Protocol):
+    """Something with rows that can be looked up: a variable, or a sharded one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole value."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The data type of the value."""
+
+    @property
+    def source(self) -> Source | None:
+        """Where the rows are fetched from if they live in another process, or None."""
+
+    @property
+    def described(self) -> str:
+        """The table as error messages name it."""
+
+    @property
+    def row_shards(self) -> Sequence[tuple[int, Variable]]:
+        """The variables that have the rows, each with the index of its first row."""
+
+
+class Variable(State, Table, Protocol):
     """What the rules of reading and writing need of a `dx.Variable`."""
 
     @property
@@ -99,14 +115,14 @@ class Source(Hashable, Protocol):
     def pull(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """Returns the values of some variables, fetched together."""
 
-    def rows(self, requests: Sequence[tuple[Variable, np.ndarray]]) -> list[jax.Array]:
+    def rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:
         """Returns some rows of some tables, fetched together."""
 
     def write(self, variable: Variable, kind: WriteKind, value: jax.Array) -> None:
         """Writes a variable now."""
 
     def write_rows(
-        self, table: Variable, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
+        self, table: Table, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
     ) -> None:
         """Writes some rows of a table now."""
 

@@ -69,13 +69,13 @@ def test_what_varies_is_tracked_on_demand() -> None:
 
 def test_arrays_are_unbound_from_devices_without_a_copy() -> None:
     bound = jax.device_put(jnp.ones(2), jax.devices()[3])
-    free = jax_private.uncommitted(bound)
+    free = jax_private.uncommit(bound)
     assert (bound.committed, free.committed) == (True, False)
     assert free.unsafe_buffer_pointer() == bound.unsafe_buffer_pointer()
-    assert jax_private.uncommitted(free) is free
+    assert jax_private.uncommit(free) is free
     with jax.default_device(jax.devices()[4]):
         assert (free + 1).devices() == {jax.devices()[4]}
-    again = jax_private.fresh(free)
+    again = jax_private.rewrap(free)
     assert again is not free
     assert again.unsafe_buffer_pointer() == free.unsafe_buffer_pointer()
 
@@ -83,13 +83,13 @@ def test_arrays_are_unbound_from_devices_without_a_copy() -> None:
 def test_copies_are_found_where_they_are() -> None:
     sharding = jax.sharding.NamedSharding(_mesh(), SAME)
     array = jax.device_put(jnp.ones(2), sharding)
-    assert [piece.device for piece in jax_private.device_pieces(array)] == jax.devices()[:2]
-    assert jax_private.one_copy(array).devices() == {jax.devices()[0]}
-    assert jax_private.on_device(array, jax.devices()[1]).devices() == {jax.devices()[1]}
-    assert jax_private.on_device(array, jax.devices()[5]).devices() == {jax.devices()[5]}
+    assert [piece.device for piece in jax_private.split_by_device(array)] == jax.devices()[:2]
+    assert jax_private.pick_copy(array).devices() == {jax.devices()[0]}
+    assert jax_private.move_to_device(array, jax.devices()[1]).devices() == {jax.devices()[1]}
+    assert jax_private.move_to_device(array, jax.devices()[5]).devices() == {jax.devices()[5]}
     scalar = jax.device_put(jnp.ones(()), jax.devices()[2])
-    assert jax_private.with_dim(scalar).devices() == {jax.devices()[2]}
-    assert jax_private.with_dim(3.0).shape == (1,)
+    assert jax_private.add_dim(scalar).devices() == {jax.devices()[2]}
+    assert jax_private.add_dim(3.0).shape == (1,)
 
 
 def test_code_runs_outside_of_a_trace() -> None:
@@ -98,16 +98,16 @@ def test_code_runs_outside_of_a_trace() -> None:
     @jax.jit
     def traced(x: Any) -> Any:
         seen.append(jax_private.is_tracing())
-        seen.append(jax_private.outside_trace(lambda: float(jnp.ones(()) + 1)))
-        seen.append(jax_private.trace_of(x) is jax_private.innermost_trace())
+        seen.append(jax_private.run_outside_trace(lambda: float(jnp.ones(()) + 1)))
+        seen.append(jax_private.get_trace(x) is jax_private.get_innermost_trace())
         with pytest.raises(KeyError, match="mine"):
-            jax_private.outside_trace(lambda: {}["mine"])
+            jax_private.run_outside_trace(lambda: {}["mine"])
         return x
 
     traced(1.0)
     assert seen == [True, 2.0, True]
     assert not jax_private.is_tracing()
-    assert jax_private.outside_trace(threading.get_ident) == threading.get_ident()
+    assert jax_private.run_outside_trace(threading.get_ident) == threading.get_ident()
 
 
 def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
@@ -116,7 +116,7 @@ def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
 
     @jax.jit
     def traced(x: Any) -> Any:
-        made.append(jax_private.outside_trace(lambda: jnp.asarray(2.0**40 + 1)))
+        made.append(jax_private.run_outside_trace(lambda: jnp.asarray(2.0**40 + 1)))
         return x
 
     with jax.enable_x64(True), jax.default_device(device):
@@ -126,14 +126,14 @@ def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
 
 
 def test_states_of_traces_are_told_apart() -> None:
-    outside = jax_private.trace_state()
+    outside = jax_private.get_trace_state()
     seen: list[bool] = []
-    jax.jit(lambda x: (seen.append(jax_private.trace_state() == outside), x)[1])(1.0)
+    jax.jit(lambda x: (seen.append(jax_private.get_trace_state() == outside), x)[1])(1.0)
     assert seen == [False]
-    assert jax_private.trace_state() == outside
+    assert jax_private.get_trace_state() == outside
 
 
 def test_the_backend_has_started() -> None:
-    assert jax_private.backends_started()
-    assert jax_private.process_id() == 0
-    assert jax_private.current_default_device() is None
+    assert jax_private.have_backends_started()
+    assert jax_private.get_process_id() == 0
+    assert jax_private.get_default_device() is None

@@ -176,7 +176,7 @@ def test_mesh_of_no_devices() -> None:
 
 def test_pool_serves_the_devices_of_the_tests() -> None:
     topology.check_cpu_pool(topology.resolve_devices())
-    threads = jax_private.cpu_pool_threads()
+    threads = jax_private.count_cpu_pool_threads()
     assert threads is None or threads >= topology.safe_pool_size(8) == 16
 
 

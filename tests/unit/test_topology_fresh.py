@@ -14,15 +14,15 @@ import jax
 from distribax import jax_private, topology
 
 def show():
-    started = jax_private.backends_started()
+    started = jax_private.have_backends_started()
     count = len(jax.devices("cpu"))
     topology.resolve_device("CPU:0")
-    print(started, count, jax_private.cpu_pool_threads(), os.environ.get("PJRT_NPROC"))
+    print(started, count, jax_private.count_cpu_pool_threads(), os.environ.get("PJRT_NPROC"))
 """
 
 
 def test_import_does_not_start_the_backend(run_fresh: RunFresh) -> None:
-    printed = run_fresh(START + "print(jax_private.backends_started())")
+    printed = run_fresh(START + "print(jax_private.have_backends_started())")
     assert printed == "False"
 
 
@@ -99,7 +99,7 @@ try:
     topology.resolve_devices(["CPU:0", "CPUU:1"])
 except ValueError as error:
     print(error)
-print(jax_private.backends_started())
+print(jax_private.have_backends_started())
 print(topology.resolve_devices(["CPU:0", "CPU:1"]))
 """
     )

@@ -165,7 +165,7 @@ def _placed(result: Global, destinations: Any) -> Mirrored:
     near = {piece.device: piece for piece in result.pieces}
     return Mirrored(
         [
-            jax_private.uncommitted(jax.device_put(near.get(device, result.pieces[0]), device))
+            jax_private.uncommit(jax.device_put(near.get(device, result.pieces[0]), device))
             for device in devices
         ]
     )

@@ -189,7 +189,7 @@ def divided(total: Any, reduce_op: ReduceOp, count: int) -> Any:
 
 def loose(value: Any) -> Any:
     """Returns `value` as an array that can be mixed with those of other devices."""
-    return jax_private.uncommitted(value) if isinstance(value, jax.Array) else jnp.asarray(value)
+    return jax_private.uncommit(value) if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def sum_on_one_device(values: Sequence[Any], device: jax.Device | None, add: Any = None) -> Any:
@@ -205,7 +205,7 @@ def mirror(value: Any, destinations: Any) -> Mirrored:
     value = loose(value)
     return Mirrored(
         [
-            jax_private.uncommitted(jax.device_put(value, device))
+            jax_private.uncommit(jax.device_put(value, device))
             for device in destination_devices(destinations)
         ]
     )

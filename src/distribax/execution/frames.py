@@ -40,7 +40,7 @@ class Frame(abc.ABC):
         self.parent = parent
         self.values: dict[Any, Any] = {}
         self.written: dict[Any, None] = {}
-        self.trace = jax_private.innermost_trace()
+        self.trace = jax_private.get_innermost_trace()
 
     @property
     def function(self) -> FunctionFrame:
@@ -61,7 +61,7 @@ class Frame(abc.ABC):
     def _check_owned(self, variable: Any, value: Any) -> None:
         if not jax_private.is_tracer(value):
             return
-        owner = jax_private.trace_of(value)
+        owner = jax_private.get_trace(value)
         frame: Frame | None = self
         while frame is not None:
             if owner is frame.trace:
@@ -157,7 +157,7 @@ class RunFrame(Frame):
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
             value = jax.tree.map(jnp.copy, value)
-        if jax_private.innermost_trace() is self.trace:
+        if jax_private.get_innermost_trace() is self.trace:
             self.values[variable] = value
         return value
 
@@ -209,7 +209,7 @@ def storable(value: Any) -> Any:
     if not jax_private.is_tracer(value):
         return value
     frame = current()
-    if frame is not None and jax_private.trace_of(value) is frame.trace:
+    if frame is not None and jax_private.get_trace(value) is frame.trace:
         # Nothing is differentiated here, and the value keeps what is known of its origin.
         return value
     return jax.lax.stop_gradient(value)

@@ -39,7 +39,7 @@ class Taps:
         inflows: list[Inflow],
     ) -> None:
         self._token = token
-        self._trace = jax_private.trace_of(token)
+        self._trace = jax_private.get_trace(token)
         self._tables = frozenset(tables)
         self._variables = frozenset(variables)
         self._inflows = inflows
@@ -63,7 +63,7 @@ class Taps:
 
         A value that a loop in the function reads first is then the function's, not the loop's.
         """
-        return jaxprs.in_trace(self._trace, fn)
+        return jaxprs.run_in_trace(self._trace, fn)
 
 
 class Inflow:

@@ -70,7 +70,7 @@ class Results:
         if array.is_fully_addressable:
             self._local[place] = sharding
             return array
-        return jax_private.for_user(array)
+        return jax_private.localize(array)
 
 
 def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:

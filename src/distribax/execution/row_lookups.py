@@ -30,7 +30,7 @@ def looked_up(frame: frames.Frame, table: Any, ids: Any) -> tuple[Any, Any]:
     function = frame.function
     if not function.has_stages:
         raise NeedStages
-    here = jaxprs.at_trace(ids, function.trace)
+    here = jaxprs.find_in_trace(ids, function.trace)
     if here is None:
         raise RuntimeError(
             f"embedding_lookup: the ids for {table.described} are computed inside jax.vmap, "
@@ -38,7 +38,7 @@ def looked_up(frame: frames.Frame, table: Any, ids: Any) -> tuple[Any, Any]:
             "that runs. Look up all rows outside of it, and pass them in: "
             "rows = dx.embedding_lookup(table, ids); jax.vmap(fn)(rows)."
         )
-    return jaxprs.unknown_rows(table, here, function.trace), here
+    return jaxprs.bind_unknown_rows(table, here, function.trace), here
 
 
 @dataclass
@@ -85,13 +85,13 @@ class StagedCall:
         cut = jaxprs.Cut(self.pure, args)
         known: list[int] = []
         for places in cut.stages:
-            given = [cut.given_ids(place) for place in places]
+            given = [cut.find_given_ids(place) for place in places]
             computed = [p for p, ids in zip(places, given, strict=True) if ids is None]
-            compute = jax.jit(cut.computing_ids(computed, known)) if computed else None
+            compute = jax.jit(cut.build_ids_program(computed, known)) if computed else None
             self._stages.append(_Stage(places, given, list(known), compute))
             known.extend(places)
         self._tables, self._out_tree = cut.tables, cut.out_tree
-        whole = cut.whole()
+        whole = cut.build_whole()
 
         def step(donated: list[Any], others: list[Any], rows: list[Any]) -> Any:
             return whole(*donated, *others, *rows)
@@ -117,4 +117,4 @@ class StagedCall:
 
 
 def _on_host(ids: Any) -> np.ndarray:
-    return np.asarray(jax_private.one_copy(ids) if isinstance(ids, jax.Array) else ids)
+    return np.asarray(jax_private.pick_copy(ids) if isinstance(ids, jax.Array) else ids)

@@ -98,7 +98,7 @@ def _holds_arrays(value: DistributedValues) -> bool:
 def _loose(array: jax.Array) -> jax.Array:
     """Lets an array of one device meet variables that are spread over several."""
     if not jax_private.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
-        return jax_private.uncommitted(array)
+        return jax_private.uncommit(array)
     return array
 
 

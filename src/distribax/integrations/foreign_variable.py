@@ -85,7 +85,7 @@ class Cell:
         if self._placement is not placement:
             host = self.read()
             # A trace may be under way, which must not see the move.
-            self._value = jax_private.outside_trace(lambda: _stored(host, placement))
+            self._value = jax_private.run_outside_trace(lambda: _stored(host, placement))
             self._placement, self._shared, self._host = placement, True, None
         return self._value
 
@@ -170,7 +170,7 @@ def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
 
 
 def _moved(fn: Callable[[jax.Array], jax.Array], leaf: Any) -> Any:
-    return jax_private.on_key_data(fn, leaf) if jax_private.is_key(leaf) else fn(leaf)
+    return jax_private.apply_to_key_data(fn, leaf) if jax_private.is_key(leaf) else fn(leaf)
 
 
 def _stored(value: Any, placement: Placement) -> Any:

@@ -177,7 +177,7 @@ class _VariableTrace:
 def _at_step_level() -> bool:
     """Tells whether code of a compiled step runs, and no JAX transformation inside of it."""
     frame = frames.current()
-    return frame is not None and jax_private.innermost_trace() is frame.trace
+    return frame is not None and jax_private.get_innermost_trace() is frame.trace
 
 
 class _ModuleTrace:
@@ -249,7 +249,7 @@ def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
 
 
 _OUTSIDE = tracers.TraceState()
-_OUTSIDE._jax_trace = jax_private.outside_trace_state()
+_OUTSIDE._jax_trace = jax_private.get_outside_trace_state()
 
 _value = _Value(nnx.Variable.__dict__["_raw_value"])
 nnx.Variable._raw_value = _value

@@ -147,7 +147,7 @@ class ReplicaState:
     def _at_top_level(self) -> bool:
         if self.frame is None:
             return not jax_private.is_tracing()
-        return jax_private.innermost_trace() is self.frame.trace
+        return jax_private.get_innermost_trace() is self.frame.trace
 
     # Bringing the replicas together.
 

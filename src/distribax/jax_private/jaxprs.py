@@ -1,50 +1,57 @@
-"""Names of JAX that are not stable, of those that take traces apart: see `jax_private`."""
+"""Traced programs (jaxprs): values and lookups that stand in them, and cutting them apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax._src import core as _core
 from jax.extend import core
+from jax.typing import ArrayLike
 
-from distribax.jax_private import is_tracer, trace_of
+from distribax import contracts
+from distribax.jax_private.tracing import Trace, Tracer, get_trace
+
+_Result = TypeVar("_Result")
 
 # Stands for rows that are not known when a program is traced; it is replaced before it is compiled.
 _rows: Any = core.Primitive("distribax_rows")
 
 
-def _form(ids: Any, *, table: Any) -> Any:
+def _form(ids: _core.ShapedArray, *, table: contracts.Table) -> _core.ShapedArray:
     return _core.ShapedArray((*ids.shape, *table.shape[1:]), np.dtype(table.dtype))
 
 
 _rows.def_abstract_eval(_form)
 
 
-def in_trace(trace: Any, fn: Callable[[], Any]) -> Any:
+def run_in_trace(trace: Trace, fn: Callable[[], _Result]) -> _Result:
     """Runs `fn` as a part of `trace`, although a transformation inside of it may be tracing."""
     with core.set_current_trace(trace):
         return fn()
 
 
-def at_trace(value: Any, trace: Any) -> Any | None:
+def find_in_trace(
+    value: jax.Array | np.ndarray, trace: Trace | None
+) -> jax.Array | np.ndarray | None:
     """Returns what `value` is in `trace`, without its gradient; None if it does not exist there.
 
     A constant exists everywhere. What `jax.vmap`, a loop or another program has made of a value
     does not exist outside of it.
     """
-    while is_tracer(value) and trace_of(value) is not trace:
-        value = getattr(value, "primal", None)
-        if value is None:
+    while isinstance(value, Tracer) and get_trace(value) is not trace:
+        primal = getattr(value, "primal", None)
+        if primal is None:
             return None
+        value = primal
     return value
 
 
-def unknown_rows(table: Any, ids: Any, trace: Any) -> Any:
+def bind_unknown_rows(table: contracts.Table, ids: ArrayLike, trace: Trace) -> jax.Array:
     """Returns an array of the program that `trace` makes, which stands for rows of a table."""
-    return in_trace(trace, lambda: _rows.bind(ids, table=table))
+    return run_in_trace(trace, lambda: _rows.bind(ids, table=table))
 
 
 class Cut:
@@ -52,22 +59,22 @@ class Cut:
 
     Attributes:
         tables: The tables that rows are asked of, in the order of asking.
-        stages: Their places, by when they can be asked for: those of a later stage have to do with
-            rows of the earlier ones.
+        stages: Their places, by when they can be asked for: lookups of a later stage depend on rows
+            of earlier ones.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    def __init__(self, fn: Callable[..., object], args: Sequence[object]) -> None:
         self._closed, form = jax.make_jaxpr(fn, return_shape=True)(*args)
         self.out_tree = jax.tree.structure(form)
         equations = self._closed.jaxpr.eqns
         self._asked = [equation for equation in equations if equation.primitive is _rows]
         self._others = [equation for equation in equations if equation.primitive is not _rows]
         self.tables = [equation.params["table"] for equation in self._asked]
-        self.stages = self._ordered()
+        self.stages = self._order_stages()
 
-    def _ordered(self) -> list[list[int]]:
+    def _order_stages(self) -> list[list[int]]:
         stages: list[list[int]] = []
-        level: dict[Any, int] = {}
+        level: dict[core.Var, int] = {}
         place = 0
         for equation in self._closed.jaxpr.eqns:
             known = [var for var in equation.invars if not isinstance(var, core.Literal)]
@@ -79,8 +86,8 @@ class Cut:
             level.update(dict.fromkeys(equation.outvars, stage))
         return stages
 
-    def given_ids(self, place: int) -> int | np.ndarray | None:
-        """Returns which input the ids are, or the ids if they are constant, or None."""
+    def find_given_ids(self, place: int) -> int | np.ndarray | None:
+        """Returns the ids of a lookup: the index of an input, a constant, or None if computed."""
         ids = self._asked[place].invars[0]
         if isinstance(ids, core.Literal):
             return np.asarray(ids.val)
@@ -91,18 +98,18 @@ class Cut:
             return np.asarray(self._closed.consts[jaxpr.constvars.index(ids)])
         return None
 
-    def computing_ids(self, places: Sequence[int], known: Sequence[int]) -> Callable[..., Any]:
+    def build_ids_program(self, places: Sequence[int], known: Sequence[int]) -> Callable[..., Any]:
         """Returns a function of the inputs and of known rows that returns ids."""
         wanted = [self._asked[place].invars[0] for place in places]
-        return self._program(known, wanted, self._leading_to(wanted))
+        return self._build(known, wanted, self._find_equations(wanted))
 
-    def whole(self) -> Callable[..., Any]:
+    def build_whole(self) -> Callable[..., Any]:
         """Returns a function of the inputs and of all rows that returns what the program does."""
         every = range(len(self._asked))
-        return self._program(every, self._closed.jaxpr.outvars, self._others)
+        return self._build(every, self._closed.jaxpr.outvars, self._others)
 
-    def _leading_to(self, wanted: Sequence[Any]) -> list[Any]:
-        """Returns the equations that have to do with variables of the program."""
+    def _find_equations(self, wanted: Sequence[core.Var]) -> list[core.JaxprEqn]:
+        """Returns the equations that compute some variables of the program."""
         needed = set(wanted)
         kept = []
         for equation in reversed(self._others):
@@ -111,8 +118,8 @@ class Cut:
                 needed.update(v for v in equation.invars if not isinstance(v, core.Literal))
         return kept[::-1]
 
-    def _program(
-        self, rows: Sequence[int], returned: Sequence[Any], equations: Sequence[Any]
+    def _build(
+        self, rows: Sequence[int], returned: Sequence[core.Var], equations: Sequence[core.JaxprEqn]
     ) -> Callable[..., Any]:
         jaxpr = self._closed.jaxpr
         given = [self._asked[place].outvars[0] for place in rows]

@@ -272,7 +272,7 @@ def check_separable(transformation: Any, kinds: Sequence[tuple[int, Any]]) -> No
 
     if len(kinds) == 1:
         kinds = [*kinds, *kinds]
-    if not jax_private.outside_trace(tried):
+    if not jax_private.run_outside_trace(tried):
         raise ValueError(
             "dx.Optimizer: the transformation computes a variable's update from other variables' "
             "gradients (optax.clip_by_global_norm does), but the variables live on several "

@@ -278,14 +278,14 @@ class Served(Placement):
         return self.source.pull_specs([self.specs[0]])[0]
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_private.uncommitted(self.current(buffer))]
+        return [jax_private.uncommit(self.current(buffer))]
 
     def to_program(self, buffer: jax.Array) -> jax.Array:
         return self.current(buffer)
 
 
 def _placed(array: np.ndarray) -> jax.Array:
-    return jax_private.outside_trace(lambda: jax.device_put(array))
+    return jax_private.run_outside_trace(lambda: jax.device_put(array))
 
 
 @functools.cache
@@ -302,4 +302,4 @@ def _on_host(nest: Any) -> Any:
 
 def _nothing() -> jax.Array:
     """Returns what a process keeps of a variable that lives elsewhere."""
-    return jax_private.outside_trace(lambda: jax.numpy.zeros(()))
+    return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))

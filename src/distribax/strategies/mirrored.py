@@ -114,7 +114,7 @@ def _take_part(nest: object, index: int, device: jax.Device) -> Any:
     def own(leaf: object) -> object:
         if isinstance(leaf, DistributedValues):
             leaf = leaf.part(index)
-        return jax_private.on_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
+        return jax_private.move_to_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
     return jax.tree.map(own, nest, is_leaf=_is_wrapped)
 

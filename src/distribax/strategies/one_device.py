@@ -90,7 +90,7 @@ class SingleExtended(StrategyExtended):
         return InputTarget((self._device,), None, 1)
 
     def _default_device(self) -> AbstractContextManager[None]:
-        return jax.default_device(self._device or jax_private.current_default_device())
+        return jax.default_device(self._device or jax_private.get_default_device())
 
     def _put_on_device(self, nest: object) -> Any:
         device = self._device
@@ -98,7 +98,7 @@ class SingleExtended(StrategyExtended):
         def move(leaf: object) -> object:
             if device is None or not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
                 return leaf
-            return jax_private.on_device(leaf, device)
+            return jax_private.move_to_device(leaf, device)
 
         return jax.tree.map(move, nest, is_leaf=is_opaque)
 

@@ -88,7 +88,7 @@ def _planned_size(num_devices: int) -> int:
 def size_pool(num_devices: int) -> None:
     """Asks for a pool that is large enough for the devices, if the backend has not started."""
     size = safe_pool_size(num_devices)
-    if jax_private.backends_started() or _planned_size(num_devices) >= size:
+    if jax_private.have_backends_started() or _planned_size(num_devices) >= size:
         return
     current = os.environ.get(_POOL_VARIABLE)
     replaced = _settings.pop().replaced if _settings else current
@@ -104,7 +104,7 @@ def size_pool_by_default(num_devices: int) -> None:
 
 def restore_environment() -> None:
     """Takes PJRT_NPROC back to what it was, once the backend has read it."""
-    if not _settings or not jax_private.backends_started():
+    if not _settings or not jax_private.have_backends_started():
         return
     setting = _settings.pop()
     if os.environ.get(_POOL_VARIABLE) != setting.value:
@@ -122,11 +122,11 @@ def check_cpu_pool(devices: Sequence[jax.Device]) -> None:
     devices than distribax knew of. Devices of other platforms and of other processes do not share
     the pool and are not counted.
     """
-    here = jax_private.process_id()
+    here = jax_private.get_process_id()
     num_devices = sum(d.platform == "cpu" and d.process_index == here for d in devices)
     # Where threads cannot be counted, the environment is the best there is; read before it is
     # taken back.
-    threads = jax_private.cpu_pool_threads() or _planned_size(num_devices)
+    threads = jax_private.count_cpu_pool_threads() or _planned_size(num_devices)
     restore_environment()
     needed = safe_pool_size(num_devices)
     if num_devices > 1 and threads < needed:

@@ -49,7 +49,7 @@ def _parse(name: str) -> _DeviceSpec:
             "'GPU:0', '/gpu:0', 'CPU:1' or '/job:localhost/replica:0/task:0/device:GPU:0'."
             + _listing()
         )
-    here = jax_private.process_id()
+    here = jax_private.get_process_id()
     task = here if match["task"] is None else int(match["task"])
     job = (match["job"] or "localhost").lower()
     if job not in _LOCAL_JOBS or task != here or int(match["replica"] or 0) != 0:
@@ -64,7 +64,7 @@ def _parse(name: str) -> _DeviceSpec:
 
 def _local_devices(platform: str | None) -> list[jax.Device]:
     """Returns this process' devices of a platform, or of JAX's default platform, by index."""
-    if not jax_private.backends_started():
+    if not jax_private.have_backends_started():
         cpu_pool.size_pool(configured_cpu_devices())
     try:
         return jax.local_devices(backend=platform)
@@ -82,12 +82,12 @@ def _listing() -> str:
     An error about a name must not start it: afterwards CPU devices cannot be made any more, and
     the corrected program would fail as well.
     """
-    if jax_private.backends_started():
+    if jax_private.have_backends_started():
         platforms = dict.fromkeys(_PLATFORMS.values())
         names = [device_name(d) for platform in platforms for d in _local_devices(platform)]
         more = ""
     else:
-        here = jax_private.process_id()
+        here = jax_private.get_process_id()
         names = [_DeviceSpec("cpu", i, here).name for i in range(configured_cpu_devices())]
         more = ", and the accelerators that JAX finds when it starts"
     return f" Devices of this process: {', '.join(names)}{more}."
@@ -180,7 +180,7 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
 def _make_cpu_devices(specs: Sequence[_DeviceSpec]) -> None:
     """Makes the CPU devices that are named, if they are missing and JAX has not started."""
     wanted = max((spec.index + 1 for spec in specs if spec.platform == "cpu"), default=0)
-    if wanted > configured_cpu_devices() and not jax_private.backends_started():
+    if wanted > configured_cpu_devices() and not jax_private.have_backends_started():
         set_virtual_cpu_devices(wanted)
 
 
@@ -191,7 +191,7 @@ def device_name(device: jax.Device) -> str:
     '/job:localhost/replica:0/task:0/device:CPU:0'
     """
     platform = _PLATFORMS.get(device.platform, device.platform)
-    if device.process_index == jax_private.process_id():
+    if device.process_index == jax_private.get_process_id():
         index = _local_devices(platform).index(device)
     else:
         peers = [d for d in jax.devices(platform) if d.process_index == device.process_index]

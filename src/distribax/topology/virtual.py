@@ -23,12 +23,12 @@ pool for many would slow down programs on one device.
 
 def configured_cpu_devices() -> int:
     """Returns how many CPU devices JAX has, or will make when its backend starts."""
-    if jax_private.backends_started():
+    if jax_private.have_backends_started():
         try:
             return len(jax.local_devices(backend="cpu"))
         except RuntimeError:  # JAX_PLATFORMS leaves the CPU out.
             return 0
-    asked = jax_private.asked_cpu_devices()
+    asked = jax_private.get_requested_cpu_devices()
     if asked is not None:
         return max(1, asked)
     counts = _FLAG.findall(os.environ.get("XLA_FLAGS", ""))
@@ -55,7 +55,7 @@ def set_virtual_cpu_devices(num_devices: int) -> None:
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}: expected a number of devices, 1 or more.")
     present = configured_cpu_devices()
-    if jax_private.backends_started():
+    if jax_private.have_backends_started():
         if num_devices > present:
             raise RuntimeError(
                 f"num_devices={num_devices}: too late, JAX has already started with {present} CPU "

@@ -120,11 +120,11 @@ class Optimizer:
         if targets[0].source is not None:
             self._build_served(targets)
             return
-        state = jax_private.outside_trace(lambda: self._initial_state(targets))
+        state = jax_private.run_outside_trace(lambda: self._initial_state(targets))
         leaves, self._tree = jax.tree.flatten(state)
         # Variables hold numbers; the random keys of a transformation are made of them on use.
         self._keys = {index for index, leaf in enumerate(leaves) if jax_private.is_key(leaf)}
-        leaves = jax_private.outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
+        leaves = jax_private.run_outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
         beside = self._owners(state, targets)
         self._slot_owners = [None if owner is None else targets.index(owner) for owner in beside]
         strategy = targets[0].distribute_strategy
@@ -143,7 +143,9 @@ class Optimizer:
     def _build_served(self, targets: list[Variable]) -> None:
         strategy = targets[0].distribute_strategy
         shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
-        state = jax_private.outside_trace(lambda: jax.eval_shape(self._transformation.init, shapes))
+        state = jax_private.run_outside_trace(
+            lambda: jax.eval_shape(self._transformation.init, shapes)
+        )
         leaves = jax.tree.leaves(state)
         # Rows that are not in the gradient which completes an update would never be updated.
         several = self._optax.MultiStepsState

@@ -101,7 +101,7 @@ class PreemptionCheckpointHandler:
         self._manager.restore_or_initialize()
         if self._together:
             # JAX listens to the signal itself; this tells, early, if it was told not to.
-            jax_private.reached_preemption_point(next(_questions))
+            jax_private.has_reached_preemption_point(next(_questions))
         else:
             self._listen()
 
@@ -180,7 +180,7 @@ class PreemptionCheckpointHandler:
                 signal.raise_signal(signal.SIGTERM)
             self._told = True
         if self._together:
-            return jax_private.reached_preemption_point(next(_questions))
+            return jax_private.has_reached_preemption_point(next(_questions))
         told, self._told = self._told, False
         return told
 

@@ -93,7 +93,9 @@ class DistributedValues:
         believed it were, the programs of the others would not fit its own.
         """
         text = self.open_question(mesh)
-        if text is not None and not jax_private.outside_trace(lambda: jax_private.agree_on(text)):
+        if text is not None and not jax_private.run_outside_trace(
+            lambda: jax_private.agree_on(text)
+        ):
             self._layout = Pieces(self._layout.pieces, mesh, uneven=True)
 
     def open_question(self, mesh: Mesh | None) -> str | None:
@@ -117,7 +119,7 @@ class DistributedValues:
             return own
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
-        texts = jax_private.outside_trace(lambda: jax_private.texts_of_all(json.dumps(own)))
+        texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))
         return [tuple(shape) for text in texts for shape in json.loads(text)]
 
     def joined(self) -> Global | None:

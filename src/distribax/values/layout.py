@@ -74,10 +74,10 @@ class Global:
             if self.mirrored:
                 return (self.array,) * count
             return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
-        blocks = jax_private.device_pieces(self.array)
+        blocks = jax_private.split_by_device(self.array)
         # Indexed while they are bound to their devices, so that each stays where it is.
         own = [block[0] for block in blocks] if self.stacked else blocks
-        return tuple(map(jax_private.uncommitted, own))
+        return tuple(map(jax_private.uncommit, own))
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
@@ -167,7 +167,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
     if mesh.is_multi_process:
         # A process cannot go another way than the others because of where its pieces are.
         pieces = tuple(
-            piece if piece.devices() == {device} else jax_private.on_device(piece, device)
+            piece if piece.devices() == {device} else jax_private.move_to_device(piece, device)
             for piece, device in zip(pieces, local, strict=True)
         )
     if mirrored:
@@ -175,7 +175,7 @@ def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Glob
         array = jax.make_array_from_single_device_arrays(first.shape, same, list(pieces))
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
-    blocks = [jax_private.with_dim(piece) for piece in pieces] if stacked else list(pieces)
+    blocks = [jax_private.add_dim(piece) for piece in pieces] if stacked else list(pieces)
     shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
@@ -223,7 +223,7 @@ def _is_host_value(piece: Any) -> bool:
 def copies(value: Any, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
     if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
-        value = jax_private.uncommitted(jax_private.one_copy(value))
+        value = jax_private.uncommit(jax_private.pick_copy(value))
     local, same = local_devices(mesh), NamedSharding(mesh, PartitionSpec())
     if len(local) == mesh.size:
         return jax.device_put(value, same)

@@ -35,7 +35,7 @@ def read(variable: Any) -> Any:
         return variable.placement.pieces(variable.share())[index]
     if variable.per_replica:
         return _combined(variable, variable.share())
-    return jax_private.for_user(variable.share())
+    return jax_private.localize(variable.share())
 
 
 def refuse_in_jit(variable: Any) -> None:
@@ -81,9 +81,9 @@ def _combined(variable: Any, stacked: Any) -> Any:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
     if variable.aggregation is _FIRST:
-        return jax_private.for_user(_first(stacked))
+        return jax_private.localize(_first(stacked))
     combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
-    return jax_private.for_user(combine(stacked))
+    return jax_private.localize(combine(stacked))
 
 
 @jax.jit

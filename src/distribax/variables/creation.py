@@ -86,7 +86,7 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
             "and guard it with `if self.v is None: self.v = dx.Variable(...)`."
         )
     if callable(value):
-        made = jax_private.outside_trace(lambda: _unframed(value))
+        made = jax_private.run_outside_trace(lambda: _unframed(value))
     else:
         made = value
     if jax_private.is_tracer(made):
@@ -113,7 +113,7 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
 
 def _as_array(value: Any, dtype: Any) -> Any:
     if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
-        return jax_private.outside_trace(lambda: jnp.asarray(value, dtype=dtype))
+        return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
     # Host arrays need no JAX operation, which would be compiled for each shape.
     return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
 
@@ -125,7 +125,7 @@ def _unframed(value: Any) -> Any:
 
 def buffer(placement: Placement, value: Any) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
-    return jax_private.outside_trace(lambda: placement.initial(np.array(value)))
+    return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
 
 
 def register(variable: Any) -> None:

@@ -65,7 +65,7 @@ class Placement(abc.ABC):
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         """Returns the local copies' values."""
-        return [jax_private.uncommitted(buffer)]
+        return [jax_private.uncommit(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
         """Returns a buffer made of the local copies' values."""
@@ -93,7 +93,7 @@ class Single(Placement):
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        device = self._device or jax_private.current_default_device()
+        device = self._device or jax_private.get_default_device()
         # JAX takes a platform's name as its default device too.
         known = isinstance(device, jax.Device)
         return (device if known else jax.local_devices(backend=device)[0],)
@@ -101,16 +101,14 @@ class Single(Placement):
     def store(self, value: Any) -> jax.Array:
         if self._device is None:
             return jnp.array(value)
-        return jax_private.uncommitted(
-            jax.device_put(np.array(value), self._device, may_alias=False)
-        )
+        return jax_private.uncommit(jax.device_put(np.array(value), self._device, may_alias=False))
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
         return self._here(pieces[0])
 
     def to_program(self, buffer: jax.Array) -> jax.Array:
         # Bound to no device, as a step of any strategy may read it.
-        return jax_private.uncommitted(jax_private.one_copy(buffer)) if buffer.committed else buffer
+        return jax_private.uncommit(jax_private.pick_copy(buffer)) if buffer.committed else buffer
 
     def from_program(self, value: jax.Array) -> jax.Array:
         return self._here(value)
@@ -119,7 +117,7 @@ class Single(Placement):
         # The quick way out: it is taken for every variable at every call of a compiled step.
         if self._device is None or (not value.committed and value.device == self._device):
             return value
-        return jax_private.uncommitted(jax_private.on_device(value, self._device))
+        return jax_private.uncommit(jax_private.move_to_device(value, self._device))
 
 
 class Replicated(Placement):
@@ -154,7 +152,7 @@ class Replicated(Placement):
         return copies(value, self.mesh)
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_private.uncommitted(piece) for piece in jax_private.device_pieces(buffer)]
+        return [jax_private.uncommit(piece) for piece in jax_private.split_by_device(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
         placed = [
@@ -180,10 +178,10 @@ class Stacked(Replicated):
         return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
 
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_private.uncommitted(piece[0]) for piece in jax_private.device_pieces(buffer)]
+        return [jax_private.uncommit(piece[0]) for piece in jax_private.split_by_device(buffer)]
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
-        return super().join([jax_private.with_dim(piece) for piece in pieces], like)
+        return super().join([jax_private.add_dim(piece) for piece in pieces], like)
 
 
 class Central(Placement):
@@ -206,7 +204,7 @@ class Central(Placement):
 
     def store(self, value: Any) -> jax.Array:
         if isinstance(value, jax.Array):
-            value = jax_private.one_copy(value)
+            value = jax_private.pick_copy(value)
         return jax.device_put(value, self._device)
 
     def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
@@ -216,5 +214,5 @@ class Central(Placement):
         return jax.device_put(buffer, self._sharding)
 
     def from_program(self, value: jax.Array) -> jax.Array:
-        near = {piece.device: piece for piece in jax_private.device_pieces(value)}
+        near = {piece.device: piece for piece in jax_private.split_by_device(value)}
         return jax.device_put(near.get(self._device, next(iter(near.values()))), self._device)

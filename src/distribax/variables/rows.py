@@ -83,7 +83,7 @@ def looked_up(table: Any, ids: Any, what: str) -> Any:
     if frame is not None:
         rows, ids = row_lookups.looked_up(frame, table, ids)
     else:
-        ids = jaxprs.at_trace(ids, None)
+        ids = jaxprs.find_in_trace(ids, None)
         if ids is None:
             raise RuntimeError(
                 f"{what}: the ids for {table.described} are values of a JAX transformation that "

@@ -179,7 +179,7 @@ class Variable(RowAccess, metaclass=_Created):
                 f"numpy(): {self.described} is being traced by dx.function, where it has no value "
                 "yet. Return it from the function and read the result."
             )
-        return np.array(jax_private.one_copy(value))
+        return np.array(jax_private.pick_copy(value))
 
     # Writing.
 

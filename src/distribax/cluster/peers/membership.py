@@ -66,7 +66,7 @@ def join_cluster(
                 f"({joined}). A process can join one cluster; start a new one."
             )
         return membership
-    if jax_private.backends_started():
+    if jax_private.have_backends_started():
         raise RuntimeError(
             "MultiWorkerMirroredStrategy: JAX has started already, so this process cannot join a "
             "cluster any more. Create the strategy first, before any JAX computation and before "

@@ -40,7 +40,7 @@ def _one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any
     array = jnp.asarray(value)
     if jax_private.is_tracer(array):
         return array
-    return jax_private.uncommitted(jax_private.on_device(array, device))
+    return jax_private.uncommit(jax_private.move_to_device(array, device))
 
 
 def _source(value: Any) -> Any:
@@ -49,4 +49,4 @@ def _source(value: Any) -> Any:
         devices = value.devices()
         if len(devices) == 1:
             return next(iter(devices))
-    return jax_private.current_default_device()
+    return jax_private.get_default_device()

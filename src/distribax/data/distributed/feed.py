@@ -54,7 +54,7 @@ class Feeder:
     def _split_by_jax(self, leaves: list[Any]) -> list[PerReplica]:
         """Puts whole batches on the mesh."""
         mesh, devices = self._target.mesh, self._target.devices
-        assert mesh is not None
+        assert mesh is not None and self._sharding is not None
         return [
             PerReplica.of(Global(jax_private.put_rows(leaf, self._sharding, devices), mesh))
             for leaf in leaves
@@ -74,7 +74,7 @@ class Feeder:
     def _put(self, leaf: Any, device: jax.Device | None) -> Any:
         if not self._to_device or not _is_numeric(leaf):
             return leaf
-        return jax_private.uncommitted(jax.device_put(leaf, device))
+        return jax_private.uncommit(jax.device_put(leaf, device))
 
 
 def _is_numeric(leaf: Any) -> bool:

@@ -158,7 +158,7 @@ class _ThreadRunner:
     def _exchange(self, what: str, combine: StepFn, leaves: list[Any]) -> list[Any]:
         _refuse_tracers(what, leaves)
         # New objects, as equal constants of all replicas are still one value for each replica.
-        return self.merge(combine, [jax_private.fresh(jnp.asarray(leaf)) for leaf in leaves], {})
+        return self.merge(combine, [jax_private.rewrap(jnp.asarray(leaf)) for leaf in leaves], {})
 
 
 def _refuse_tracers(what: str, leaves: list[Any]) -> None:
@@ -234,7 +234,7 @@ class _Run:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
                 return leaf
-            return jax_private.fresh(jax_private.on_device(leaf, self.devices[replica_id]))
+            return jax_private.rewrap(jax_private.move_to_device(leaf, self.devices[replica_id]))
 
         return jax.tree.map(move, value)
 

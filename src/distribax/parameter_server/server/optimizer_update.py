@@ -121,7 +121,7 @@ class Update:
         Workers may have chosen 64 bits; the server's own setting does not matter.
         """
         # A server's process usually is as it has to be; a change costs as much as a small update.
-        elsewhere = self._is_foreign or jax_private.current_default_device() is not None
+        elsewhere = self._is_foreign or jax_private.get_default_device() is not None
         if not elsewhere and jax_private.has_64_bits() == self._wide:
             return _AS_IT_IS
         stack = contextlib.ExitStack()

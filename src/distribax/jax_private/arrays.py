@@ -1,0 +1,106 @@
+"""Arrays: their buffers, the devices that these are on, and arrays of random keys."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as _array
+from jax._src import core as _core
+from jax._src.interpreters import pxla
+from jax.sharding import Sharding
+from jax.typing import ArrayLike
+
+from distribax.jax_private.tracing import is_tracer
+
+
+def is_concrete_array(value: object) -> bool:
+    """Tells whether `value` is an ordinary array: no tracer, and no array of random keys."""
+    return type(value) is _array.ArrayImpl
+
+
+def is_local(array: object) -> bool:
+    """Tells whether all of an array is on devices of this process (a tracer counts as local)."""
+    return is_tracer(array) or not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+def is_key(value: object) -> bool:
+    """Tells whether `value` is an array of random keys."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def apply_to_key_data(fn: Callable[[jax.Array], jax.Array], key: jax.Array) -> jax.Array:
+    """Applies `fn`, which moves arrays, to the numbers that an array of random keys consists of."""
+    keys: Any = key  # The class's module is not the same in all versions of JAX.
+    return type(keys)(keys._impl, fn(keys._base_array))
+
+
+def split_by_device(array: jax.Array) -> list[jax.Array]:
+    """Returns the single-device arrays of `array` on this process, in the order of its devices."""
+    if is_key(array):
+        keys: Any = array
+        return [type(keys)(keys._impl, piece) for piece in split_by_device(keys._base_array)]
+    return list(array._arrays)  # type: ignore[attr-defined]
+
+
+def pick_copy(array: jax.Array) -> jax.Array:
+    """Returns one device's copy of a replicated array."""
+    return array if len(array.sharding.device_set) == 1 else split_by_device(array)[0]
+
+
+def uncommit(array: jax.Array) -> jax.Array:
+    """Returns the same buffer as an array that may be mixed with arrays of other devices."""
+    if is_tracer(array) or not array.committed or len(array.sharding.device_set) > 1:
+        return array
+    if is_key(array):
+        return apply_to_key_data(uncommit, array)
+    return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[list-item]
+
+
+def rewrap(array: jax.Array) -> jax.Array:
+    """Returns the same buffers as a new array object; uncommitted if it is on one device."""
+    if is_key(array):
+        return apply_to_key_data(rewrap, array)
+    pieces = split_by_device(array)
+    return _array.ArrayImpl(array.aval, array.sharding, pieces, committed=len(pieces) > 1)  # type: ignore[arg-type]
+
+
+def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
+    """Returns the whole of `array` on one device, without a copy if it is there already."""
+    if is_key(array):
+        return apply_to_key_data(lambda data: move_to_device(data, device), array)
+    if array.sharding.is_fully_replicated:
+        near = {piece.device: piece for piece in split_by_device(array)}
+        array = near.get(device, next(iter(near.values())))
+    return array if array.devices() == {device} else jax.device_put(uncommit(array), device)
+
+
+def add_dim(value: ArrayLike) -> jax.Array:
+    """Returns `value` with a first dimension of size 1, on the device it is on."""
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return jax.numpy.asarray(value)[None]
+    with jax.default_device(next(iter(value.devices()))):
+        return value[None]
+
+
+@functools.lru_cache(maxsize=256)
+def _make_aval(shape: tuple[int, ...], dtype: np.dtype) -> _core.ShapedArray:
+    return _core.ShapedArray(shape, dtype)
+
+
+def put_rows(leaf: object, sharding: Sharding, devices: Sequence[jax.Device]) -> jax.Array:
+    """Puts a host array on devices, an equal part of its rows on each.
+
+    It does what `jax.device_put` does, in a fifth of the time: batches are small, so the time that
+    Python takes for each is time that the training loop waits.
+    """
+    if not isinstance(leaf, np.ndarray) or jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        return jax.device_put(leaf, sharding)
+    rows = leaf.shape[0] // len(devices)
+    parts = [leaf[index * rows : (index + 1) * rows] for index in range(len(devices))]
+    aval = _make_aval(leaf.shape, leaf.dtype)
+    array: jax.Array = pxla.batched_device_put(aval, sharding, parts, devices)
+    return array

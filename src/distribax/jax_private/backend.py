@@ -1,0 +1,54 @@
+"""The backend: device clients, their settings and their threads."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import jax
+from jax._src import config as _config
+from jax._src import distributed as _distributed
+from jax._src import xla_bridge as _xla_bridge
+
+
+def have_backends_started() -> bool:
+    """Tells whether JAX has created its device clients, after which device counts are fixed."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def get_process_id() -> int:
+    """Returns this process's index in `jax.distributed`, without starting a backend."""
+    return _distributed.global_state.process_id
+
+
+def get_requested_cpu_devices() -> int | None:
+    """Returns the value of jax_num_cpu_devices; None when it is not set."""
+    asked: int = _xla_bridge.num_cpu_devices.value
+    return asked if asked >= 0 else None
+
+
+def get_default_device() -> jax.Device | str | None:
+    """Returns the device (or platform name) that `jax.default_device` has set, or None."""
+    device: jax.Device | str | None = _config.default_device.value
+    return device
+
+
+def has_64_bits() -> bool:
+    """Tells whether JAX computes with 64 bits where it is asked to."""
+    return bool(_config.enable_x64.value)
+
+
+def count_cpu_pool_threads() -> int | None:
+    """Returns how many threads XLA's CPU client has for its programs; None when that is unknown.
+
+    XLA does not report it, but names the threads of its compute pool, and Linux shows their names.
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        return None
+    count = 0
+    for comm in tasks.glob("*/comm"):
+        # A thread may end between the listing and the reading.
+        with contextlib.suppress(OSError):
+            count += comm.read_text().startswith("tf_XLAEigen")
+    return count or None

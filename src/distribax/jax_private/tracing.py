@@ -1,0 +1,143 @@
+"""Traces: which JAX transformation runs the code now, and SPMD programs over a mesh."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+import jax
+from jax import lax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax.sharding import Mesh, PartitionSpec
+
+from distribax.jax_private.backend import get_default_device, has_64_bits
+
+Trace: TypeAlias = _core.Trace
+"""A JAX transformation that is tracing code."""
+
+Tracer: TypeAlias = jax.core.Tracer
+"""What stands for an array inside a JAX transformation."""
+
+_Result = TypeVar("_Result")
+
+
+def is_tracer(value: object) -> bool:
+    """Tells whether `value` stands for an array inside a JAX transformation."""
+    return isinstance(value, Tracer)
+
+
+def is_tracing() -> bool:
+    """Tells whether a JAX transformation is tracing the code that runs now."""
+    return not isinstance(_core.trace_ctx.trace, _core.EvalTrace)
+
+
+def get_innermost_trace() -> Trace:
+    """Returns the transformation that is tracing now."""
+    return _core.trace_ctx.trace
+
+
+def get_trace(tracer: jax.Array) -> Trace:
+    """Returns the transformation that `tracer` belongs to."""
+    assert isinstance(tracer, Tracer)
+    return tracer._trace
+
+
+def get_trace_state() -> _core.OpaqueTraceState:
+    """Returns a token that is equal as long as no JAX transformation is entered or left."""
+    return _core.get_opaque_trace_state()
+
+
+def get_outside_trace_state() -> _core.OpaqueTraceState:
+    """Returns what `get_trace_state` returns where no JAX transformation is tracing."""
+    return _core.OpaqueTraceState(_core.eval_trace._weakref)
+
+
+def is_in_jit(outer: Trace | None) -> bool:
+    """Tells whether `jax.jit` traces the code that runs now, inside the transformation `outer`."""
+    trace: Trace | None = get_innermost_trace()
+    while trace is not None and trace is not outer:
+        frame = getattr(trace, "frame", None)
+        if frame is not None and frame.debug_info.traced_for == "jit":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def run_outside_trace(fn: Callable[[], _Result]) -> _Result:
+    """Runs `fn` as ordinary code although a transformation is tracing the caller.
+
+    JAX keeps its trace in the thread, so a new thread is outside of it. JAX also keeps the settings
+    of `jax.enable_x64` and `jax.default_device` there, so the new thread is given the caller's.
+    """
+    if not is_tracing():
+        return fn()
+    results: list[_Result] = []
+    failure: BaseException | None = None
+    wide, device = has_64_bits(), get_default_device()
+
+    def call() -> None:
+        nonlocal failure
+        try:
+            with jax.enable_x64(wide), jax.default_device(device):
+                results.append(context.run(fn))
+        except BaseException as error:  # Raised again by the caller.
+            failure = error
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=call, name="distribax-outside-trace", daemon=True)
+    thread.start()
+    thread.join()
+    if failure is not None:
+        raise failure
+    return results[0]
+
+
+def varies(value: object, axis: str) -> bool:
+    """Tells whether `value` differs along the mesh axis, inside `jax.shard_map`."""
+    return isinstance(value, Tracer) and axis in jax.typeof(value).manual_axis_type.varying
+
+
+def to_varying(value: jax.Array, axis: str) -> jax.Array:
+    """Marks `value` as each replica's own, so that gradients to it stay the replica's own."""
+    return value if varies(value, axis) else lax.pcast(value, axis, to="varying")
+
+
+def tracks_varying() -> bool:
+    """Tells whether JAX computes, in the code that runs now, which values differ by replica."""
+    return _config._check_vma.value
+
+
+def all_gather_same(value: jax.Array, axis: str) -> jax.Array:
+    """Stacks the values of all replicas; the result is known to be the same on each."""
+    return lax.all_gather(value, axis, to=_gathered_type())
+
+
+def all_gather_joined(value: jax.Array, axis_name: str, axis: int) -> jax.Array:
+    """Joins the values of all replicas along a dimension; the result is the same on each."""
+    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to=_gathered_type())
+
+
+def _gathered_type() -> str:
+    # Where JAX does not track it, "invarying" has the gradient of one replica's use only.
+    return "invarying" if tracks_varying() else "varying"
+
+
+def shard_map(
+    fn: Callable[..., list[jax.Array]],
+    mesh: Mesh,
+    in_specs: object,
+    out_specs: list[PartitionSpec],
+) -> Callable[..., list[jax.Array]]:
+    """Like `jax.shard_map` for a function that returns a list and fills `out_specs` as it runs.
+
+    Which results vary is known only when the body has been traced. JAX reads `out_specs` after it
+    has traced the body, so one trace is enough; tests/unit/test_jax_private.py guards that order.
+
+    JAX is not asked to track which values vary, as that would change what a replica's code means:
+    a gradient with respect to a constant would be summed over replicas, and a loop that starts
+    from zeros would be refused (the zeros are the same everywhere, its results are not).
+    """
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
