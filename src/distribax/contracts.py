@@ -219,3 +219,10 @@ class RemoteUpdate(Protocol):
 
     def apply(self, grads: Sequence[jax.Array | None], extra_args: Mapping[str, jax.Array]) -> None:
         """Sends the gradients to where the variables are."""
+
+
+class Coordinator(Protocol):
+    """What a strategy needs of the coordinator that schedules functions for it."""
+
+    def close(self) -> None:
+        """Ends the workers, and cancels what is scheduled."""

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
 ACTORS = """
 import json, os, sys
-from distribax.cluster import engine
+from distribax.cluster.ray import engine
 
 class Actor:
     def ask(self):
@@ -245,7 +245,7 @@ def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable
     program = f"""
         import os
         import pytest
-        from distribax.cluster import engine
+        from distribax.cluster.ray import engine
 
         with pytest.raises(RuntimeError, match=r"address='127.0.0.1:1': no Ray .* within 0.1 s"):
             engine.from_address("127.0.0.1:1", timeout=0.1)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 
 SCRIPT = """
 import json, os, sys, time
-from distribax.cluster import engine
+from distribax.cluster.ray import engine
 
 class Actor:
     def ask(self):

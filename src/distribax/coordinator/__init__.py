@@ -7,8 +7,9 @@ from distribax.coordinator.per_worker import PerWorkerValues as PerWorkerValues
 from distribax.coordinator.remote_value import RemoteValue as RemoteValue
 from distribax.coordinator.remote_value import RemoteValueStatus as RemoteValueStatus
 from distribax.coordinator.status import CoordinatorStatus as CoordinatorStatus
+from distribax.coordinator.status import WorkerState as WorkerState
 from distribax.coordinator.status import WorkerStatus as WorkerStatus
-from distribax.coordinator.worker_index import (
+from distribax.coordinator.worker import (
     experimental_get_current_worker_index as experimental_get_current_worker_index,
 )
 from distribax.errors import ClosureCancelledError as ClosureCancelledError

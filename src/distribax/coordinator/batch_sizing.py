@@ -9,8 +9,8 @@ from typing import Final
 from distribax.coordinator.closure_queue import Closure
 
 BATCH_SECONDS: Final = 0.2
-"""A call of Ray costs some milliseconds in all processes, which this work makes up for. Functions
-whose worker dies before the batch ends are run again, and results come with its end."""
+"""A Ray call costs some milliseconds over all processes, which this much work makes up for. On the
+other hand, results come when the batch ends, and if the worker dies before, all of it is rerun."""
 MAX_BATCH: Final = 2048
 MAX_BATCH_BYTES: Final = 8 << 20
 _ALONE_AFTER: Final = 3
@@ -18,8 +18,8 @@ _ALONE_AFTER: Final = 3
 _WEIGHT: Final = 0.3
 
 
-class Pace:
-    """Estimates the seconds of a call, by the function's name."""
+class BatchSizer:
+    """Estimates the seconds of a call, by the function's name, and sizes batches by it."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -31,16 +31,18 @@ class Pace:
         # The first call of a function may compile it: a faster one is believed at once.
         self._seconds[name] = new if old is None or new < old else old + _WEIGHT * (new - old)
 
-    def seconds(self, closures: Iterable[Closure]) -> float:
-        """Estimates how long closures take; it may be for ever if a function is unknown."""
+    def estimate_seconds(self, closures: Iterable[Closure]) -> float:
+        """Returns how long closures may take; infinity if a function is unknown."""
         known = self._seconds
         return sum(known.get(closure.function.name, math.inf) for closure in closures)
 
-    def share(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
-        """Returns how many of the waiting closures a worker takes.
+    def choose_share(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
+        """Returns how many of the waiting closures a worker takes, so that all end together.
 
-        All workers are to end at the same time: `rests` are the seconds that they still have to do,
-        beginning with this worker's. What waits is taken to be like the first.
+        Args:
+            first: The first closure that waits; the others are taken to be like it.
+            num_waiting: How many wait.
+            rests: The seconds that each worker still has to do, beginning with this one's.
         """
         each = self._seconds.get(first.function.name)
         rest, total = rests[0], sum(rests)
@@ -49,7 +51,7 @@ class Pace:
         level = (total + num_waiting * each) / len(rests)
         return max(0 if rest else 1, round((level - rest) / each))
 
-    def batch(self, waiting: Iterator[Closure], share: int) -> int:
+    def choose_batch(self, waiting: Iterator[Closure], share: int) -> int:
         """Returns how many of the waiting closures make a batch: at most `share`."""
         if not share:
             return 0

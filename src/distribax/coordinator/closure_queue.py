@@ -1,27 +1,55 @@
-"""The closures that wait for a worker, and the account of all that were scheduled."""
+"""The closures that wait for a worker, and the count of all that were scheduled."""
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
+from distribax.coordinator.outcomes import Failure
 from distribax.coordinator.references import Definition, Reference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.errors import ClosureCancelledError
 
-MAX_BYTES = 1 << 30
-"""How many bytes of arguments may wait; more wait only alone."""
-_BEAT_SECONDS = 0.25
+MAX_BYTES: Final = 1 << 30
+"""How many bytes of arguments may wait; a closure with more waits only alone."""
+_BEAT_SECONDS: Final = 0.25
 """How often a thread that waits for all closures may do something else."""
 
 
-class Closure:
-    """A function and its arguments, to be run once at least."""
+class ClosureState(enum.Enum):
+    """How far a closure is."""
 
-    __slots__ = ("arguments", "function", "losses", "needs", "value")
+    BLOCKED = "blocked"
+    """It waits for a remote value that it uses."""
+    QUEUED = "queued"
+    """It waits for a worker."""
+    RUNNING = "running"
+    """A worker has been given it; if the worker is lost, it is queued again."""
+    FINISHED = "finished"
+    """It has returned a value."""
+    FAILED = "failed"
+    """It has raised an exception, or a value that it needs has."""
+    CANCELLED = "cancelled"
+    """It was given up before its end, because another closure had failed."""
+
+
+class Closure:
+    """A function and its arguments, to be run at least once.
+
+    Attributes:
+        function: What workers know the function as.
+        arguments: The pickled arguments, or None if there are none.
+        needs: The references in its arguments; those in its function belong to the function.
+        value: The result, now or later.
+        state: How far it is; the queue changes it.
+        losses: How many workers were lost while it may have been running.
+    """
+
+    __slots__ = ("arguments", "function", "losses", "needs", "state", "value")
 
     def __init__(
         self,
@@ -32,83 +60,74 @@ class Closure:
     ) -> None:
         self.function = function
         self.arguments = arguments
-        # The references in its arguments; those in its function are the function's.
         self.needs = needs
         self.value = value
-        # How many workers have died while it may have been running.
+        self.state = ClosureState.QUEUED
         self.losses = 0
 
 
-@dataclass
-class Counts:
-    """How many closures there are, and were, in each state."""
-
-    scheduled: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    retried: int = 0
-    queued: int = 0
-    running: int = 0
-
-
 @dataclass(frozen=True)
-class Failure:
-    """What a closure ended with instead of a value."""
+class Counts:
+    """How many closures were scheduled, how they ended, and how many have not."""
 
-    error: BaseException
+    scheduled: int
+    finished: int
+    failed: int
+    cancelled: int
+    retried: int
+    queued: int
+    running: int
 
 
 class ClosureQueue:
     """A bounded queue of closures between the user's threads and the dispatcher's.
 
-    After a failure nothing more is given out, what waits is cancelled, and the error is raised to
-    the next user who comes, once everything that runs has ended. Then the queue works as before.
+    After a failure nothing more is given out and what waits is cancelled. As soon as nothing runs
+    any more, the next call of `put`, `join` or `done` raises the error; then the queue works as
+    before.
 
     Args:
         size: How many closures may wait; `put` waits when it is full.
         wake: Called when there is a closure for a dispatcher that has found none.
     """
 
-    def __init__(
-        self,
-        size: int,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, size: int, wake: Callable[[], None] = lambda: None) -> None:
         self._size = size
         self._wake = wake
         self._changed = threading.Condition(threading.Lock())
         self._ready: deque[Closure] = deque()
         self._ready_bytes = 0
-        # Closures whose arguments are not there yet, by the value that they wait for.
+        # By the id of the value that they wait for.
         self._blocked: dict[int, list[Closure]] = {}
-        self._num_blocked = 0
-        self._in_flight = 0
-        self._hungry = False
+        self._counts = dict.fromkeys(ClosureState, 0)
+        self._num_retried = 0
+        # Whether the dispatcher has found nothing, and is to be woken.
+        self._is_hungry = False
         self._error: BaseException | None = None
-        self._ended: str | None = None
-        self._totals = Counts()
+        # Why there are no more answers, once the dispatcher has ended.
+        self._end_reason: str | None = None
 
     # The user's side.
 
     def put(self, closure: Closure) -> None:
         """Adds a closure; waits while the queue is full, and raises the error of an earlier one."""
         with self._changed:
-            if self._error is not None or self._ended is not None:
+            if self._error is not None or self._end_reason is not None:
                 self._raise_error()
             if self._is_full():
                 self._wait(lambda: not self._is_full() or self._is_stopped())
                 self._raise_error()
-            self._totals.scheduled += 1
+            self._counts[closure.state] += 1
             self._admit(closure)
-            hungry, self._hungry = self._hungry, False
-        if hungry:
+            is_hungry, self._is_hungry = self._is_hungry, False
+        if is_hungry:
             self._wake()
 
     def join(self, beat: Callable[[], None] | None = None) -> None:
         """Waits until nothing waits or runs; raises the error of a closure if there is one.
 
-        `beat` is called now and then meanwhile, in this thread.
+        Args:
+            beat: Called now and then meanwhile, in this thread.
         """
         with self._changed:
             self._wait(lambda: self._is_idle() or self._is_stopped(), beat)
@@ -121,26 +140,32 @@ class ClosureQueue:
             return self._is_idle()
 
     def wait_for(self, value: RemoteValue) -> None:
-        """Waits until a value is there, or never will be."""
+        """Waits until a value is settled: with a result, or with an error."""
         with self._changed:
-            self._wait(lambda: value.is_settled or self._ended is not None)
+            self._wait(lambda: value.is_settled or self._end_reason is not None)
             if not value.is_settled:
-                assert self._ended is not None
-                value.set_error(ClosureCancelledError(_cancelled(self._ended)))
+                assert self._end_reason is not None
+                value.set_error(ClosureCancelledError(_explain_cancellation(self._end_reason)))
 
-    def counts(self) -> Counts:
+    def count(self) -> Counts:
         """Returns how many closures are in each state."""
         with self._changed:
-            totals = Counts(**vars(self._totals))
-            totals.queued = len(self._ready) + self._num_blocked
-            totals.running = self._in_flight
-            return totals
+            counts = self._counts
+            return Counts(
+                scheduled=sum(counts.values()),
+                finished=counts[ClosureState.FINISHED],
+                failed=counts[ClosureState.FAILED],
+                cancelled=counts[ClosureState.CANCELLED],
+                retried=self._num_retried,
+                queued=counts[ClosureState.QUEUED] + counts[ClosureState.BLOCKED],
+                running=counts[ClosureState.RUNNING],
+            )
 
     # The dispatcher's side.
 
     @property
     def has_error(self) -> bool:
-        """Whether a closure has failed and nobody has been told yet."""
+        """Whether a closure has failed and the user has not been told yet."""
         return self._error is not None
 
     @property
@@ -152,12 +177,12 @@ class ClosureQueue:
         """Takes the first closures; `choose` looks at them in order and says how many."""
         with self._changed:
             if self._error is not None or not self._ready:
-                self._hungry = True
+                self._is_hungry = True
                 return []
             count = choose(iter(self._ready))
             taken = [self._ready.popleft() for _ in range(count)]
-            self._ready_bytes -= sum(_size_of(closure) for closure in taken)
-            self._in_flight += count
+            self._ready_bytes -= _count_bytes(taken)
+            self._move(taken, ClosureState.RUNNING)
             self._changed.notify_all()
             return taken
 
@@ -166,37 +191,39 @@ class ClosureQueue:
         if not closures:
             return
         with self._changed:
-            self._in_flight -= len(closures)
             if retry:
-                self._totals.retried += len(closures)
+                self._num_retried += len(closures)
             if self._error is not None:
                 self._cancel(closures, self._error)
             else:
+                self._move(closures, ClosureState.QUEUED)
                 self._ready.extendleft(reversed(closures))
-                self._ready_bytes += sum(_size_of(closure) for closure in closures)
+                self._ready_bytes += _count_bytes(closures)
             self._changed.notify_all()
 
-    def settle(self, closures: Sequence[Closure], outcomes: Sequence[Any]) -> None:
+    def settle(self, closures: Sequence[Closure], outcomes: Sequence[object]) -> None:
         """Hands over what closures ended with: values, or `Failure`s."""
         with self._changed:
-            self._in_flight -= len(closures)
-            failed: list[Failure] = []
+            finished: list[Closure] = []
+            failed: list[Closure] = []
             for closure, outcome in zip(closures, outcomes, strict=True):
                 if type(outcome) is Failure:
                     closure.value.set_error(outcome.error)
-                    failed.append(outcome)
+                    failed.append(closure)
                 else:
                     closure.value.set_value(outcome)
+                    finished.append(closure)
                 if self._blocked:
                     self._unblock(closure.value)
-            self._totals.finished += len(closures) - len(failed)
-            self._totals.failed += len(failed)
-            for outcome in failed:
-                self._fail(outcome.error)
+            self._move(finished, ClosureState.FINISHED)
+            self._move(failed, ClosureState.FAILED)
+            for closure in failed:
+                assert closure.value.error is not None
+                self._fail(closure.value.error)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Raises an error to the next user, and cancels what waits."""
+        """Cancels what waits; the user's next call raises the error."""
         with self._changed:
             self._fail(error)
             self._changed.notify_all()
@@ -204,22 +231,32 @@ class ClosureQueue:
     def end(self, reason: str) -> None:
         """Cancels everything, also what runs: there will be no more answers."""
         with self._changed:
-            if self._ended is None:
-                self._ended = reason
-            self._fail(RuntimeError(f"ClusterCoordinator: {self._ended}."))
+            if self._end_reason is None:
+                self._end_reason = reason
+            self._fail(RuntimeError(f"ClusterCoordinator: {self._end_reason}."))
             self._changed.notify_all()
 
     # With the lock held.
 
+    def _move(self, closures: Sequence[Closure], state: ClosureState) -> None:
+        counts = self._counts
+        for closure in closures:
+            counts[closure.state] -= 1
+            closure.state = state
+        counts[state] += len(closures)
+
+    def _count_waiting(self) -> int:
+        return self._counts[ClosureState.QUEUED] + self._counts[ClosureState.BLOCKED]
+
     def _is_full(self) -> bool:
-        waiting = len(self._ready) + self._num_blocked
+        waiting = self._count_waiting()
         return waiting >= self._size or (self._ready_bytes > MAX_BYTES and waiting > 0)
 
     def _is_idle(self) -> bool:
-        return not (self._ready or self._in_flight or self._num_blocked)
+        return not (self._count_waiting() or self._counts[ClosureState.RUNNING])
 
     def _is_stopped(self) -> bool:
-        return self._error is not None or self._ended is not None
+        return self._error is not None or self._end_reason is not None
 
     def _wait(self, until: Callable[[], bool], beat: Callable[[], None] | None = None) -> None:
         while not until():
@@ -233,10 +270,11 @@ class ClosureQueue:
 
     def _raise_error(self) -> None:
         """Raises the error of a closure, once nothing runs any more, and forgets it."""
-        if self._error is not None and self._ended is None:
-            self._wait(lambda: self._in_flight == 0 or self._ended is not None)
-        if self._ended is not None:
-            raise RuntimeError(f"ClusterCoordinator: {self._ended}.")
+        if self._error is not None and self._end_reason is None:
+            running = ClosureState.RUNNING
+            self._wait(lambda: self._counts[running] == 0 or self._end_reason is not None)
+        if self._end_reason is not None:
+            raise RuntimeError(f"ClusterCoordinator: {self._end_reason}.")
         error, self._error = self._error, None
         if error is not None:
             raise error.with_traceback(None)
@@ -244,23 +282,22 @@ class ClosureQueue:
     def _admit(self, closure: Closure) -> None:
         """Adds a closure to those that can be run, or to those that wait for a value."""
         if closure.needs or closure.function.needs:
-            for value in _values((*closure.needs, *closure.function.needs)):
+            for value in _find_values((*closure.needs, *closure.function.needs)):
                 if not value.is_settled:
+                    self._move([closure], ClosureState.BLOCKED)
                     self._blocked.setdefault(id(value), []).append(closure)
-                    self._num_blocked += 1
                     return
                 if value.error is not None:
                     closure.value.set_error(value.error)
-                    self._totals.failed += 1
+                    self._move([closure], ClosureState.FAILED)
                     self._fail(value.error)
                     return
+        self._move([closure], ClosureState.QUEUED)
         self._ready.append(closure)
-        self._ready_bytes += _size_of(closure)
+        self._ready_bytes += _count_bytes([closure])
 
     def _unblock(self, value: RemoteValue) -> None:
-        closures = self._blocked.pop(id(value), ())
-        self._num_blocked -= len(closures)
-        for closure in closures:
+        for closure in self._blocked.pop(id(value), ()):
             if self._error is not None and value.error is None:
                 self._cancel([closure], self._error)
             else:
@@ -273,29 +310,28 @@ class ClosureQueue:
         self._ready.clear()
         self._ready_bytes = 0
         self._blocked.clear()
-        self._num_blocked = 0
         self._cancel(waiting, error)
 
     def _cancel(self, closures: Sequence[Closure], cause: BaseException) -> None:
         for closure in closures:
-            error = ClosureCancelledError(_cancelled(f"{type(cause).__name__}: {cause}"))
+            error = ClosureCancelledError(_explain_cancellation(f"{type(cause).__name__}: {cause}"))
             error.__cause__ = cause
             closure.value.set_error(error)
-        self._totals.cancelled += len(closures)
+        self._move(closures, ClosureState.CANCELLED)
 
 
-def _cancelled(reason: str) -> str:
-    return f"the function was cancelled before its end: {reason}"
+def _explain_cancellation(reason: str) -> str:
+    return f"the function was cancelled: {reason}"
 
 
-def _size_of(closure: Closure) -> int:
-    return len(closure.arguments) if closure.arguments is not None else 0
+def _count_bytes(closures: Sequence[Closure]) -> int:
+    return sum(len(each.arguments) for each in closures if each.arguments is not None)
 
 
-def _values(needs: Sequence[Reference]) -> Iterator[RemoteValue]:
-    """Yields the remote values among references, also those inside others that are there."""
+def _find_values(needs: Sequence[Reference]) -> Iterator[RemoteValue]:
+    """Yields the remote values among references, and inside those that are settled."""
     for reference in needs:
         if isinstance(reference, RemoteValue):
             yield reference
         else:
-            yield from _values(reference.definition.needs)
+            yield from _find_values(reference.definition.needs)

@@ -4,58 +4,99 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
 import jax
+from typing_extensions import override
 
+from distribax import contracts
+from distribax.cluster.ray.engine import Engine
 from distribax.coordinator.closure_queue import Closure
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
-from distribax.coordinator.interfaces import CoordinatedStrategy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
-from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dumps_whole
-from distribax.coordinator.progress import make_view
+from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
+from distribax.coordinator.progress import ViewChoice, make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.status import CoordinatorStatus
+from distribax.coordinator.worker import WorkerSetup
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
-from distribax.types import Args, Kwargs, Nest, StepFn
 
 _ROUNDS_SECONDS: Final = 0.25
+
+
+@runtime_checkable
+class CoordinatedStrategy(Protocol):
+    """A strategy whose functions a coordinator can schedule.
+
+    Attributes:
+        cluster_coordinator: The strategy's coordinator, or None. The coordinator sets it; a
+            strategy that ends calls its `close()` first.
+    """
+
+    cluster_coordinator: contracts.Coordinator | None
+
+    @property
+    def engine(self) -> Engine:
+        """Where the workers' processes come from."""
+
+    def worker_setup(self) -> WorkerSetup:
+        """Returns what turns a process into a worker; it is pickled."""
+
+    def complete_rounds(self) -> None:
+        """Applies what workers have contributed to a step that waits for others.
+
+        It is called when there is nothing left to schedule.
+        """
+
+    def server_status(self) -> Sequence[Mapping[str, Any]]:
+        """Returns what is known of each parameter server."""
 
 
 class ClusterCoordinator:
     """Schedules functions on workers, asynchronously; the death of a worker loses nothing.
 
-    A function that is scheduled is run at least once. If its worker dies (which is noticed within
-    seconds) or gives no sign of life for `worker_timeout` seconds, another worker runs it, and the
-    worker is started again. There is one coordinator for a strategy: making another one returns
-    the first, with the settings that it has.
+    A scheduled function is run at least once. If its worker dies (which is noticed within seconds)
+    or gives no sign of life for `worker_timeout` seconds, another worker runs it, and the worker is
+    restarted. A strategy has one coordinator: making another one returns the first, with its
+    settings.
 
-    Workers compute with JAX's settings (`jax_enable_x64`, ...) as they are here when the
+    Workers compute with the JAX settings (`jax_enable_x64`, ...) that this process has when the
     coordinator is made.
 
     Args:
         strategy: A `dx.ParameterServerStrategy`.
-        queue_size: How many functions may wait for a worker; `schedule` waits when they are more.
-        worker_timeout: For how many seconds a worker may give no sign of life. A function that
-            keeps Python's interpreter lock for longer is taken for dead.
-        all_workers_timeout: For how many seconds there may be no worker before
+        queue_size: How many functions may wait for a worker; `schedule` waits when it is exceeded.
+        worker_timeout: How many seconds a worker may give no sign of life. A function that holds
+            the interpreter lock for longer is taken for dead.
+        all_workers_timeout: How many seconds work may wait while there is no worker, before
             `WorkersLostError` is raised.
         view: How long work is shown: "live" (a progress bar), "lines" (a line every ten seconds),
             "none", or "auto", which is "live" in a terminal and "lines" elsewhere.
+
+    Raises:
+        ValueError: If the strategy has no workers, or an argument is out of range.
+
+    Example:
+        strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1)
+        coordinator = dx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            v = dx.Variable(0.0)
+        result = coordinator.schedule(lambda x: v.assign_add(x), args=(1.0,))
+        coordinator.join()
     """
 
-    def __new__(cls, strategy: CoordinatedStrategy, **settings: Any) -> ClusterCoordinator:
+    def __new__(cls, strategy: CoordinatedStrategy, **settings: object) -> ClusterCoordinator:
         if not isinstance(strategy, CoordinatedStrategy):
             raise ValueError(
                 f"ClusterCoordinator: strategy={strategy!r} has no workers to schedule functions "
                 "on. Expected a dx.ParameterServerStrategy."
             )
         existing = strategy.cluster_coordinator
-        return super().__new__(cls) if existing is None else existing
+        return existing if isinstance(existing, ClusterCoordinator) else super().__new__(cls)
 
     def __init__(
         self,
@@ -64,10 +105,10 @@ class ClusterCoordinator:
         queue_size: int = 65536,
         worker_timeout: float = 20.0,
         all_workers_timeout: float = 60.0,
-        view: str = "auto",
+        view: ViewChoice = "auto",
     ) -> None:
         if strategy.cluster_coordinator is self:
-            return  # The strategy's one: it goes on as it was made.
+            return  # `__new__` has returned the strategy's coordinator: it stays as it is.
         if isinstance(queue_size, bool) or not isinstance(queue_size, int) or queue_size < 1:
             raise ValueError(
                 f"ClusterCoordinator: queue_size={queue_size!r} is not a whole number of at least "
@@ -75,7 +116,7 @@ class ClusterCoordinator:
             )
         policy = FailurePolicy(worker_timeout, all_workers_timeout)
         view_of_work = make_view(view)
-        setup, _ = dumps_whole(strategy.worker_setup())
+        setup, _ = dump_code(strategy.worker_setup())
         engine = strategy.engine
         workers = [
             WorkerHandle(index, engine.worker_options(index), setup)
@@ -84,11 +125,11 @@ class ClusterCoordinator:
         # The thread must not keep the strategy, and so this coordinator, alive.
         strategy_status = weakref.WeakMethod(strategy.server_status)
 
-        def servers() -> Sequence[Mapping[str, Any]]:
+        def read_servers() -> Sequence[Mapping[str, Any]]:
             status = strategy_status()
             return status() if status is not None else ()
 
-        dispatcher = Dispatcher(queue_size, workers, policy, servers, view_of_work.update)
+        dispatcher = Dispatcher(queue_size, workers, policy, read_servers, view_of_work.update)
         self._strategy = strategy
         self._num_workers = len(workers)
         self._view = view_of_work
@@ -97,7 +138,7 @@ class ClusterCoordinator:
         self._functions = FunctionCatalogue()
         self._rounds_at = 0.0
         strategy.cluster_coordinator = self
-        # What nobody has any more ends.
+        # A coordinator that is no longer used ends its workers.
         finalizer = weakref.finalize(self, dispatcher.ask_to_end, "nobody uses it any more")
         finalizer.atexit = False
         dispatcher.open()
@@ -108,22 +149,32 @@ class ClusterCoordinator:
         return self._strategy
 
     def schedule(
-        self, fn: StepFn, args: Args | None = None, kwargs: Kwargs | None = None
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> RemoteValue:
-        """Schedules a function on some worker, and returns at once with its future result.
+        """Schedules a function on some worker, and returns its future result at once.
 
-        The function goes to a worker once, with the variables that it uses from outside as they
-        are when it is first scheduled. Arguments are pickled now; per-worker values and iterators
-        among them become the worker's own, and a function with a `RemoteValue` among them waits
-        until the value is there.
-
-        Raises the error of a function that was scheduled before, if there is one; then nothing
-        runs any more, and what waited is cancelled.
+        The function is sent to a worker once, with the variables that it uses from outside as they
+        are when it is first scheduled. Arguments are pickled now. Per-worker values and iterators
+        among them become the worker's own; a function with a `RemoteValue` among them waits until
+        the value is ready.
 
         Args:
             fn: The function.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
+
+        Returns:
+            The result, to be fetched later.
+
+        Raises:
+            TypeError: If an argument has the wrong type, or cannot be sent to a worker.
+            ValueError: If a per-worker value does not have a value for each worker, or a remote
+                value comes from another coordinator.
+            Exception: The exception of a function that was scheduled before, if one has failed;
+                what waited then is cancelled, and nothing is running any more.
         """
         if not callable(fn):
             raise TypeError(
@@ -141,16 +192,16 @@ class ClusterCoordinator:
                 f"schedule: kwargs={kwargs!r} has a key that is not an argument's name."
             )
         with named_objects.shipping(self._strategy):
-            function = self._functions.definition(fn)
+            function = self._functions.define(fn)
             arguments, needs = dump_arguments(fn, args or (), kwargs or {})
         if needs or function.needs:
-            self._check((*needs, *function.needs))
+            self._check_references((*needs, *function.needs))
         queue = self._queue
         value = RemoteValue(queue)
         queue.put(Closure(function, arguments, needs, value))
         return value
 
-    def _check(self, needs: Sequence[Reference]) -> None:
+    def _check_references(self, needs: Sequence[Reference]) -> None:
         for reference in needs:
             if isinstance(reference, PerWorkerValues):
                 if len(reference.values) != self._num_workers:
@@ -158,7 +209,7 @@ class ClusterCoordinator:
                         f"schedule: {reference!r} has {len(reference.values)} values for "
                         f"{self._num_workers} workers. Expected one for each."
                     )
-                self._check(reference.definition.needs)
+                self._check_references(reference.definition.needs)
             elif isinstance(reference, RemoteValue) and not reference.belongs_to(self._queue):
                 raise ValueError(
                     f"schedule: {reference!r} comes from another coordinator. Fetch it and pass "
@@ -168,8 +219,12 @@ class ClusterCoordinator:
     def join(self) -> None:
         """Waits until all scheduled functions have been run.
 
-        Raises the error of a function if there is one, and forgets it; what had not been run by
-        then is cancelled. When it returns or raises, nothing is running.
+        When it returns or raises, nothing is running.
+
+        Raises:
+            WorkersLostError: If all workers are lost, or a function ends all that run it.
+            Exception: The exception of a function, if one has failed; what had not been run by then
+                is cancelled. It is raised once.
         """
         try:
             self._queue.join(self._while_joining)
@@ -178,7 +233,7 @@ class ClusterCoordinator:
             self._view.stop()
 
     def _while_joining(self) -> None:
-        """Lets workers go on that wait for others, which have nothing left to do."""
+        """Lets workers continue that wait for others, which have nothing left to do."""
         now = time.monotonic()
         if now - self._rounds_at >= _ROUNDS_SECONDS:
             self._rounds_at = now
@@ -189,62 +244,86 @@ class ClusterCoordinator:
     def done(self) -> bool:
         """Tells whether all scheduled functions have been run.
 
-        Raises the error of a function if there is one, and forgets it. When it returns True or
-        raises, nothing is running.
+        Returns:
+            Whether nothing waits and nothing is running.
+
+        Raises:
+            WorkersLostError: As `join`.
+            Exception: The exception of a function, if one has failed, as `join`.
         """
         return self._queue.done()
 
-    def fetch(self, val: Nest) -> Nest:
+    def fetch(self, val: object) -> Any:
         """Waits for the `RemoteValue`s in a nest and returns it with their results.
 
-        Raises the error of a function that has failed, or `ClosureCancelledError`.
+        Args:
+            val: A `RemoteValue`, or a nest of tuples, lists and dicts with some in it.
+
+        Returns:
+            The nest with the results, arrays as NumPy arrays.
+
+        Raises:
+            ClosureCancelledError: If a function was cancelled because another one had failed.
+            Exception: The exception of a function that has failed.
         """
         return jax.tree.map(
             lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val
         )
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
-        """Lets each worker make a data set of its own, when it first needs it.
+    def create_per_worker_dataset(self, dataset_fn: object) -> PerWorkerDataset:
+        """Lets each worker make a data set of its own when it first needs it.
 
         `iter` of the result is an argument for scheduled functions, which call `next` on it. A
-        worker that was restarted makes its data set again, and begins at its start.
+        restarted worker makes its data set again, and begins at the start.
 
         Args:
             dataset_fn: A function without arguments that returns a data set (it is called on the
-                worker, in the strategy's scope), or a data set, of which each worker gets a copy
-                and, if it is shuffled without a seed, an order of its own.
+                worker, in the strategy's scope), or a data set. Each worker gets a copy of it, in
+                an order of its own if it is shuffled without a seed.
+
+        Returns:
+            The data set, as an argument for scheduled functions.
+
+        Raises:
+            TypeError: If `dataset_fn` is neither, or cannot be sent to a worker.
         """
         with named_objects.shipping(self._strategy):
-            return PerWorkerDataset(dataset_fn, self._element_spec)
+            return PerWorkerDataset(dataset_fn, self._find_element_spec)
 
-    def _element_spec(self, dataset: PerWorkerDataset) -> Any:
-        return self.schedule(_element_spec_of, args=(dataset,)).fetch()
+    def _find_element_spec(self, dataset: PerWorkerDataset) -> Any:
+        return self.schedule(_get_element_spec, args=(dataset,)).fetch()
 
     def status(self) -> CoordinatorStatus:
-        """Returns what was scheduled and finished, and how the workers and servers are."""
+        """Returns what was scheduled and finished, and how the workers and servers are.
+
+        Returns:
+            A snapshot of the numbers.
+        """
         return self._dispatcher.status()
 
     def close(self) -> None:
-        """Ends the workers; what is scheduled is cancelled. The second time it does nothing."""
+        """Ends the workers; what is scheduled is cancelled. Further calls do nothing."""
         self._dispatcher.close("it was closed")
         self._view.stop()
         if self._strategy.cluster_coordinator is self:
             self._strategy.cluster_coordinator = None
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[type[AbsentCoordinator], tuple[()]]:
         # An object whose method is scheduled may hold its coordinator.
         return AbsentCoordinator, ()
 
 
 class AbsentCoordinator:
-    """Stands for the coordinator on a worker, where nothing can be scheduled."""
+    """Takes the coordinator's place on a worker, where nothing can be scheduled."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(
             f"coordinator.{name}: the coordinator is not on this worker. Functions are scheduled "
             "and fetched by the program that made the ClusterCoordinator."
         )
 
 
-def _element_spec_of(dataset: Any) -> Any:
+def _get_element_spec(dataset: PerWorkerDataset) -> object:
+    """Runs on a worker, where the argument is the worker's own data set."""
     return dataset.element_spec

@@ -1,4 +1,4 @@
-"""The dispatcher: one thread that gives closures to workers and takes their answers."""
+"""The dispatcher: a thread that gives closures to workers and receives their answers."""
 
 from __future__ import annotations
 
@@ -6,39 +6,52 @@ import atexit
 import contextlib
 import functools
 import itertools
+import logging
 import pickle
 import queue as queues
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
-from distribax.coordinator.batch_sizing import Pace
-from distribax.coordinator.closure_queue import Closure, ClosureQueue, Failure
+from distribax.coordinator.batch_sizing import BatchSizer
+from distribax.coordinator.closure_queue import Closure, ClosureQueue
 from distribax.coordinator.failure_policy import Decision, FailurePolicy
-from distribax.coordinator.messages import Packed, Pulse, Raised, Reply
-from distribax.coordinator.outcomes import unpack, unpack_error
-from distribax.coordinator.status import CoordinatorStatus, WorkerStatus
-from distribax.coordinator.worker_handle import ClusterEndedError, Future, WorkerHandle, WorkerState
+from distribax.coordinator.messages import Greeting, Pulse, Reply
+from distribax.coordinator.outcomes import Failure, Raised, unpack_outcome
+from distribax.coordinator.status import CoordinatorStatus, WorkerState
+from distribax.coordinator.worker_handle import Answer, ClusterEndedError, Future, WorkerHandle
 from distribax.errors import WorkersLostError
+
+_logger = logging.getLogger(__name__)
+
+A = TypeVar("A")
+Details = TypeVarTuple("Details")
 
 _BEAT_SECONDS: Final = 0.25
 _HURRIED_BEAT_SECONDS: Final = 0.05
 _BATCHES_IN_FLIGHT: Final = 2
 _AHEAD_SECONDS: Final = 0.3
-"""A worker with more work than this is not given another batch behind it."""
+"""A worker that has more work than this is not given another batch."""
 _PATIENCE_SECONDS: Final = 0.1
 """How long closures wait behind others at a worker while another one has nothing to do."""
 _RATE_WINDOW_SECONDS: Final = 5.0
 _ABSENCE_SECONDS: Final = 1.0
-"""The thread looks after the workers more often than this, unless its process is held up."""
+"""The thread watches the workers more often than this, unless its process is suspended."""
 
 
 class Dispatcher:
     """Moves closures from the queue to the workers and results back.
 
     Its methods without an underscore may be called in any thread; the others run in its own.
+
+    Args:
+        queue_size: How many closures may wait.
+        workers: The workers.
+        policy: Decides what is done when a worker is lost.
+        read_servers: Returns what is known of each parameter server.
+        on_beat: Called with the status a few times per second.
     """
 
     def __init__(
@@ -46,15 +59,15 @@ class Dispatcher:
         queue_size: int,
         workers: list[WorkerHandle],
         policy: FailurePolicy,
-        servers: Callable[[], Sequence[Mapping[str, Any]]],
+        read_servers: Callable[[], Sequence[Mapping[str, Any]]],
         on_beat: Callable[[CoordinatorStatus], None],
     ) -> None:
         self._queue = ClosureQueue(queue_size, self.wake)
         self._workers = workers
         self._policy = policy
-        self._servers = servers
+        self._read_servers = read_servers
         self._on_beat = on_beat
-        self._pace = Pace()
+        self._sizer = BatchSizer()
         self._events: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
         self._ending: str | None = None
         self._stranded_since: float | None = None
@@ -70,13 +83,13 @@ class Dispatcher:
 
     def open(self) -> None:
         """Starts the thread, which starts the workers."""
-        # Registered later than Ray's own end, it comes before it.
+        # Registered after Ray's own exit handler, it is called before it.
         atexit.register(self.close)
         self._thread.start()
 
     def wake(self) -> None:
         """Tells the thread that there are closures."""
-        self._events.put(_nothing)
+        self._events.put(_do_nothing)
 
     def ask_to_end(self, reason: str) -> None:
         """Lets the thread end soon, and the workers with it; what is scheduled is cancelled."""
@@ -89,15 +102,14 @@ class Dispatcher:
 
     def status(self) -> CoordinatorStatus:
         """Returns what is known now."""
-        counts = self._queue.counts()
         return CoordinatorStatus(
-            **vars(counts),
-            rate=self._rate(),
-            workers=tuple(map(_status, self._workers)),
-            servers=tuple(self._servers()),
+            **vars(self._queue.count()),
+            rate=self._measure_rate(),
+            workers=tuple(worker.report() for worker in self._workers),
+            servers=tuple(self._read_servers()),
         )
 
-    def _rate(self) -> float:
+    def _measure_rate(self) -> float:
         (first, before), (last, after) = self._samples[0], self._samples[-1]
         return (after - before) / (last - first) if last > first else 0.0
 
@@ -107,7 +119,7 @@ class Dispatcher:
         try:
             while self._ending is None:
                 with contextlib.suppress(queues.Empty):
-                    self._events.get(timeout=self._pause())()
+                    self._events.get(timeout=self._choose_pause())()
                     while True:
                         self._events.get_nowait()()
                 if self._ending is None:
@@ -128,7 +140,7 @@ class Dispatcher:
     def _end(self, reason: str) -> None:
         self._ending = reason
 
-    def _pause(self) -> float:
+    def _choose_pause(self) -> float:
         """Returns how long to wait for an event: less while a worker may have to be helped."""
         calm = all(worker.state is WorkerState.READY for worker in self._workers)
         idle = sum(not worker.batches for worker in self._workers)
@@ -136,10 +148,13 @@ class Dispatcher:
             return _BEAT_SECONDS
         return _HURRIED_BEAT_SECONDS
 
-    def _answer(
-        self, handler: Callable[..., None], worker: WorkerHandle, *details: Any
-    ) -> Callable[[Future], None]:
-        """Returns what lets `handler` run in this thread when a worker has answered."""
+    def _when_answered(
+        self,
+        worker: WorkerHandle,
+        handler: Callable[[WorkerHandle, A, *Details], None],
+        *details: *Details,
+    ) -> Answer:
+        """Returns what runs `handler` in this thread when the worker has answered."""
         life, events = worker.life, self._events
 
         def handle(future: Future) -> None:
@@ -165,34 +180,35 @@ class Dispatcher:
         while free := [worker for worker in ready if _has_room(worker)]:
             now = time.monotonic()
             # One that has nothing to do comes before all others.
-            worker = min(free, key=lambda worker: (len(worker.batches), worker.rest(now)))
-            rests = [each.rest(now) for each in (worker, *(w for w in ready if w is not worker))]
-            closures = self._queue.take(functools.partial(self._choose, rests))
+            worker = min(free, key=lambda worker: (len(worker.batches), worker.estimate_rest(now)))
+            others = [each for each in ready if each is not worker]
+            rests = [each.estimate_rest(now) for each in (worker, *others)]
+            closures = self._queue.take(functools.partial(self._choose_batch, rests))
             if not closures:
                 return
             self._send(worker, closures)
 
-    def _choose(self, rests: list[float], waiting: Iterator[Closure]) -> int:
+    def _choose_batch(self, rests: list[float], waiting: Iterator[Closure]) -> int:
         """Returns how many of the waiting closures the worker with the first of `rests` takes."""
         first = next(waiting)
-        share = self._pace.share(first, self._queue.num_ready, rests)
-        return self._pace.batch(itertools.chain([first], waiting), share)
+        share = self._sizer.choose_share(first, self._queue.num_ready, rests)
+        return self._sizer.choose_batch(itertools.chain([first], waiting), share)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
-        number = worker.next_number()
-        answer = self._answer(self._on_reply, worker, number)
-        worker.send(number, closures, self._pace.seconds(closures), answer)
+        number = worker.take_number()
+        answer = self._when_answered(worker, self._on_reply, number)
+        worker.send(number, closures, self._sizer.estimate_seconds(closures), answer)
 
     # Answers.
 
-    def _on_greeting(self, worker: WorkerHandle, answer: Any) -> None:
+    def _on_greeting(self, worker: WorkerHandle, answer: Greeting | Raised) -> None:
         if isinstance(answer, Raised):
             worker.start_failures += 1
             if self._policy.on_start_failure(worker.start_failures) is Decision.REPLACE:
                 worker.replace()
             self._lose(worker, answer.summary)
         else:
-            worker.greeted(answer)
+            worker.become_ready(answer)
 
     def _on_pulse(self, worker: WorkerHandle, pulse: Pulse) -> None:
         worker.is_asked = False
@@ -206,23 +222,22 @@ class Dispatcher:
             return
         batch = worker.batches.pop(number)
         worker.answered_at = time.monotonic()
-        for function, (count, seconds) in reply.seconds.items():
-            self._pace.learn(batch.names[function], count, seconds)
-        closures, outcomes = batch.closures, reply.outcomes
-        for index, outcome in enumerate(outcomes):
-            if type(outcome) in _WRAPPED:
-                outcomes[index] = _opened(outcome, closures[index], worker.index)
-        ran = len(outcomes)
-        worker.num_finished += ran
-        self._queue.settle(closures[:ran], outcomes)
-        self._queue.give_back(closures[ran:])
+        for function, timing in reply.timings.items():
+            self._sizer.learn(batch.names[function], timing.calls, timing.seconds)
+        ran = batch.closures[: len(reply.outcomes)]
+        worker.num_finished += len(ran)
+        outcomes = [
+            unpack_outcome(outcome, closure.function.name, worker.index)
+            for closure, outcome in zip(ran, reply.outcomes, strict=True)
+        ]
+        self._queue.settle(ran, outcomes)
+        self._queue.give_back(batch.closures[len(ran) :])
 
     def _on_recalled(self, worker: WorkerHandle, pulse: Pulse) -> None:
-        at, started = pulse.at
         unused: list[Closure] = []
         for number, batch in worker.batches.items():
-            if batch.is_recalled and number >= at:
-                begun = started if number == at else 0
+            if batch.is_recalled and number >= pulse.batch:
+                begun = pulse.started if number == pulse.batch else 0
                 unused += batch.closures[begun:]
                 del batch.closures[begun:]
         self._queue.give_back(unused)
@@ -231,15 +246,17 @@ class Dispatcher:
 
     def _watch(self, now: float) -> None:
         if now - self._watched_at > _ABSENCE_SECONDS:
-            # It is this process that did nothing meanwhile: it was stopped, or had no time.
+            # This process was suspended or short of time: the workers may have answered.
             for worker in self._workers:
                 worker.pinged_at = max(worker.pinged_at, now - self._policy.ping_seconds)
             self._stranded_since = None
         self._watched_at = now
         for worker in self._workers:
             if worker.state is WorkerState.LOST:
-                if now - worker.entered_at >= self._policy.start_pause(worker.start_failures):
-                    worker.start(self._answer(self._on_greeting, worker))
+                if now - worker.entered_at >= self._policy.choose_start_pause(
+                    worker.start_failures
+                ):
+                    worker.start(self._when_answered(worker, self._on_greeting))
             else:
                 self._watch_worker(worker, now)
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
@@ -256,7 +273,7 @@ class Dispatcher:
         silence = now - worker.pinged_at
         if not worker.is_asked:
             if silence >= self._policy.ping_seconds:
-                worker.ping(self._answer(self._on_pulse, worker))
+                worker.ping(self._when_answered(worker, self._on_pulse))
         else:
             heard = worker.has_been_heard
             if self._policy.on_silence(silence, has_been_heard=heard) is Decision.REPLACE:
@@ -266,7 +283,7 @@ class Dispatcher:
             self._send(worker, [])
 
     def _watch_stranded(self, now: float) -> None:
-        """Tells the user when there has been work and no worker for too long."""
+        """Tells the user if work has waited too long and there is no worker."""
         if not self._queue.num_ready:
             self._stranded_since = None
             return
@@ -276,7 +293,7 @@ class Dispatcher:
         seconds = now - self._stranded_since
         if self._policy.on_no_worker(seconds, failures) is Decision.RAISE:
             self._stranded_since = None
-            self._queue.fail(_no_worker(self._workers, seconds, self._policy, now))
+            self._queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
     def _share_out(self, ready: list[WorkerHandle], now: float) -> None:
         """Takes closures back that wait behind others while a worker has nothing to do."""
@@ -294,10 +311,10 @@ class Dispatcher:
     def _recall(self, workers: list[WorkerHandle]) -> None:
         for worker in workers:
             if not all(batch.is_recalled for batch in worker.batches.values()):
-                worker.recall(self._answer(self._on_recalled, worker))
+                worker.recall(self._when_answered(worker, self._on_recalled))
 
     def _lose(self, worker: WorkerHandle, problem: str | Exception) -> None:
-        """Gives what a worker had to others, and the worker some time to come back."""
+        """Gives a lost worker's closures to others; the worker is started again after a pause."""
         batches = worker.lose(problem)
         if not batches:
             return
@@ -310,8 +327,13 @@ class Dispatcher:
             (doomed if decision is Decision.RAISE else retried).append(closure)
         self._queue.give_back([closure for batch in batches[1:] for closure in batch.closures])
         self._queue.give_back(retried, retry=True)
+        if retried:
+            _logger.warning(
+                "Functions that are retried as worker %d is lost: %d.", worker.index, len(retried)
+            )
         if doomed:
-            self._queue.settle(doomed, [Failure(_deadly(closure, worker)) for closure in doomed])
+            errors = [Failure(_make_deadly_error(closure, worker)) for closure in doomed]
+            self._queue.settle(doomed, errors)
 
     def _beat(self, now: float) -> None:
         status = self.status()
@@ -325,43 +347,11 @@ def _has_room(worker: WorkerHandle) -> bool:
     return len(worker.batches) < _BATCHES_IN_FLIGHT and worker.load <= _AHEAD_SECONDS
 
 
-def _nothing() -> None:
-    """The event of a dispatcher that is woken up."""
+def _do_nothing() -> None:
+    """The event that wakes the thread."""
 
 
-_WRAPPED: Final = frozenset({Packed, Raised, tuple, list, dict})
-"""The outcomes that are not the value itself."""
-
-
-def _opened(outcome: Any, closure: Closure, worker_index: int) -> Any:
-    if type(outcome) is Raised:
-        return Failure(unpack_error(outcome, closure.function.name, worker_index))
-    try:
-        return unpack(outcome)
-    except Exception as error:
-        error.add_note(
-            f"{closure.function.name} has returned a value on worker {worker_index} that cannot "
-            "be unpickled here. Return arrays, numbers and nests of them."
-        )
-        return Failure(error)
-
-
-def _status(worker: WorkerHandle) -> WorkerStatus:
-    greeting = worker.greeting
-    return WorkerStatus(
-        index=worker.index,
-        state=worker.state.value,
-        seconds=time.monotonic() - worker.turned_at,
-        pid=greeting.pid if greeting else None,
-        host=greeting.host if greeting else None,
-        running=sum(len(batch.closures) for batch in tuple(worker.batches.values())),
-        finished=worker.num_finished,
-        restarts=max(0, worker.num_starts - 1),
-        problem=worker.problem,
-    )
-
-
-def _deadly(closure: Closure, worker: WorkerHandle) -> WorkersLostError:
+def _make_deadly_error(closure: Closure, worker: WorkerHandle) -> WorkersLostError:
     return WorkersLostError(
         f"{closure.function.name} was running on {closure.losses} workers when they died, the last "
         f"one being worker {worker.index}: {worker.problem}. It seems to be what they die of: a "
@@ -370,7 +360,7 @@ def _deadly(closure: Closure, worker: WorkerHandle) -> WorkersLostError:
     )
 
 
-def _no_worker(
+def _make_no_worker_error(
     workers: list[WorkerHandle], seconds: float, policy: FailurePolicy, now: float
 ) -> WorkersLostError:
     lines = "".join(

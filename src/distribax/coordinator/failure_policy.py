@@ -1,16 +1,17 @@
-"""What to do when workers die or fall silent: decisions only; the dispatcher carries them out."""
+"""What to do when workers die or do not answer: decisions that the dispatcher carries out."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 MAX_LOSSES = 10
-"""So many workers may die while they run a closure, before the closure is held to be the cause."""
-MAX_START_FAILURES = 3
-"""So often each worker may fail to start, before the reason is told and not waited for."""
-_START_PAUSE = 0.2
-_LONGEST_START_PAUSE = 5.0
+"""When so many workers have died while they ran a closure, the closure is taken for the cause."""
+MAX_START_FAILURES: Final = 3
+"""When each worker has failed to start so often, the user is told why instead of waiting."""
+_START_PAUSE_SECONDS: Final = 0.2
+_LONGEST_START_PAUSE_SECONDS: Final = 5.0
 
 
 class Decision(enum.Enum):
@@ -28,11 +29,11 @@ class Decision(enum.Enum):
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Bounds in time, after which a worker or all of them count as lost.
+    """After how many seconds a worker, or all of them, count as lost.
 
     Attributes:
-        worker_timeout: For how many seconds a worker may give no sign of life.
-        all_workers_timeout: For how many seconds there may be work and no worker for it.
+        worker_timeout: How many seconds a worker may leave a ping unanswered.
+        all_workers_timeout: How many seconds work may wait while there is no worker at all.
     """
 
     worker_timeout: float = 20.0
@@ -48,13 +49,13 @@ class FailurePolicy:
 
     @property
     def ping_seconds(self) -> float:
-        """How often a worker is asked for a sign of life."""
+        """How many seconds pass between two pings of a worker."""
         return min(1.0, self.worker_timeout / 4)
 
     def on_silence(self, seconds: float, *, has_been_heard: bool) -> Decision:
-        """Decides on a worker that has not answered for a time.
+        """Decides on a worker that has not answered for so many seconds.
 
-        A process that has never been heard may still wait for its place in the cluster.
+        A process that has never answered may still wait for its place in the cluster.
         """
         bound = self.worker_timeout if has_been_heard else self.all_workers_timeout
         return Decision.REPLACE if seconds > max(bound, self.worker_timeout) else Decision.WAIT
@@ -66,18 +67,20 @@ class FailurePolicy:
         """
         return Decision.RETRY if failures % MAX_START_FAILURES else Decision.REPLACE
 
-    def start_pause(self, failures: int) -> float:
+    def choose_start_pause(self, failures: int) -> float:
         """Returns how many seconds to wait before a worker is started again."""
-        return min(_START_PAUSE * 2**failures, _LONGEST_START_PAUSE)
+        return min(_START_PAUSE_SECONDS * 2**failures, _LONGEST_START_PAUSE_SECONDS)
 
     def on_loss(self, losses: int) -> Decision:
-        """Decides on a closure that was running on so many workers that died."""
+        """Decides on a closure that was running on so many workers when they were lost."""
         return Decision.RAISE if losses >= MAX_LOSSES else Decision.RETRY
 
     def on_no_worker(self, seconds: float, start_failures: int) -> Decision:
-        """Decides when there is work, but has been no worker for a time.
+        """Decides when work has waited for so many seconds, and there is no worker.
 
-        `start_failures` is how often each worker at least has failed to start in a row.
+        Args:
+            seconds: How long there has been no worker.
+            start_failures: How often in a row each worker has failed to start, at least.
         """
         lost = seconds > self.all_workers_timeout or start_failures >= MAX_START_FAILURES
         return Decision.RAISE if lost else Decision.WAIT

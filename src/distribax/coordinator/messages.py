@@ -1,15 +1,17 @@
-"""What the coordinator and its workers send each other: small tuples, pickled."""
+"""What the coordinator's process and its workers send each other, pickled."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from distribax.coordinator.references import Kind
+
 
 class Shipment(NamedTuple):
-    """A definition on its way to a worker; `kind` is the value of a `Kind`."""
+    """A definition on its way to a worker."""
 
     number: int
-    kind: str
+    kind: Kind
     name: str
     data: bytes
 
@@ -21,44 +23,39 @@ class Batch(NamedTuple):
         number: Counts the batches of a worker's process.
         boot: The process that it is meant for; another one refuses it.
         shipments: Definitions that the process does not have yet.
-        forgotten: Definitions that nobody uses any more.
-        calls: For each closure the number of its function and its pickled arguments, if any.
+        forgotten: The numbers of definitions that nobody uses any more.
+        functions: For each closure the number of its function.
+        arguments: For each closure its pickled arguments, or None if it has none.
     """
 
     number: int
     boot: str
     shipments: tuple[Shipment, ...]
     forgotten: tuple[int, ...]
-    calls: list[tuple[int, bytes | None]]
+    functions: list[int]
+    arguments: list[bytes | None]
+
+
+class Timing(NamedTuple):
+    """How often a function was called in a batch, and how many seconds that took in all."""
+
+    calls: int
+    seconds: float
 
 
 class Reply(NamedTuple):
     """What became of a batch.
 
     Attributes:
-        outcomes: One for each closure that was run: a value, a `Packed` one, or a `Raised`. There
-            may be fewer of them than closures: the others were not run.
-        seconds: How long each function took, by its number, and how often it was run.
+        outcomes: One for each closure that was run: what `pack_result` or `pack_error` made of it.
+            If there are fewer than closures, the others were not run.
+        timings: How long each function took, by its number.
         refused: Whether nothing was run, as the batch was meant for another process.
     """
 
     outcomes: list[Any]
-    seconds: dict[int, tuple[int, float]]
+    timings: dict[int, Timing]
     refused: bool = False
-
-
-class Packed(NamedTuple):
-    """A value that is pickled apart, as it is not a plain one."""
-
-    data: bytes
-
-
-class Raised(NamedTuple):
-    """An exception of the user's function: pickled if that is possible, and in words."""
-
-    data: bytes | None
-    summary: str
-    traceback: str
 
 
 class Greeting(NamedTuple):
@@ -72,12 +69,5 @@ class Greeting(NamedTuple):
 class Pulse(NamedTuple):
     """A sign of life: the batch that runs, and how many of its closures have been started."""
 
-    boot: str
-    at: tuple[int, int]
-
-
-class Start(NamedTuple):
-    """What a worker's process needs in the beginning; `setup` is a pickled `WorkerSetup`."""
-
-    worker_index: int
-    setup: bytes
+    batch: int
+    started: int

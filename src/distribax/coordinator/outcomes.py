@@ -1,4 +1,4 @@
-"""The way of results and exceptions from a worker to the coordinator."""
+"""How results and exceptions travel from a worker to the coordinator."""
 
 from __future__ import annotations
 
@@ -7,87 +7,125 @@ import io
 import pickle
 import sys
 import traceback
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import jax
+import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
-from distribax.coordinator.messages import Packed, Raised
+from distribax.coordinator.pickling import PLAIN_TYPES
 from distribax.errors import OutOfRangeError, RemoteError
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+class Packed(NamedTuple):
+    """A value that is pickled apart, as it is not a plain one."""
+
+    data: bytes
+
+
+class Raised(NamedTuple):
+    """An exception of the user's function: pickled if that is possible, and in words."""
+
+    data: bytes | None
+    summary: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a closure ended with instead of a value."""
+
+    error: BaseException
 
 
 # On the worker.
 
 
-def pack(value: Any) -> Any:
-    """Returns a value as something that any process can unpickle; arrays become NumPy's."""
-    kind = type(value)
-    if kind in _PLAIN:
+def pack_result(value: object) -> object:
+    """Returns a function's result as something that any process can unpickle.
+
+    Arrays become NumPy arrays.
+    """
+    try:
+        return _pack(value)
+    except Exception as error:
+        error.add_note(
+            f"The function has returned {type(value).__name__} {value!r:.200}, which cannot be "
+            "pickled. Return arrays, numbers and nests of them."
+        )
+        raise
+
+
+def _pack(value: object) -> object:
+    if type(value) in PLAIN_TYPES:
         return value
     if isinstance(value, jax.Array):
         return _to_numpy(value)
-    if kind is np.ndarray or isinstance(value, np.generic):
+    if type(value) is np.ndarray or isinstance(value, np.generic):
         return value if value.dtype.kind != "O" else Packed(_dumps(value))
-    if kind is tuple or kind is list:
-        return kind(pack(item) for item in value)
-    if kind is dict and all(type(key) in _PLAIN for key in value):
-        return {key: pack(item) for key, item in value.items()}
+    if type(value) is tuple:
+        return tuple(_pack(item) for item in value)
+    if type(value) is list:
+        return [_pack(item) for item in value]
+    if type(value) is dict and all(type(key) in PLAIN_TYPES for key in value):
+        return {key: _pack(item) for key, item in value.items()}
     return Packed(_dumps(value))
 
 
-def _to_numpy(value: jax.Array) -> Any:
+def _to_numpy(value: jax.Array) -> object:
     return np.asarray(value)[()] if _fits_numpy(value) else Packed(_dumps(value))
 
 
 def _fits_numpy(value: jax.Array) -> bool:
-    """Tells whether NumPy can hold an array; it has nothing for the keys of random numbers."""
+    """Tells whether NumPy can hold an array; it has no data type for random keys."""
     return isinstance(value.dtype, np.dtype)
 
 
 class _Pickler(cloudpickle.Pickler):
     """Pickles objects with JAX arrays inside as if they held NumPy arrays.
 
-    The keys of random numbers stay what they are. Classes that came from the coordinator go back
-    by name: unpickled there as cloudpickle does it, their methods would be replaced by copies.
+    Random keys stay random keys. Classes that came from the coordinator go back by name: unpickled
+    there as cloudpickle does it, their methods would be replaced by copies.
     """
 
+    @override
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and _named(obj.__module__, obj.__qualname__) is not obj:
-            return _class_of, (obj.__module__, obj.__qualname__, _dumped_class(obj))
+        if isinstance(obj, type) and _find(obj.__module__, obj.__qualname__) is not obj:
+            return _load_class, (obj.__module__, obj.__qualname__, _dump_class(obj))
         if not isinstance(obj, jax.Array):
             return super().reducer_override(obj)
         if _fits_numpy(obj):
             return np.array, (np.asarray(obj),)
         data = np.asarray(jax.random.key_data(obj))
-        return _random_key, (data, jax.random.key_impl(obj))
+        return _make_random_key, (data, jax.random.key_impl(obj))
 
 
-def _named(module: str, qualname: str) -> Any:
+def _find(module: str, qualname: str) -> object:
     """Returns what a name stands for in this process, or None."""
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for name in qualname.split("."):
         found = getattr(found, name, None)
     return found
 
 
 @functools.cache
-def _dumped_class(kind: type) -> bytes:
+def _dump_class(kind: type) -> bytes:
     return cloudpickle.dumps(kind, 5)
 
 
-def _class_of(module: str, qualname: str, data: bytes) -> Any:
-    found = _named(module, qualname)
+def _load_class(module: str, qualname: str, data: bytes) -> object:
+    found = _find(module, qualname)
     return found if isinstance(found, type) else pickle.loads(data)
 
 
-def _random_key(data: Any, impl: Any) -> Any:
-    return jax.random.wrap_key_data(data, impl=impl)
+def _make_random_key(data: np.ndarray, impl: str) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: object) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, 5).dump(value)
     return buffer.getvalue()
@@ -101,33 +139,54 @@ def pack_error(error: BaseException) -> Raised:
         error = OutOfRangeError(*error.args)
     summary = "".join(traceback.format_exception_only(error)).strip()
     data = None
-    # What ends a process ends the worker's function only.
+    # KeyboardInterrupt and SystemExit end the function only: the coordinator is told in words.
     if isinstance(error, Exception):
         try:
             data = _dumps(error)
             pickle.loads(data)
         except Exception:
-            data = None  # It cannot be taken apart and put together again.
+            data = None  # It cannot be pickled, or not unpickled.
     return Raised(data, summary, lines)
 
 
 # On the coordinator.
 
 
-def unpack(outcome: Any) -> Any:
-    """Returns the value that `pack` made something of."""
-    kind = type(outcome)
-    if kind is Packed:
+_WRAPPED: Final = frozenset({Packed, Raised, tuple, list, dict})
+"""The types of outcomes that are not the result itself."""
+
+
+def unpack_outcome(outcome: object, function: str, worker_index: int) -> object:
+    """Returns the result of a function that a worker has run, or a `Failure`."""
+    if type(outcome) not in _WRAPPED:
+        return outcome
+    if type(outcome) is Raised:
+        return Failure(_unpack_error(outcome, function, worker_index))
+    try:
+        return _unpack(outcome)
+    except Exception as error:
+        error.add_note(
+            f"{function} has returned a value on worker {worker_index} that cannot be unpickled "
+            "here. Return arrays, numbers and nests of them."
+        )
+        return Failure(error)
+
+
+def _unpack(outcome: object) -> object:
+    """Returns the value that `_pack` was given."""
+    if type(outcome) is Packed:
         return pickle.loads(outcome.data)
-    if kind is tuple or kind is list:
-        return kind(unpack(item) for item in outcome)
-    if kind is dict:
-        return {key: unpack(item) for key, item in outcome.items()}
+    if type(outcome) is tuple:
+        return tuple(_unpack(item) for item in outcome)
+    if type(outcome) is list:
+        return [_unpack(item) for item in outcome]
+    if type(outcome) is dict:
+        return {key: _unpack(item) for key, item in outcome.items()}
     return outcome
 
 
-def unpack_error(raised: Raised, function: str, worker_index: int) -> BaseException:
-    """Returns the exception, of its own type if that is possible, with the worker's traceback."""
+def _unpack_error(raised: Raised, function: str, worker_index: int) -> BaseException:
+    """Returns the exception, of its own type if possible, with the worker's traceback as a note."""
     error: BaseException | None = None
     if raised.data is not None:
         try:

@@ -1,4 +1,4 @@
-"""Pickles for workers: functions with what they capture, arguments with references."""
+"""Pickles functions with what they capture, and arguments with references, for workers."""
 
 from __future__ import annotations
 
@@ -10,53 +10,65 @@ import sys
 import sysconfig
 import types
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import cloudpickle
 import numpy as np
+from typing_extensions import override
 
-from distribax.coordinator.references import Definition, Kind, Reference, collecting, resolve
-from distribax.types import Args, Kwargs, StepFn
+from distribax.coordinator.references import (
+    Definition,
+    Kind,
+    Reference,
+    collect_references,
+    resolve,
+)
 
-_PACKAGE = __name__.partition(".")[0]
-_PROTOCOL = 5
-_NUM_KEPT = 64
+_PACKAGE: Final = __name__.partition(".")[0]
+_PROTOCOL: Final = 5
+_NUM_KEPT: Final = 64
+
+PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Types whose values any process can unpickle."""
 
 
-def dumps(value: Any) -> tuple[bytes, tuple[Reference, ...]]:
-    """Pickles a value, and returns the references inside it beside the bytes."""
+def dump_value(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+    """Returns a value's pickle and the references inside it."""
     buffer = io.BytesIO()
-    with collecting() as needs:
+    with collect_references() as needs:
         _Pickler(buffer, _PROTOCOL).dump(value)
     return buffer.getvalue(), tuple(needs)
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles values; the program's own classes, which workers cannot import, by number.
+    """Pickles values; classes of the program, which workers cannot import, by number.
 
-    Otherwise each value would bring its class along, which takes time and sets the class back to
-    what it was in the beginning.
+    Otherwise each value would bring its class along, which takes time and resets the class's
+    attributes.
     """
 
+    @override
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and _is_shipped(obj):
-            return _class_reference(obj).__reduce__()
+            return _refer_to_class(obj).__reduce__()
         return super().reducer_override(obj)
 
 
 class ClassReference(Reference):
-    """A class of the program's own."""
+    """A class of the program."""
 
     __slots__ = ("_definition",)
 
-    def __init__(self, kind: type) -> None:
-        data, needs = dumps_whole(kind)
+    def __init__(self, cls: type) -> None:
+        data, needs = dump_code(cls)
         self._definition = Definition(
-            Kind.OBJECT, f"the class {described(kind)}", lambda _: data, needs
+            Kind.OBJECT, f"the class {describe(cls)}", lambda _: data, needs
         )
 
     @property
+    @override
     def definition(self) -> Definition:
         return self._definition
 
@@ -64,79 +76,80 @@ class ClassReference(Reference):
 _classes: weakref.WeakKeyDictionary[type, ClassReference] = weakref.WeakKeyDictionary()
 
 
-def _class_reference(kind: type) -> ClassReference:
-    reference = _classes.get(kind)
+def _refer_to_class(cls: type) -> ClassReference:
+    reference = _classes.get(cls)
     if reference is None:
-        reference = _classes[kind] = ClassReference(kind)
+        reference = _classes[cls] = ClassReference(cls)
     return reference
 
 
-def _is_shipped(kind: type) -> bool:
-    return kind.__module__ == "__main__" or kind.__module__ in _by_value
+def _is_shipped(cls: type) -> bool:
+    return cls.__module__ == "__main__" or cls.__module__ in _by_value
 
 
-def dumps_whole(value: Any) -> tuple[bytes, tuple[Reference, ...]]:
-    """Pickles a function or a class with all that it uses, also itself."""
-    with collecting() as needs:
+def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+    """Returns the pickle of a function or a class, its code included, and its references."""
+    with collect_references() as needs:
         data = cloudpickle.dumps(value, _PROTOCOL)
     return data, tuple(needs)
 
 
 def dump_arguments(
-    fn: StepFn, args: Args, kwargs: Kwargs
+    fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[bytes | None, tuple[Reference, ...]]:
-    """Pickles the arguments of a call as they are now; None stands for no arguments."""
+    """Returns the pickle of a call's arguments, None if it has none, and their references."""
     if not args and not kwargs:
         return None, ()
     if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
         return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL), ()
-    if not kwargs and all(isinstance(arg, Reference) for arg in args):
-        return _of_references(tuple([arg.reference_number for arg in args])), tuple(args)
+    references = [arg for arg in args if isinstance(arg, Reference)]
+    if not kwargs and len(references) == len(args):
+        numbers = tuple([reference.reference_number for reference in references])
+        return _dump_references(numbers), tuple(references)
     try:
-        return dumps((tuple(args), dict(kwargs)))
+        return dump_value((tuple(args), dict(kwargs)))
     except Exception as error:
         raise TypeError(
-            f"schedule: the arguments of {described(fn)} cannot be sent to a worker: "
-            f"{reason(error)}. Pass numbers, arrays, nests of them and objects that can be "
+            f"schedule: the arguments of {describe(fn)} cannot be sent to a worker: "
+            f"{quote(error)}. Pass numbers, arrays, nests of them and objects that can be "
             "pickled; make what cannot be (locks, open files, generators) inside the function."
         ) from error
 
 
 @functools.lru_cache(_NUM_KEPT)
-def _of_references(numbers: tuple[int, ...]) -> bytes:
-    """Pickles arguments that are references: mostly an iterator, at each step the same."""
-    return pickle.dumps((tuple(map(_Number, numbers)), {}), _PROTOCOL)
+def _dump_references(numbers: tuple[int, ...]) -> bytes:
+    """Pickles arguments that are references: mostly an iterator, the same at each step."""
+    return pickle.dumps((tuple(map(_PickledReference, numbers)), {}), _PROTOCOL)
 
 
-class _Number:
-    """A reference's number, pickled as the reference is."""
+class _PickledReference:
+    """Pickles as the reference with that number does."""
 
     __slots__ = ("_number",)
 
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
         return resolve, (self._number,)
 
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+def _is_plain(value: object) -> bool:
+    """Tells whether any process can unpickle a value, and nothing in it is a reference."""
+    return type(value) in PLAIN_TYPES or (
+        type(value) is np.ndarray and value.dtype.kind in "biufcSU"
+    )
 
 
-def _is_plain(value: Any) -> bool:
-    """Tells whether anybody can unpickle a value, and nothing in it is a reference."""
-    kind = type(value)
-    return kind in _PLAIN or (kind is np.ndarray and value.dtype.kind in "biufcSU")
-
-
-def described(fn: Any) -> str:
+def describe(fn: object) -> str:
     """Returns the name of a function as an error message shows it."""
-    plain = _plain(fn)
+    plain = _unwrap(fn)
     name = getattr(plain, "__qualname__", None)
     return f"{plain.__module__}.{name}" if name else repr(fn)
 
 
-def reason(error: BaseException) -> str:
+def quote(error: BaseException) -> str:
     """Returns an exception's message as a part of another one."""
     return str(error).rstrip(".")
 
@@ -144,89 +157,112 @@ def reason(error: BaseException) -> str:
 class FunctionCatalogue:
     """The functions that have been scheduled; each is pickled once.
 
-    What a function captures is taken when it is first scheduled: a later change of a captured
-    list, say, does not reach the workers. What changes is passed as an argument.
+    What a function captures is pickled when it is first scheduled: a later change, for example of
+    a captured list, does not reach the workers. What changes is passed as an argument.
     """
 
     def __init__(self) -> None:
         # By the identity of the function, or of the object whose method it is.
-        self._known: dict[int, tuple[weakref.ref[Any], dict[Any, Definition]]] = {}
+        self._known: dict[int, _Scheduled] = {}
         self._by_digest: weakref.WeakValueDictionary[bytes, Definition] = (
             weakref.WeakValueDictionary()
         )
 
-    def definition(self, fn: StepFn) -> Definition:
+    def define(self, fn: Callable[..., object]) -> Definition:
         """Returns what workers know the function as."""
-        owner: Any
-        owner, part = (fn.__self__, fn.__func__) if type(fn) is types.MethodType else (fn, None)
-        entry = self._known.get(id(owner))
-        if entry is not None and entry[0]() is owner and part in entry[1]:
-            return entry[1][part]
-        definition = self._pickled(fn)
-        self._remember(owner, part, definition)
+        owner: object = fn
+        method: Callable[..., Any] | None = None
+        if isinstance(fn, types.MethodType):
+            owner, method = fn.__self__, fn.__func__
+        known = self._known.get(id(owner))
+        if known is not None and known.owner() is owner and method in known.definitions:
+            return known.definitions[method]
+        definition = self._pickle(fn)
+        self._remember(owner, method, definition)
         return definition
 
-    def _pickled(self, fn: StepFn) -> Definition:
-        data, needs = pickle_callable(fn, "schedule", "fn")
+    def _pickle(self, fn: Callable[..., object]) -> Definition:
+        data, needs = dump_callable(fn, "schedule", "fn")
         digest = hashlib.blake2b(data, digest_size=16).digest()
         # The same code with other references in it has other numbers in its bytes.
         known = self._by_digest.get(digest)
         if known is None:
-            known = Definition(Kind.OBJECT, described(fn), lambda _: data, needs)
+            known = Definition(Kind.OBJECT, describe(fn), lambda _: data, needs)
             self._by_digest[digest] = known
         return known
 
-    def _remember(self, owner: Any, part: Any, definition: Definition) -> None:
+    def _remember(
+        self, owner: object, method: Callable[..., Any] | None, definition: Definition
+    ) -> None:
         key = id(owner)
-        entry = self._known.get(key)
-        if entry is not None and entry[0]() is owner:
-            entry[1][part] = definition
+        known = self._known.get(key)
+        if known is not None and known.owner() is owner:
+            known.definitions[method] = definition
             return
         try:
             alive = weakref.ref(owner, lambda _: self._known.pop(key, None))
         except TypeError:
             return  # Nothing tells when it is gone: it is pickled each time.
-        self._known[key] = (alive, {part: definition})
+        self._known[key] = _Scheduled(alive, {method: definition})
 
 
-def pickle_callable(fn: StepFn, method: str, argument: str) -> tuple[bytes, tuple[Reference, ...]]:
-    """Pickles a function with what it captures, or says why that is not possible."""
-    module = _module_to_ship(fn)
+class _Scheduled(NamedTuple):
+    """An object that was scheduled: a function (by None), or the owner of scheduled methods."""
+
+    owner: weakref.ref[object]
+    definitions: dict[Callable[..., Any] | None, Definition]
+
+
+def dump_callable(
+    fn: Callable[..., object], method: str, argument: str
+) -> tuple[bytes, tuple[Reference, ...]]:
+    """Returns the pickle of a function with what it captures, and its references.
+
+    Args:
+        fn: The function.
+        method: The method that it was passed to, for error messages.
+        argument: The argument that it was passed as, likewise.
+
+    Raises:
+        TypeError: If it cannot be pickled.
+    """
+    module = _find_module_to_ship(fn)
     if module is not None:
-        # For good: a class of that module has to be the same in functions and in arguments.
+        # Never undone: a class of the module must be the same in functions and in arguments.
         cloudpickle.register_pickle_by_value(module)
         _by_value.add(module.__name__)
     try:
-        return dumps_whole(fn)
+        return dump_code(fn)
     except Exception as error:
         if module is not None:
             # Something that the module holds cannot be pickled; workers may be able to import it.
             cloudpickle.unregister_pickle_by_value(module)
             _by_value.discard(module.__name__)
             _by_name.add(module.__name__)
-            return pickle_callable(fn, method, argument)
+            return dump_callable(fn, method, argument)
         raise TypeError(
-            f"{method}: {argument}={described(fn)} cannot be sent to a worker: {reason(error)}. A "
+            f"{method}: {argument}={describe(fn)} cannot be sent to a worker: {quote(error)}. A "
             "function takes along the variables that it uses from outside; make those that cannot "
             "be pickled (locks, open files, generators) inside the function."
         ) from error
 
 
 _by_value: set[str] = set()
-"""Modules whose functions and classes are shipped."""
+"""Modules whose functions and classes are pickled by value."""
 _by_name: set[str] = set()
-"""Modules that could not be shipped: workers have to import them."""
+"""Modules that cannot be pickled by value: workers have to import them."""
 
 
-def _plain(fn: Any) -> Any:
+def _unwrap(fn: object) -> object:
+    """Returns what has the name of a callable: the function itself, or the callable's class."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn if hasattr(fn, "__qualname__") else type(fn)
 
 
-def _module_to_ship(fn: Any) -> types.ModuleType | None:
-    """Returns the function's module unless workers have it: what is installed they have."""
-    name = getattr(_plain(fn), "__module__", None)
+def _find_module_to_ship(fn: object) -> types.ModuleType | None:
+    """Returns the function's module, or None if workers can import it, as it is installed."""
+    name = getattr(_unwrap(fn), "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or name == "__main__" or name in _by_name:
         return None

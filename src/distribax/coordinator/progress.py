@@ -1,4 +1,4 @@
-"""A view of long work: a progress bar in a terminal, a line now and then elsewhere."""
+"""Shows long work: a progress bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TextIO, TypeAlias, get_args
 
 from distribax.coordinator.status import CoordinatorStatus
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 LIVE_AFTER_SECONDS: Final = 1.0
-"""Work that takes less is not shown."""
+"""Shorter work is not shown."""
 LINE_SECONDS: Final = 10.0
 
-CHOICES: Final = ("auto", "live", "lines", "none")
+ViewChoice: TypeAlias = Literal["auto", "live", "lines", "none"]
 
 
 class View(Protocol):
@@ -24,15 +27,19 @@ class View(Protocol):
         """Shows a new status."""
 
     def stop(self) -> None:
-        """Takes the view away, until there is long work again."""
+        """Removes the view until there is long work again."""
 
 
 def make_view(
-    choice: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    choice: ViewChoice, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
 ) -> View:
-    """Returns a view of a kind; "auto" is "live" in a terminal and "lines" elsewhere."""
-    if choice not in CHOICES:
-        names = ", ".join(map(repr, CHOICES))
+    """Returns the view that was chosen; "auto" is "live" in a terminal and "lines" elsewhere.
+
+    Raises:
+        ValueError: If there is no such view.
+    """
+    if choice not in get_args(ViewChoice):
+        names = ", ".join(map(repr, get_args(ViewChoice)))
         raise ValueError(f"ClusterCoordinator: view={choice!r} is not known. Expected {names}.")
     stream = sys.stderr if stream is None else stream
     if choice == "auto":
@@ -73,7 +80,7 @@ class Lines:
             self._stream.flush()
 
     def stop(self) -> None:
-        """Forgets since when there has been work."""
+        """Forgets when the work began."""
         self._last = None
 
 
@@ -86,10 +93,10 @@ class Live:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._ended_before = 0
-        self._bar: Any = None
+        self._bar: Progress | None = None
 
     def update(self, status: CoordinatorStatus) -> None:
-        """Draws the bar anew."""
+        """Redraws the bar."""
         with self._lock:
             if not status.is_active:
                 self._stop()
@@ -100,7 +107,7 @@ class Live:
             if self._bar is None:
                 if self._clock() - self._since < LIVE_AFTER_SECONDS:
                     return
-                self._bar = _bar(self._stream)
+                self._bar = _make_bar(self._stream)
                 self._bar.start()
                 self._bar.add_task("")
             self._bar.update(
@@ -112,7 +119,7 @@ class Live:
             self._bar.refresh()
 
     def stop(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         with self._lock:
             self._stop()
 
@@ -123,7 +130,7 @@ class Live:
             self._bar = None
 
 
-def _bar(stream: TextIO) -> Any:
+def _make_bar(stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,7 +1,7 @@
 """Things that a scheduled function uses and that workers keep: functions, data sets, values.
 
-Each is shipped to a worker once, as a definition with a number. Where an argument or a function
-contains a `Reference`, the pickle holds the number alone, and the worker looks it up.
+Each is sent to a worker once, as a definition with a number. Where an argument or a function
+contains a `Reference`, the pickle holds only the number, and the worker looks it up.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from typing_extensions import override
+
 _numbers = itertools.count(1)
 
 
-def new_number() -> int:
+def make_number() -> int:
     """Returns a number that nothing in this process has yet."""
     return next(_numbers)
 
@@ -37,9 +39,14 @@ class Kind(enum.Enum):
 
 
 class Definition:
-    """Something that workers keep. `needs` are the references inside it.
+    """Something that workers keep.
 
-    `part` returns the bytes for a worker's index; mostly they are the same for all.
+    Attributes:
+        kind: What a worker makes of it.
+        name: What error messages call it.
+        part: Returns the bytes for a worker's index; mostly they are the same for all.
+        needs: The references inside it.
+        number: Stands for it in pickles.
     """
 
     __slots__ = ("__weakref__", "kind", "name", "needs", "number", "part")
@@ -52,7 +59,7 @@ class Definition:
         needs: tuple[Reference, ...] = (),
         number: int | None = None,
     ) -> None:
-        self.number = new_number() if number is None else number
+        self.number = make_number() if number is None else number
         self.kind = kind
         self.name = name
         self.part = part
@@ -66,12 +73,12 @@ class Reference:
 
     @property
     def is_settled(self) -> bool:
-        """Whether workers can be told of it by now."""
+        """Whether it can be sent to workers by now."""
         return True
 
     @property
     def definition(self) -> Definition:
-        """What workers are to know of it."""
+        """What workers are sent."""
         raise NotImplementedError(f"{type(self).__name__} does not say what workers are to know.")
 
     @property
@@ -79,8 +86,9 @@ class Reference:
         """The number that stands for it in a pickle."""
         return self.definition.number
 
-    def __reduce__(self) -> Any:
-        collected: list[Reference] | None = getattr(_thread, "collected", None)
+    @override
+    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
+        collected = _thread.collected
         if collected is None:
             raise TypeError(
                 f"{type(self).__name__} cannot be pickled: it belongs to the coordinator's "
@@ -90,13 +98,19 @@ class Reference:
         return resolve, (self.reference_number,)
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    """The references that are being collected in each thread, or None."""
+
+    collected: list[Reference] | None = None
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[list[Reference]]:
-    """Lets references be pickled in this thread, and gathers those that are met."""
-    outer = getattr(_thread, "collected", None)
+def collect_references() -> Iterator[list[Reference]]:
+    """Lets references be pickled in this thread, and collects those that are met."""
+    outer = _thread.collected
     collected: list[Reference] = []
     _thread.collected = collected
     try:
@@ -105,15 +119,16 @@ def collecting() -> Iterator[list[Reference]]:
         _thread.collected = outer
 
 
-_lookup: list[Callable[[int], Any]] = []
+_lookup: Callable[[int], Any] | None = None
 
 
 def set_lookup(lookup: Callable[[int], Any]) -> None:
     """Says how this process, a worker, finds what a number stands for."""
-    _lookup[:] = [lookup]
+    global _lookup
+    _lookup = lookup
 
 
 def resolve(number: int) -> Any:
     """Returns what a reference stands for; called while a worker unpickles."""
-    assert _lookup, "references are resolved on workers"
-    return _lookup[0](number)
+    assert _lookup is not None, "references are resolved on workers"
+    return _lookup(number)

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
-from distribax.coordinator.pickling import dumps
-from distribax.coordinator.references import Definition, Kind, Reference, new_number
+from distribax.coordinator.pickling import dump_value
+from distribax.coordinator.references import Definition, Kind, Reference, make_number
 
 
 class RemoteValueStatus(enum.Enum):
@@ -24,23 +25,24 @@ class RemoteValueStatus(enum.Enum):
     """It has failed, or was cancelled."""
 
 
-class Waiting(Protocol):
-    """Who knows when a value is there."""
+class ValueQueue(Protocol):
+    """Knows when the value of a scheduled function is settled."""
 
-    def wait_for(self, value: RemoteValue) -> None: ...
+    def wait_for(self, value: RemoteValue) -> None:
+        """Waits until the value is settled."""
 
 
 class RemoteValue(Reference):
-    """The result of a function that was scheduled, which may not be there yet.
+    """The result of a scheduled function, now or later.
 
-    `coordinator.schedule` returns it. It may be an argument of another scheduled function, which
-    then runs when the value is there.
+    `coordinator.schedule` returns it. As an argument of another scheduled function it becomes the
+    result itself; the function is run as soon as the result is known.
     """
 
-    __slots__ = ("__weakref__", "_definition", "_number", "_result", "_status", "_waiting")
+    __slots__ = ("__weakref__", "_definition", "_number", "_queue", "_result", "_status")
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
+    def __init__(self, queue: ValueQueue) -> None:
+        self._queue = queue
         self._status = RemoteValueStatus.NOT_READY
         # The value, or the exception.
         self._result: Any = None
@@ -50,71 +52,104 @@ class RemoteValue(Reference):
     def fetch(self) -> Any:
         """Waits for the result and returns it, arrays as NumPy arrays.
 
-        If the function has failed its exception is raised, each time; if it was cancelled, a
-        `ClosureCancelledError`.
+        Returns:
+            What the function returned.
+
+        Raises:
+            ClosureCancelledError: If the function was cancelled because another one had failed.
+            Exception: The function's own exception if it has failed, each time.
         """
         if self._status is RemoteValueStatus.NOT_READY:
-            self._waiting.wait_for(self)
+            self._queue.wait_for(self)
         if self._status is RemoteValueStatus.ABORTED:
             raise self._result.with_traceback(None)
         return self._result
 
     def get(self) -> Any:
-        """Waits for the result and returns it, arrays as JAX arrays on the default device."""
-        return jax.tree.map(_on_device, self.fetch())
+        """Waits for the result and returns it, arrays as JAX arrays on the default device.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            ClosureCancelledError: If the function was cancelled because another one had failed.
+            Exception: The function's own exception if it has failed, each time.
+        """
+        return jax.tree.map(_put_on_device, self.fetch())
 
     @property
     def status(self) -> RemoteValueStatus:
-        """How far the function is; it does not wait."""
+        """How far the function is; asking does not wait."""
         return self._status
 
-    def set_value(self, value: Any) -> None:
-        """Settles the value; the coordinator's."""
+    # For the coordinator.
+
+    def set_value(self, value: object) -> None:
+        """Settles the value with a result.
+
+        Args:
+            value: The result.
+        """
         self._result = value
         self._status = RemoteValueStatus.READY
 
     def set_error(self, error: BaseException) -> None:
-        """Settles the value with an exception; the coordinator's."""
+        """Settles the value with an exception.
+
+        Args:
+            error: The exception.
+        """
         self._result = error
         self._status = RemoteValueStatus.ABORTED
 
     @property
     def error(self) -> BaseException | None:
-        """Why there is no value and never will be, or None."""
+        """The exception that the value is settled with, or None."""
         return self._result if self._status is RemoteValueStatus.ABORTED else None
 
     # As an argument of another function.
 
-    def belongs_to(self, waiting: Waiting) -> bool:
-        """Tells whether `waiting` is the queue that this value comes from."""
-        return self._waiting is waiting
+    def belongs_to(self, queue: ValueQueue) -> bool:
+        """Tells whether the value comes from a queue.
+
+        Args:
+            queue: The queue of a coordinator.
+
+        Returns:
+            Whether its closures include the function of this value.
+        """
+        return self._queue is queue
 
     @property
+    @override
     def is_settled(self) -> bool:
         return self._status is not RemoteValueStatus.NOT_READY
 
     @property
+    @override
     def reference_number(self) -> int:
         if not self._number:
-            self._number = new_number()
+            self._number = make_number()
         return self._number
 
     @property
+    @override
     def definition(self) -> Definition:
         assert self._status is RemoteValueStatus.READY
         if self._definition is None:
-            data, needs = dumps(self._result)
+            data, needs = dump_value(self._result)
             self._definition = Definition(
                 Kind.VALUE, "a remote value", lambda _: data, needs, self.reference_number
             )
         return self._definition
 
+    @override
     def __repr__(self) -> str:
         return f"<RemoteValue, {self._status.value}>"
 
 
-def _on_device(leaf: Any) -> Any:
-    # Texts and objects have no place on a device.
+def _put_on_device(leaf: object) -> object:
+    # Devices cannot hold strings, dates and objects.
     if isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUMm":
         return jnp.asarray(leaf)
     return leaf

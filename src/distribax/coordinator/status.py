@@ -1,30 +1,42 @@
-"""How far the coordinator's work is, as data."""
+"""How far the coordinator's work is, and how its workers are."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
+class WorkerState(enum.StrEnum):
+    """What a worker is doing; each is equal to its name, for example "ready"."""
+
+    STARTING = "starting"
+    """Its process is being started."""
+    READY = "ready"
+    """It runs functions."""
+    LOST = "lost"
+    """It has died, does not answer or failed to start, and is started again soon."""
+
+
 @dataclass(frozen=True)
 class WorkerStatus:
-    """One worker.
+    """How one worker is.
 
     Attributes:
         index: The worker's index.
-        state: "starting", "ready" or "lost" (it is started again soon).
-        seconds: For how long it has been ready, or not been.
+        state: What it is doing.
+        seconds: For how many seconds it has been ready, or has not been.
         pid: The id of its process, the last one if it is lost; None before the first start.
         host: The name of its machine.
-        running: How many closures it has been given and has not answered.
+        running: How many functions it has been given and has not answered.
         finished: How many it has finished.
         restarts: How often its process was started again.
-        problem: What it was lost by, the last time.
+        problem: Why it was lost the last time.
     """
 
     index: int
-    state: str
+    state: WorkerState
     seconds: float
     pid: int | None
     host: str | None
@@ -36,17 +48,17 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class CoordinatorStatus:
-    """All that was scheduled, and who works on it.
+    """What was scheduled, and who works on it.
 
     Attributes:
-        scheduled: How many closures were scheduled so far.
+        scheduled: How many functions were scheduled so far.
         finished: How many of them have returned.
         failed: How many have raised an exception.
         cancelled: How many were given up because another had failed.
-        retried: How many had to be run again, as their worker was lost.
+        retried: How many were run again because their worker was lost.
         queued: How many wait.
         running: How many have been given to workers.
-        rate: How many have finished per second of late.
+        rate: How many have finished per second in the last few seconds.
         workers: One entry for each worker.
         servers: What is known of each parameter server.
     """
@@ -65,32 +77,30 @@ class CoordinatorStatus:
     @property
     def num_workers_up(self) -> int:
         """How many workers are ready."""
-        return sum(worker.state == "ready" for worker in self.workers)
+        return sum(worker.state is WorkerState.READY for worker in self.workers)
 
     @property
     def is_active(self) -> bool:
-        """Whether closures wait or run."""
+        """Whether functions wait or run."""
         return self.queued + self.running > 0
 
     @property
     def num_ended(self) -> int:
-        """How many closures have ended in any way."""
+        """How many functions have ended in any way."""
         return self.finished + self.failed + self.cancelled
 
     def line(self) -> str:
-        """Returns the status in one line."""
-        parts = [f"{self.finished}/{self.scheduled} functions"]
-        parts += [f"{self.rate:.4g}/s"]
-        parts += [f"{count} {name}" for name, count in self._troubles() if count]
+        """Returns the status in one line.
+
+        Returns:
+            For example "90/100 functions, 12.5/s, 1 retried, workers 2/2".
+        """
+        parts = [f"{self.finished}/{self.scheduled} functions", f"{self.rate:.4g}/s"]
+        for name in ("failed", "cancelled", "retried"):
+            if count := getattr(self, name):
+                parts += [f"{count} {name}"]
         parts += [f"workers {self.num_workers_up}/{len(self.workers)}"]
         if self.servers:
             restarts = sum(server.get("restarts", 0) for server in self.servers)
             parts += [f"servers {len(self.servers)}{f' ({restarts} restarts)' if restarts else ''}"]
         return ", ".join(parts)
-
-    def _troubles(self) -> tuple[tuple[str, int], ...]:
-        return (
-            ("failed", self.failed),
-            ("cancelled", self.cancelled),
-            ("retried", self.retried),
-        )

@@ -1,4 +1,4 @@
-"""A worker's process: runs batches of closures, and answers while it does."""
+"""A worker's process: runs batches of closures, and answers questions meanwhile."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ import pickle
 import platform
 import secrets
 import time
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
-from distribax.coordinator.interfaces import WorkerSetup
-from distribax.coordinator.messages import Batch, Greeting, Pulse, Raised, Reply, Start
-from distribax.coordinator.outcomes import pack, pack_error
-from distribax.coordinator.worker_index import set_worker_index
-from distribax.coordinator.worker_objects import Stock
+from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Timing
+from distribax.coordinator.outcomes import Raised, pack_error, pack_result
+from distribax.coordinator.worker_objects import WorkerObjects
 
 LONGEST_SECONDS: Final = 0.4
-"""A batch that takes longer than this ends after the closure that it is at."""
+"""A batch that takes longer than this ends after the closure that runs."""
+
+
+class WorkerStrategy(Protocol):
+    """A strategy as the functions on a worker see it."""
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Returns the strategy's scope, which can be entered again and again."""
+
+    def flush(self) -> None:
+        """Waits until everything that functions have written has arrived."""
+
+
+class WorkerSetup(Protocol):
+    """Sent to each worker's process, pickled, to make it a worker of the strategy."""
+
+    def start(self, worker_index: int) -> WorkerStrategy:
+        """Returns the process's side of the strategy."""
 
 
 class Worker:
@@ -28,8 +44,8 @@ class Worker:
 
     def __init__(self) -> None:
         self._boot = secrets.token_hex(8)
-        self._setup: WorkerSetup | None = None
-        self._stock: Stock | None = None
+        self._strategy: WorkerStrategy | None = None
+        self._objects = WorkerObjects()
         # The batch that runs, and how many of its closures have been started. The thread that runs
         # them writes this before it looks at `_recalled`, and `recall` reads it after it has
         # written `_recalled`: what `recall` does not count as started is never started.
@@ -38,78 +54,88 @@ class Worker:
 
     # One at a time.
 
-    def start(self, data: bytes) -> Greeting | Raised:
+    def start(self, worker_index: int, setup: bytes) -> Greeting | Raised:
         """Makes this process a worker, unless it is one already."""
-        if self._setup is None:
-            message: Start = pickle.loads(data)
-            set_worker_index(message.worker_index)
+        global _worker_index
+        if self._strategy is None:
+            _worker_index = worker_index
             try:
-                setup: WorkerSetup = pickle.loads(message.setup)
-                setup.start(message.worker_index)
+                made: WorkerSetup = pickle.loads(setup)
+                self._strategy = made.start(worker_index)
             except Exception as error:
                 return pack_error(error)
-            self._stock = Stock(setup)
-            self._setup = setup
+            self._objects.resolve_references()
         return Greeting(self._boot, os.getpid(), platform.node())
 
     def run(self, data: bytes) -> bytes:
         """Runs a batch and returns the reply, both pickled."""
         batch: Batch = pickle.loads(data)
-        if batch.boot != self._boot or self._setup is None or self._stock is None:
+        strategy = self._strategy
+        if batch.boot != self._boot or strategy is None:
             return pickle.dumps(Reply([], {}, refused=True), 5)
-        self._stock.add(batch.shipments)
-        self._stock.remove(batch.forgotten)
-        outcomes, seconds = self._run(batch, self._setup, self._stock)
+        self._objects.add(batch.shipments)
+        self._objects.remove(batch.forgotten)
+        with strategy.scope():
+            outcomes, timings = self._run_closures(batch)
         try:
-            self._setup.flush()
+            strategy.flush()
         except Exception as error:
             # The functions have ended well, but what they wrote has not arrived.
             outcomes = [pack_error(error)] * len(outcomes)
-        return pickle.dumps(Reply(outcomes, seconds), 5)
+        return pickle.dumps(Reply(outcomes, timings), 5)
 
-    def _run(
-        self, batch: Batch, setup: WorkerSetup, stock: Stock
-    ) -> tuple[list[Any], dict[int, tuple[int, float]]]:
-        number = batch.number
+    def _run_closures(self, batch: Batch) -> tuple[list[Any], dict[int, Timing]]:
+        objects, number = self._objects, batch.number
         outcomes: list[Any] = []
-        seconds: dict[int, tuple[int, float]] = {}
+        timings: dict[int, Timing] = {}
         before = time.perf_counter()
         deadline = before + LONGEST_SECONDS
-        for index, (function, arguments) in enumerate(batch.calls):
+        closures = zip(batch.functions, batch.arguments, strict=True)
+        for index, (function, arguments) in enumerate(closures):
             self._at = (number, index + 1)
             if self._recalled >= number or (before > deadline and outcomes):
                 break
             try:
-                fn = stock.get(function)
-                args, kwargs = stock.arguments(arguments)
-                outcomes.append(_packed(setup.run(fn, args, kwargs)))
+                fn = objects.get(function)
+                args, kwargs = objects.load_arguments(arguments)
+                outcomes.append(pack_result(fn(*args, **kwargs)))
             except BaseException as error:
                 outcomes.append(pack_error(error))
                 break
             after = time.perf_counter()
-            count, total = seconds.get(function, (0, 0.0))
-            seconds[function] = (count + 1, total + after - before)
+            calls, seconds = timings.get(function, (0, 0.0))
+            timings[function] = Timing(calls + 1, seconds + after - before)
             before = after
-        return outcomes, seconds
+        return outcomes, timings
 
     # At any time.
 
     def ping(self) -> Pulse:
         """Answers, which shows that the process is alive."""
-        return Pulse(self._boot, self._at)
+        return Pulse(*self._at)
 
     def recall(self, number: int) -> Pulse:
         """Starts no more closures of batches up to that number; tells which have been started."""
         self._recalled = max(self._recalled, number)
-        return Pulse(self._boot, self._at)
+        return Pulse(*self._at)
 
 
-def _packed(value: Any) -> Any:
-    try:
-        return pack(value)
-    except Exception as error:
-        error.add_note(
-            f"The function has returned {type(value).__name__} {value!r:.200}, which cannot be "
-            "pickled. Return arrays, numbers and nests of them."
+_worker_index: int | None = None
+
+
+def experimental_get_current_worker_index() -> int:
+    """Returns the index of the worker that runs the calling function.
+
+    Returns:
+        A number from 0 to the number of workers less one.
+
+    Raises:
+        RuntimeError: If it is called outside of a function that `coordinator.schedule` or
+            `create_per_worker_dataset` sends to a worker.
+    """
+    if _worker_index is None:
+        raise RuntimeError(
+            "experimental_get_current_worker_index: this is not a worker. Call it inside a "
+            "function that is given to coordinator.schedule() or create_per_worker_dataset()."
         )
-        raise
+    return _worker_index

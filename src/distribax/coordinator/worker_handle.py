@@ -1,47 +1,49 @@
-"""The coordinator's side of one worker: its actor, its state and what it has been given."""
+"""The coordinator's side of one worker: its actor, its state and the closures it was given."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import enum
 import functools
+import logging
 import pickle
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from distribax.coordinator.closure_queue import Closure
-from distribax.coordinator.messages import Batch, Greeting, Shipment, Start
+from distribax.coordinator.messages import Batch, Greeting, Shipment
 from distribax.coordinator.references import Definition
+from distribax.coordinator.status import WorkerState, WorkerStatus
 from distribax.coordinator.worker import Worker
 from distribax.errors import DistribaxError
 
+_logger = logging.getLogger(__name__)
+
 Future: TypeAlias = "concurrent.futures.Future[Any]"
-_CONTROL = "control"
-
-
-class WorkerState(enum.Enum):
-    """What a worker is doing."""
-
-    STARTING = "starting"
-    """Its process is on its way."""
-    READY = "ready"
-    """It runs closures."""
-    LOST = "lost"
-    """It has died, fallen silent or failed to start, and is started again soon."""
+Answer: TypeAlias = Callable[[Future], None]
+"""Called with a worker's answer, in any thread."""
+_CONTROL: Final = "control"
 
 
 class ClusterEndedError(DistribaxError, RuntimeError):
-    """Ray has been shut down: no worker can be asked any more."""
+    """Ray has been shut down, so workers cannot be reached any more."""
 
 
 @dataclass
 class SentBatch:
-    """Closures that a worker has been given and has not answered."""
+    """Closures that a worker has been given and has not answered.
+
+    Attributes:
+        closures: Those that it still has; recalled ones are taken out.
+        names: The names of their functions by number.
+        seconds: An estimate of how long they take.
+        sent_at: When they were sent.
+        is_recalled: Whether the worker was asked not to start those that it has not started.
+    """
 
     closures: list[Closure]
     names: dict[int, str]
@@ -51,18 +53,18 @@ class SentBatch:
 
 
 class WorkerHandle:
-    """One worker, as the dispatcher's thread sees it.
+    """One worker, for the dispatcher's thread.
 
     Args:
         index: The worker's index.
-        options: Ray's options for its actor.
+        options: The Ray options of its actor.
         setup: The strategy's pickled `WorkerSetup`.
     """
 
     def __init__(self, index: int, options: Mapping[str, Any], setup: bytes) -> None:
         self.index = index
         self.state = WorkerState.LOST
-        # Counts the processes, and the attempts at one: answers to an earlier one are too late.
+        # Counts how often the worker was lost: answers from before that are ignored.
         self.life = 0
         self.greeting: Greeting | None = None
         self.batches: dict[int, SentBatch] = {}
@@ -78,16 +80,16 @@ class WorkerHandle:
         self.num_finished = 0
         self.num_starts = 0
         self._options = dict(options)
-        self._start_message = pickle.dumps(Start(index, setup), 5)
+        self._setup = setup
         self._actor: Any = None
         self._number = 0
         self._known: dict[int, weakref.ref[Definition]] = {}
         self._unused: deque[int] = deque()
 
-    # Questions to the worker. The answer comes as a call of `answer`, in another thread.
+    # Questions to the worker.
 
-    def start(self, answer: Callable[[Future], None]) -> None:
-        """Asks the process, which Ray starts if there is none, to become a worker."""
+    def start(self, answer: Answer) -> None:
+        """Asks the process to become a worker; Ray starts it if there is none."""
         self._enter(WorkerState.STARTING)
         self.has_been_heard = False
         self.is_asked = False
@@ -96,26 +98,26 @@ class WorkerHandle:
 
         def ask() -> Any:
             if self._actor is None:
-                # Ray may be about to start one again that was taken for dead.
+                # Ray may be restarting one that was taken for dead.
                 self._actor = _actor_class().options(**self._options, get_if_exists=True).remote()
-            return self._actor.start.remote(self._start_message)
+            return self._actor.start.remote(self.index, self._setup)
 
         _ask(ask, answer)
 
-    def ping(self, answer: Callable[[Future], None]) -> None:
+    def ping(self, answer: Answer) -> None:
         """Asks for a sign of life."""
         self.pinged_at = time.monotonic()
         self.is_asked = True
         _ask(lambda: self._actor.ping.options(concurrency_group=_CONTROL).remote(), answer)
 
-    def recall(self, answer: Callable[[Future], None]) -> None:
-        """Asks to start no more of the closures that the worker has."""
+    def recall(self, answer: Answer) -> None:
+        """Asks the worker to start no more of the closures that it has."""
         for batch in self.batches.values():
             batch.is_recalled = True
         number = self._number
         _ask(lambda: self._actor.recall.options(concurrency_group=_CONTROL).remote(number), answer)
 
-    def next_number(self) -> int:
+    def take_number(self) -> int:
         """Returns the number of the next batch; numbers only grow."""
         self._number += 1
         return self._number
@@ -125,46 +127,52 @@ class WorkerHandle:
         number: int,
         closures: list[Closure],
         seconds: float,
-        answer: Callable[[Future], None],
+        answer: Answer,
     ) -> None:
         """Gives the worker closures to run."""
         assert self.greeting is not None
         shipments: list[Shipment] = []
         names: dict[int, str] = {}
-        calls: list[tuple[int, bytes | None]] = []
         for closure in closures:
             function = closure.function
             if function.number not in names:
                 names[function.number] = function.name
-                self._ship(function, shipments)
+                self._add_shipments(function, shipments)
             for reference in closure.needs:
-                self._ship(reference.definition, shipments)
-            calls.append((function.number, closure.arguments))
+                self._add_shipments(reference.definition, shipments)
         unused = tuple(self._unused.popleft() for _ in range(len(self._unused)))
-        batch = Batch(number, self.greeting.boot, tuple(shipments), unused, calls)
+        batch = Batch(
+            number,
+            self.greeting.boot,
+            tuple(shipments),
+            unused,
+            [closure.function.number for closure in closures],
+            [closure.arguments for closure in closures],
+        )
         self.batches[number] = SentBatch(closures, names, seconds)
         data = pickle.dumps(batch, 5)
         _ask(lambda: self._actor.run.remote(data), answer)
 
-    def _ship(self, definition: Definition, shipments: list[Shipment]) -> None:
+    def _add_shipments(self, definition: Definition, shipments: list[Shipment]) -> None:
+        """Adds a definition and those inside it, unless the worker has them."""
         number = definition.number
         if number in self._known:
             return
         for reference in definition.needs:
-            self._ship(reference.definition, shipments)
+            self._add_shipments(reference.definition, shipments)
         known, unused = self._known, self._unused
 
-        def forget(_: Any) -> None:
+        def forget(_: weakref.ref[Definition]) -> None:
             if known.pop(number, None) is not None:
                 unused.append(number)
 
         known[number] = weakref.ref(definition, forget)
         part = definition.part(self.index)
-        shipments.append(Shipment(number, definition.kind.value, definition.name, part))
+        shipments.append(Shipment(number, definition.kind, definition.name, part))
 
     # What the dispatcher has learnt.
 
-    def greeted(self, greeting: Greeting) -> None:
+    def become_ready(self, greeting: Greeting) -> None:
         """Takes in that the process is a worker now."""
         self._enter(WorkerState.READY)
         self.greeting = greeting
@@ -173,12 +181,20 @@ class WorkerHandle:
         self.num_starts += 1
         # A process that was there before keeps what it has; it is sent again all the same.
         self._known, self._unused = {}, deque()
+        how = "has started" if self.num_starts == 1 else "has been restarted"
+        _logger.info(
+            "Worker %d %s as process %d on %s.", self.index, how, greeting.pid, greeting.host
+        )
 
     def lose(self, problem: str | Exception) -> list[SentBatch]:
         """Takes in that the worker is gone; returns what it had been given."""
+        was_ready = self.state is WorkerState.READY
         # That it is not back yet says less than why it went.
-        if self.state is WorkerState.READY or isinstance(problem, str) or self.problem is None:
-            self.problem = _in_words(problem)
+        if was_ready or isinstance(problem, str) or self.problem is None:
+            said = _describe_problem(problem)
+            if was_ready or said != self.problem:
+                _logger.warning("Worker %d is lost and is restarted: %s.", self.index, said)
+            self.problem = said
         self._enter(WorkerState.LOST)
         self.life += 1
         batches = list(self.batches.values())
@@ -193,9 +209,24 @@ class WorkerHandle:
             self.turned_at = self.entered_at
         self.state = state
 
+    def report(self) -> WorkerStatus:
+        """Returns how the worker is; may be called in any thread."""
+        greeting = self.greeting
+        return WorkerStatus(
+            index=self.index,
+            state=self.state,
+            seconds=time.monotonic() - self.turned_at,
+            pid=greeting.pid if greeting else None,
+            host=greeting.host if greeting else None,
+            running=sum(len(batch.closures) for batch in tuple(self.batches.values())),
+            finished=self.num_finished,
+            restarts=max(0, self.num_starts - 1),
+            problem=self.problem,
+        )
+
     @property
     def has_unused(self) -> bool:
-        """Whether the worker keeps what nobody uses any more."""
+        """Whether the worker keeps definitions that nobody uses any more."""
         return bool(self._unused)
 
     @property
@@ -203,8 +234,8 @@ class WorkerHandle:
         """An estimate of the seconds of work that the worker has been given."""
         return sum(batch.seconds for batch in self.batches.values())
 
-    def rest(self, now: float) -> float:
-        """Returns an estimate of the seconds until the worker has nothing to do."""
+    def estimate_rest(self, now: float) -> float:
+        """Returns in how many seconds the worker may have nothing left to do."""
         if not self.batches:
             return 0.0
         begun = max(next(iter(self.batches.values())).sent_at, self.answered_at)
@@ -224,11 +255,11 @@ class WorkerHandle:
         import ray
 
         if self._actor is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):  # It is dead already.
+            with contextlib.suppress(Exception):  # It may be dead already.
                 ray.kill(self._actor, no_restart=no_restart)
 
 
-def _in_words(problem: str | Exception) -> str:
+def _describe_problem(problem: str | Exception) -> str:
     if isinstance(problem, str):
         return problem.strip().partition("\n")[0]
     said = str(problem).strip().partition("\n")[0]
@@ -236,17 +267,17 @@ def _in_words(problem: str | Exception) -> str:
 
 
 def _is_final(error: Exception) -> bool:
-    """Tells whether Ray has given up the actor, so that it takes another one."""
+    """Tells whether Ray has given up the actor, so that another one is needed."""
     import ray
 
     return isinstance(error, ray.exceptions.ActorDiedError)
 
 
-def _ask(question: Callable[[], Any], answer: Callable[[Future], None]) -> None:
+def _ask(question: Callable[[], Any], answer: Answer) -> None:
     import ray
 
     try:
-        # A call without Ray would start one.
+        # A call would start another Ray.
         if not ray.is_initialized():
             raise ClusterEndedError("Ray has been shut down")
         future: Future = question().future()

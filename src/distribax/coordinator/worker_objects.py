@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import secrets
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from distribax.coordinator import iterators
-from distribax.coordinator.interfaces import WorkerSetup
 from distribax.coordinator.messages import Shipment
 from distribax.coordinator.references import Kind, set_lookup
+from distribax.data.adapt import as_dataset
+from distribax.data.dataset import Dataset
+from distribax.data.distributed import DistributedDataset, DistributedIterator
+from distribax.data.iterator import DatasetIterator
+from distribax.data.plan.order import Shuffle
+from distribax.data.plan.plan_node import Node
+
+_ITERATORS: Final = (DatasetIterator, DistributedIterator)
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Stock:
-    """The definitions that a worker has been sent, and the objects that it has made of them."""
+class WorkerObjects:
+    """The definitions that a worker has been sent, and the objects that it has made of them.
 
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
+    Objects are made in the strategy's scope, by the caller of `get` or `load_arguments`.
+    """
+
+    def __init__(self) -> None:
         self._shipments: dict[int, Shipment] = {}
         self._objects: dict[int, Any] = {}
         self._arguments: dict[bytes, Arguments] = {}
+
+    def resolve_references(self) -> None:
+        """Lets references that are unpickled in this process become these objects."""
         set_lookup(self.get)
 
     def add(self, shipments: Iterable[Shipment]) -> None:
-        """Keeps definitions; one that is there already stays as it is."""
+        """Keeps definitions; those that it has already stay as they are."""
         for shipment in shipments:
             self._shipments.setdefault(shipment.number, shipment)
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Forgets definitions, and ends what runs for them."""
+        """Forgets definitions, and ends the threads of their iterators."""
         for number in numbers:
             self._arguments.clear()
             self._shipments.pop(number, None)
             made = self._objects.pop(number, None)
-            if isinstance(made, iterators.ENDING):
+            if isinstance(made, _ITERATORS):
                 made.close()
 
     def get(self, number: int) -> Any:
@@ -44,37 +57,61 @@ class Stock:
             return self._objects[number]
         except KeyError:
             shipment = self._shipments[number]
-            made = self._make(shipment)
+            made = _make_object(shipment)
             # What one function does to a value must not be seen by the next.
-            if shipment.kind != Kind.VALUE.value:
+            if shipment.kind is not Kind.VALUE:
                 self._objects[number] = made
             return made
 
-    def arguments(self, data: bytes | None) -> Arguments:
-        """Returns the positional and the named arguments of a call."""
+    def load_arguments(self, data: bytes | None) -> Arguments:
+        """Returns the positional and the keyword arguments of a call."""
         if data is None:
             return (), {}
         known = self._arguments.get(data)
         if known is None:
             known = pickle.loads(data)
             # Most steps have only an iterator, which is the same object each time.
-            if not known[1] and all(isinstance(arg, iterators.ENDING) for arg in known[0]):
+            if not known[1] and all(isinstance(arg, _ITERATORS) for arg in known[0]):
                 self._arguments[data] = known
         return known
 
-    def _make(self, shipment: Shipment) -> Any:
-        run = self._setup.run
-        try:
-            loaded = run(pickle.loads, (shipment.data,), {})
-            match Kind(shipment.kind):
-                case Kind.OBJECT | Kind.VALUE:
-                    return loaded
-                case Kind.DATASET:
-                    return iterators.own_dataset(loaded)
-                case Kind.DATASET_FUNCTION:
-                    return iterators.made_dataset(run(loaded, (), {}))
-                case Kind.ITERATOR:
-                    return run(iterators.iterate, (loaded,), {})
-        except Exception as error:
-            error.add_note(f"This was while the worker made {shipment.name}.")
-            raise
+
+def _make_object(shipment: Shipment) -> object:
+    try:
+        loaded = pickle.loads(shipment.data)
+        match shipment.kind:
+            case Kind.OBJECT | Kind.VALUE:
+                return loaded
+            case Kind.DATASET:
+                if isinstance(loaded, Dataset):
+                    return Dataset(_reshuffle(loaded.plan, {}))
+                return loaded
+            case Kind.DATASET_FUNCTION:
+                return _check_dataset(loaded())
+            case Kind.ITERATOR:
+                # `next` works inside `dx.function`, whatever the data set is.
+                return iter(_check_dataset(loaded))
+    except Exception as error:
+        error.add_note(f"This was while the worker made {shipment.name}.")
+        raise
+
+
+def _check_dataset(made: object) -> Dataset | DistributedDataset:
+    """Returns what a function returned as a data set; raises if it is none."""
+    if made is None:
+        raise ValueError(
+            "create_per_worker_dataset: the function returned None. Return the data set."
+        )
+    return made if isinstance(made, DistributedDataset) else as_dataset(made)
+
+
+def _reshuffle(node: Node, done: dict[int, Node]) -> Node:
+    """Returns a plan whose shuffles without a seed have an order of this worker's own."""
+    if id(node) not in done:
+        made = node
+        if node.inputs:
+            made = node.with_inputs(tuple(_reshuffle(each, done) for each in node.inputs))
+        if isinstance(made, Shuffle):
+            made = dataclasses.replace(made, entropy=secrets.randbits(63))
+        done[id(node)] = made
+    return done[id(node)]

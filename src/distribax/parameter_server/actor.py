@@ -1,4 +1,4 @@
-"""The Ray actor that holds one parameter server, and the watch over all of them."""
+"""The Ray actors that hold the parameter servers: started, found, watched and ended here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from distribax.parameter_server import Endpoint, ParameterServer, keep_freed_memory
+from distribax.parameter_server import (
+    Endpoint,
+    ParameterClient,
+    ParameterServer,
+    keep_freed_memory,
+)
 from distribax.parameter_server.settings import ServerSettings
 
-logger = logging.getLogger("distribax")
+_logger = logging.getLogger(__name__)
 
-# How often the servers are asked whether they are there.
+# How often the servers are asked for a sign of life.
 _PING_SECONDS = 2.0
 # How much nicer than workers a server is. A worker that has pushed soon waits for the answer, and
 # leaves its core to the server; with the same niceness, the server would interrupt a worker that
@@ -28,6 +33,10 @@ _PING_SECONDS = 2.0
 _NICENESS = 10
 # How long a server may take to start.
 _START_SECONDS = 60.0
+# How long a process waits for a server that does not answer, or is being restarted.
+_ANSWER_SECONDS = 60.0
+_LOCATE_SECONDS = 5.0
+_END_SECONDS = 5.0
 
 
 class ServerActor:
@@ -47,7 +56,6 @@ class ServerActor:
             token=settings.token,
             snapshot_dir=settings.snapshot_dir,
             snapshot_interval=settings.snapshot_interval,
-            record_history=settings.record_history,
         )
         self._endpoint = self._server.start()
 
@@ -56,11 +64,11 @@ class ServerActor:
         return self._endpoint
 
     def status(self) -> dict[str, Any]:
-        """Returns what the server holds and has done; answering it shows that it is alive."""
+        """Returns what the server holds and has done; the answer is a sign of life."""
         return {"pid": os.getpid(), **self._server.status()}
 
     def snapshot(self) -> str:
-        """Writes a snapshot now, and returns where it is."""
+        """Writes a snapshot now, and returns its path."""
         return str(self._server.snapshot())
 
     def end(self) -> None:
@@ -74,22 +82,48 @@ class ServerActor:
                     above.rmdir()
 
 
-def take_snapshots(actors: Sequence[Any], timeout: float) -> list[str]:
-    """Has every server save its state now; returns where."""
-    import ray
+def connect_to_servers(
+    num_servers: int, namespace: str, token: str, client_id: str
+) -> ParameterClient:
+    """Returns this process's client of the servers, which finds them again after a restart.
 
-    pending = [actor.snapshot.remote() for actor in actors]
-    try:
-        paths: list[str] = ray.get(pending, timeout=timeout)
-    except ray.exceptions.RayTaskError as error:
-        # What the server says, without the lines of Ray's own around it.
-        raise error.cause from None
-    return paths
+    Args:
+        num_servers: How many servers there are.
+        namespace: The Ray namespace of their actors.
+        token: The secret that servers ask for.
+        client_id: A name that no other client has.
+    """
+
+    def locate(index: int) -> Endpoint:
+        import ray
+
+        # The client asks again until its own patience ends: servers take time to restart.
+        try:
+            actor = ray.get_actor(f"server-{index}", namespace=namespace)
+            endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=_LOCATE_SECONDS)
+        except (ray.exceptions.RayError, ValueError) as error:
+            raise ConnectionError(f"parameter server {index} is not there: {error}") from error
+        return endpoint
+
+    return ParameterClient(
+        num_servers, locate, client_id=client_id, token=token.encode(), timeout=_ANSWER_SECONDS
+    )
 
 
 @dataclass
 class ServerHealth:
-    """What is known of one server."""
+    """What is known of one server.
+
+    Attributes:
+        index: The server's index.
+        boot: The name of its process, as of its last answer.
+        starting: Whether its process has not answered yet.
+        restarts: How often its process was started again.
+        updates: How many updates it had applied when it last answered.
+        answered: When it last answered, in seconds of `time.monotonic()`.
+        lost: What the last restart has lost, in a sentence; empty if there was none.
+        status: What it said last.
+    """
 
     index: int
     boot: str = ""
@@ -101,20 +135,39 @@ class ServerHealth:
     status: dict[str, Any] = field(default_factory=dict)
 
 
-class ServerWatch:
-    """Asks the servers in turn whether they are there, and has the silent ones restarted.
+class ServerGroup:
+    """The servers of a strategy: starts them, has silent ones restarted, and ends them.
 
-    Ray notices a process that has ended by itself. One that is stopped, or hangs, is ended here
-    when it has not answered for `timeout` seconds; Ray then starts it again.
+    Ray notices a process that has ended. One that hangs or is stopped is ended here when it has
+    not answered for a while, and Ray starts it again.
+
+    Args:
+        settings: The settings of each server.
+        options: The Ray options for the actor of each server.
     """
 
-    def __init__(self, actors: list[Any], timeout: float) -> None:
-        self._actors = actors
+    def __init__(
+        self, settings: Sequence[ServerSettings], options: Sequence[Mapping[str, Any]]
+    ) -> None:
+        import ray
+
+        actor = ray.remote(ServerActor)
+        self._actors = [
+            actor.options(**each).remote(own) for own, each in zip(settings, options, strict=True)
+        ]
+        self._health = [ServerHealth(index) for index in range(len(self._actors))]
+        self._pending: list[Any] = [None] * len(self._actors)
+        self._timeout = 0.0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
+
+    def watch(self, timeout: float) -> None:
+        """Begins to look after the servers.
+
+        Args:
+            timeout: After how many seconds without an answer a server is restarted.
+        """
         self._timeout = timeout
-        self._health = [ServerHealth(index) for index in range(len(actors))]
-        self._pending: list[Any] = [None] * len(actors)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="distribax-servers", daemon=True)
         self._thread.start()
 
     @property
@@ -122,13 +175,31 @@ class ServerWatch:
         """What is known of each server, as of its last answer."""
         return list(self._health)
 
-    def close(self) -> None:
-        """Ends the watch."""
-        self._ended.set()
-        self._thread.join(timeout=5.0)
+    def snapshot(self) -> list[str]:
+        """Has every server save its state now, and returns the paths."""
+        import ray
 
-    def _watch(self) -> None:
-        while not self._ended.wait(_PING_SECONDS):
+        pending = [actor.snapshot.remote() for actor in self._actors]
+        try:
+            paths: list[str] = ray.get(pending, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            # What the server says, without the lines that Ray puts around it.
+            raise error.cause from None
+        return paths
+
+    def close(self, *, keep_snapshots: bool) -> None:
+        """Ends the watch, and has the servers remove their snapshots unless they are kept."""
+        import ray
+
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+        if not keep_snapshots:
+            with contextlib.suppress(ray.exceptions.RayError, RuntimeError):  # They may be gone.
+                pending = [actor.end.remote() for actor in self._actors]
+                ray.wait(pending, num_returns=len(pending), timeout=_END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closed.wait(_PING_SECONDS):
             for index in range(len(self._actors)):
                 self._look_after(index)
 
@@ -143,52 +214,58 @@ class ServerWatch:
             if ready:
                 status = ray.get(self._pending[index])
                 self._pending[index] = None
-                self._note(health, status)
+                _take_in(health, status)
                 return
         except ray.exceptions.RayError:
             # The process has ended; Ray is starting it again.
-            self._pending[index] = None
-            health.starting, health.answered = True, time.monotonic()
+            if not health.starting:
+                _logger.warning("Parameter server %d has died; Ray restarts it.", index)
+            self._await_start(index)
             return
         # A process that has not answered yet is still starting: Python, JAX and its snapshot.
         patience = max(self._timeout, _START_SECONDS) if health.starting else self._timeout
-        if time.monotonic() - health.answered > patience and not self._ended.is_set():
-            logger.warning(
-                "parameter server %d has not answered for %.0f s; it is ended and started again.",
-                index,
-                patience,
+        if time.monotonic() - health.answered > patience and not self._closed.is_set():
+            _logger.warning(
+                "Parameter server %d has not answered for %.0f s and is restarted.", index, patience
             )
-            self._pending[index] = None
-            health.starting, health.answered = True, time.monotonic()
+            self._await_start(index)
             ray.kill(self._actors[index], no_restart=False)
 
-    def _note(self, health: ServerHealth, status: dict[str, Any]) -> None:
-        error = status.get("snapshot_error")
-        if error and error != health.status.get("snapshot_error"):
-            logger.warning(
-                "parameter server %d cannot save its snapshot, so that its state would be lost if "
-                "it died: %s. Look at snapshot_dir, which is a folder of the server's machine.",
-                health.index,
-                error,
-            )
-        boot = status["boot"]
-        if health.boot and boot != health.boot:
-            health.restarts += 1
-            kept = int(status["updates"])
-            if status.get("restored"):
-                lost = max(health.updates - kept, 0)
-                health.lost = (
-                    f"parameter server {health.index} died and was restarted from its snapshot "
-                    f"{status['restored']}: it had applied at least {health.updates} updates, "
-                    f"{kept} are in the snapshot, so at least {lost} are lost (at most those since "
-                    "the snapshot was taken)."
-                )
-            else:
-                health.lost = (
-                    f"parameter server {health.index} died and was restarted with nothing, as "
-                    "there is no snapshot: its variables are gone. Restore them with "
-                    "dx.Checkpoint(...).restore(...)."
-                )
-            logger.warning("%s", health.lost)
-        health.boot, health.updates = boot, int(status["updates"])
-        health.answered, health.status, health.starting = time.monotonic(), status, False
+    def _await_start(self, index: int) -> None:
+        self._pending[index] = None
+        health = self._health[index]
+        health.starting, health.answered = True, time.monotonic()
+
+
+def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
+    """Notes what a server has answered, and tells the user what a restart has lost."""
+    error = status.get("snapshot_error")
+    if error and error != health.status.get("snapshot_error"):
+        _logger.warning(
+            "Parameter server %d cannot save its snapshot, so its state would be lost if it died: "
+            "%s. Look at snapshot_dir, which is a folder of the server's machine.",
+            health.index,
+            error,
+        )
+    boot = status["boot"]
+    if health.boot and boot != health.boot:
+        health.restarts += 1
+        health.lost = _explain_loss(health, status)
+        _logger.warning("%s", health.lost)
+    health.boot, health.updates = boot, int(status["updates"])
+    health.answered, health.status, health.starting = time.monotonic(), status, False
+
+
+def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
+    if not status.get("restored"):
+        return (
+            f"parameter server {health.index} died and was restarted with nothing, as there is no "
+            "snapshot: its variables are gone. Restore them with dx.Checkpoint(...).restore(...)."
+        )
+    kept = int(status["updates"])
+    lost = max(health.updates - kept, 0)
+    return (
+        f"parameter server {health.index} died and was restarted from its snapshot "
+        f"{status['restored']}: it had applied at least {health.updates} updates, {kept} are in "
+        f"the snapshot, so at least {lost} are lost (at most those since the snapshot was taken)."
+    )

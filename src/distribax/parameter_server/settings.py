@@ -1,18 +1,26 @@
-"""What a parameter server needs to start, and what a `ParameterServerStrategy` can be given."""
+"""The settings of a parameter server, and checks of those that users pass to the strategy."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from distribax.cluster.resolvers.resolver import ClusterResolver
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a parameter server needs to start, and to start again after its death."""
+    """What a parameter server needs to start, and to start again after its death.
+
+    Attributes:
+        index: The server's index.
+        host: The address to listen on; None is that of its Ray node.
+        token: The secret that clients have to know.
+        strategy: The name of the strategy that it belongs to.
+        folder: Where the strategy's servers keep their snapshots.
+        snapshot_interval: How many seconds pass between two snapshots; None turns them off.
+    """
 
     index: int
     host: str | None
@@ -20,7 +28,6 @@ class ServerSettings:
     strategy: str
     folder: str
     snapshot_interval: float | None
-    record_history: bool = False
 
     @property
     def snapshot_dir(self) -> Path | None:
@@ -32,7 +39,7 @@ class ServerSettings:
         return folder / f"snapshots-{self.strategy[:8]}" / f"server-{self.index}"
 
 
-def check_cluster(resolver: Any, num_workers: Any, num_ps: Any, address: Any) -> None:
+def check_cluster(resolver: object, num_workers: object, num_ps: object, address: object) -> None:
     """Raises if a `ParameterServerStrategy` cannot have such a cluster."""
     for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
         if count is None:
@@ -55,14 +62,14 @@ def check_cluster(resolver: Any, num_workers: Any, num_ps: Any, address: Any) ->
 
 
 def check_settings(
-    partitioner: Any,
-    snapshot_interval: Any,
-    snapshot_dir: Any,
-    server_timeout: Any,
-    synchronous: Any,
+    partitioner: object,
+    snapshot_interval: object,
+    snapshot_dir: object,
+    server_timeout: object,
+    synchronous: object,
 ) -> None:
-    """Raises if these arguments of a `ParameterServerStrategy` cannot be, before it starts."""
-    # A class is callable too; it was meant to be made an instance of.
+    """Raises if an argument of a `ParameterServerStrategy` is wrong, before anything starts."""
+    # A class is callable too, but an instance of it was meant.
     if partitioner is not None and (isinstance(partitioner, type) or not callable(partitioner)):
         raise TypeError(
             f"ParameterServerStrategy: variable_partitioner={partitioner!r} is not a partitioner. "

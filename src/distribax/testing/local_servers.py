@@ -5,30 +5,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from typing import Any
 
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterClient, ParameterServer
+from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterLink
-from distribax.parameter_server.strategy import ParameterServerExtended
-from distribax.strategies.strategy import Strategy
 
 
-class LocalServersStrategy(Strategy):
+class LocalServersStrategy(ServedStrategy):
     """Variables on servers, as under `ParameterServerStrategy`; steps run where they are called.
 
     It needs no Ray and starts at once. The servers are real: values go through their sockets.
     """
-
-    def __init__(self, link: ParameterLink, contributions: int = 1) -> None:
-        super().__init__(ParameterServerExtended(link, 1, contributions))
-        self.link = link
-        self._uid = named_objects.new_uid()
-        self.variable_partitioner: Any = None
-        named_objects.know(self._uid, self)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return named_objects.known, (self._uid,)
 
 
 @contextlib.contextmanager
@@ -53,6 +41,5 @@ def local_servers(num_servers: int = 1, contributions: int = 1) -> Iterator[Loca
             num_servers, endpoints.__getitem__, client_id="coordinator", token=token
         )
         stack.callback(client.close)
-        yield LocalServersStrategy(
-            ParameterLink(client, num_servers, is_coordinator=True), contributions
-        )
+        link = ParameterLink(client, num_servers, is_coordinator=True)
+        yield LocalServersStrategy(named_objects.new_uid(), link, 1, contributions)

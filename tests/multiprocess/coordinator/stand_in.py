@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distribax.cluster.ray.engine import Engine
-from distribax.types import Args, Kwargs, StepFn
 
 
 @dataclass
 class PlainSetup:
-    """Runs functions as they are; `trouble` is code that `start` executes."""
+    """A strategy without a scope; `trouble` is code that `start` executes."""
 
     trouble: str = ""
 
-    def start(self, worker_index: int) -> None:
+    def start(self, worker_index: int) -> PlainSetup:
         exec(self.trouble, {"index": worker_index, "Path": pathlib.Path})
+        return self
 
-    def run(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
-        return fn(*args, **kwargs)
+    def scope(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def flush(self) -> None:
         pass

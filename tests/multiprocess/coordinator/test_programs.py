@@ -71,14 +71,14 @@ def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
 def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunFresh) -> None:
     out = run_fresh(
         """
-        import gc, json, os, subprocess, threading, time
+        import contextlib, gc, json, os, subprocess, threading, time
         import ray
-        from distribax.cluster import engine as engines
+        from distribax.cluster.ray import engine as engines
         from distribax.coordinator import ClusterCoordinator
 
         class Setup:
-            def start(self, worker_index): pass
-            def run(self, fn, args, kwargs): return fn(*args, **kwargs)
+            def start(self, worker_index): return self
+            def scope(self): return contextlib.nullcontext()
             def flush(self): pass
 
         class Plain:

@@ -274,19 +274,19 @@ def test_join_completes_rounds(all_up: ClusterCoordinator) -> None:
 
 
 def test_what_is_not_used_any_more_is_forgotten_by_workers(all_up: ClusterCoordinator) -> None:
-    def stock_sizes() -> int:
+    def num_definitions() -> int:
         from distribax.coordinator import references
 
-        return len(references._lookup[0].__self__._shipments)  # type: ignore[attr-defined]
+        return len(references._lookup.__self__._shipments)  # type: ignore[attr-defined]
 
-    size = max(all_up.fetch([all_up.schedule(stock_sizes) for _ in range(8)]))
+    size = max(all_up.fetch([all_up.schedule(num_definitions) for _ in range(8)]))
     for number in range(20):
         held = all_up.schedule(lambda number=number: np.full(10, number))
         assert all_up.schedule(np.sum, args=(held,)).fetch() == number * 10
     del held
     all_up.schedule(time.sleep, args=(0.0,)).fetch()
     sizes: Callable[[], list[int]] = lambda: all_up.fetch(  # noqa: E731
-        [all_up.schedule(stock_sizes) for _ in range(8)]
+        [all_up.schedule(num_definitions) for _ in range(8)]
     )
     wait_until(lambda: max(sizes()) <= size + 3, seconds=20)
 

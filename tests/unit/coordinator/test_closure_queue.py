@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from distribax.coordinator import ClosureCancelledError, RemoteValue, RemoteValueStatus
 from distribax.coordinator import closure_queue as queues
-from distribax.coordinator.closure_queue import Closure, ClosureQueue, Failure
+from distribax.coordinator.closure_queue import Closure, ClosureQueue
+from distribax.coordinator.outcomes import Failure
 from tests.unit.coordinator.closures import closure, put, take
 
 
@@ -50,7 +51,7 @@ def test_closures_come_out_in_order_and_those_given_back_come_first() -> None:
     assert first == made[:3]
     queue.give_back(first[1:], retry=True)
     assert take(queue, 9) == made[1:]
-    counts = queue.counts()
+    counts = queue.count()
     assert (counts.scheduled, counts.queued, counts.running, counts.retried) == (4, 0, 4, 2)
 
 
@@ -75,7 +76,7 @@ def test_values_are_settled_and_waited_for() -> None:
     queue.settle(taken, ["a", "b"])
     assert joined.ended() is None and fetched.ended() is None
     assert (one.value.fetch(), two.value.fetch()) == ("a", "b")
-    assert queue.done() and queue.counts().finished == 2
+    assert queue.done() and queue.count().finished == 2
 
 
 def test_a_full_queue_makes_its_user_wait() -> None:
@@ -85,7 +86,7 @@ def test_a_full_queue_makes_its_user_wait() -> None:
     assert waiter.waits
     take(queue, 1)
     assert waiter.ended() is None
-    assert queue.counts().queued == 2
+    assert queue.count().queued == 2
 
 
 def test_too_many_bytes_make_their_user_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +149,7 @@ def test_nothing_is_given_out_and_what_comes_back_is_cancelled_after_an_error() 
     queue.fail(OSError("gone"))
     assert take(queue, 1) == []
     queue.give_back([one, two], retry=True)
-    counts = queue.counts()
+    counts = queue.count()
     assert (counts.cancelled, counts.running, counts.queued) == (3, 0, 0)
     with pytest.raises(OSError, match="gone"):
         queue.join()
@@ -174,7 +175,7 @@ def test_a_closure_waits_for_the_values_that_it_needs() -> None:
     assert take(queue, 9) == [first, second]
     queue.settle([first], [1])
     assert take(queue, 9) == []
-    assert queue.counts().queued == 1 and not queue.done()
+    assert queue.count().queued == 1 and not queue.done()
     queue.settle([second], [2])
     assert take(queue, 9) == [dependent]
     queue.settle([dependent], [3])
@@ -201,7 +202,7 @@ def test_closures_that_need_a_failed_value_fail_with_it() -> None:
         late.value.fetch()
     with pytest.raises(ValueError, match="bad"):
         queue.done()
-    assert queue.counts().failed == 4
+    assert queue.count().failed == 4
 
 
 def test_closures_that_become_ready_after_an_error_are_cancelled() -> None:
@@ -221,7 +222,7 @@ def test_closures_that_become_ready_after_an_error_are_cancelled() -> None:
         dependents[0].value.fetch()
     with pytest.raises(ClosureCancelledError):
         dependents[1].value.fetch()
-    assert queue.counts().queued == 0
+    assert queue.count().queued == 0
 
 
 def test_an_ended_queue_lets_nobody_wait() -> None:
@@ -304,7 +305,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_add_up(self) -> None:
-        counts = self.queue.counts()
+        counts = self.queue.count()
         settled = [each for each in self.all if each.value.is_settled]
         assert counts.scheduled == len(self.all)
         assert counts.finished + counts.failed + counts.cancelled == len(settled)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from distribax.coordinator import PerWorkerValues
-from distribax.coordinator.pickling import FunctionCatalogue, described, dump_arguments
+from distribax.coordinator.pickling import FunctionCatalogue, describe, dump_arguments
 from distribax.coordinator.references import Reference
 
 
@@ -64,8 +64,8 @@ def module(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 
 def test_a_function_is_pickled_once() -> None:
     catalogue = FunctionCatalogue()
-    first = catalogue.definition(one)
-    assert catalogue.definition(one) is first
+    first = catalogue.define(one)
+    assert catalogue.define(one) is first
     assert pickle.loads(first.part(0))() == 1
     assert first.name.endswith("test_pickling.one")
 
@@ -73,27 +73,27 @@ def test_a_function_is_pickled_once() -> None:
 def test_the_same_code_is_shipped_once() -> None:
     catalogue = FunctionCatalogue()
     made = [lambda: 1 for _ in range(3)]
-    assert len({catalogue.definition(fn).number for fn in made}) == 1
+    assert len({catalogue.define(fn).number for fn in made}) == 1
     with_values = [functools.partial(pow, number) for number in range(3)]
-    assert len({catalogue.definition(fn).number for fn in with_values}) == 3
+    assert len({catalogue.define(fn).number for fn in with_values}) == 3
 
 
 def test_methods_belong_to_their_object() -> None:
     catalogue = FunctionCatalogue()
     model = Model(1)
-    step = catalogue.definition(model.step)
-    assert catalogue.definition(model.step) is step
-    assert catalogue.definition(model.other) is not step
-    assert catalogue.definition(Model(2).step) is not step
+    step = catalogue.define(model.step)
+    assert catalogue.define(model.step) is step
+    assert catalogue.define(model.other) is not step
+    assert catalogue.define(Model(2).step) is not step
     model.held = 5
-    assert catalogue.definition(model.step) is step
+    assert catalogue.define(model.step) is step
 
 
 def test_a_function_that_is_gone_is_forgotten() -> None:
     catalogue = FunctionCatalogue()
     for number in range(20):
-        catalogue.definition(Model(number).step)
-        catalogue.definition(functools.partial(pow, number))
+        catalogue.define(Model(number).step)
+        catalogue.define(functools.partial(pow, number))
     gc.collect()
     assert not catalogue._known and not catalogue._by_digest
 
@@ -101,9 +101,9 @@ def test_a_function_that_is_gone_is_forgotten() -> None:
 def test_callables_that_cannot_be_referred_to_weakly_are_pickled_each_time() -> None:
     catalogue = FunctionCatalogue()
     slotted = Slotted(1)
-    first = catalogue.definition(slotted)
+    first = catalogue.define(slotted)
     slotted.held = 2
-    second = catalogue.definition(slotted)
+    second = catalogue.define(slotted)
     assert first is not second and pickle.loads(second.part(0))() == 2
 
 
@@ -118,12 +118,12 @@ def test_callables_that_cannot_be_referred_to_weakly_are_pickled_each_time() -> 
     ],
 )
 def test_names(fn: Any, name: str) -> None:
-    assert described(fn).endswith(name)
+    assert describe(fn).endswith(name)
 
 
 def test_functions_of_the_programs_modules_are_shipped_by_value(module: Any) -> None:
     exec("OFFSET = 3\ndef add(x):\n    return x + OFFSET\n", module.__dict__)
-    data = FunctionCatalogue().definition(module.add).part(0)
+    data = FunctionCatalogue().define(module.add).part(0)
     del sys.modules[module.__name__]
     try:
         assert pickle.loads(data)(1) == 4
@@ -135,15 +135,15 @@ def test_a_module_that_cannot_be_shipped_has_to_be_imported(module: Any) -> None
     exec(
         "import threading\nLOCK = threading.Lock()\ndef use():\n    return LOCK\n", module.__dict__
     )
-    data = FunctionCatalogue().definition(module.use).part(0)
+    data = FunctionCatalogue().define(module.use).part(0)
     assert pickle.loads(data) is module.use
     # It stays so: what is in it has to be the same everywhere.
-    assert FunctionCatalogue().definition(module.use).part(0) == data
+    assert FunctionCatalogue().define(module.use).part(0) == data
 
 
 def test_installed_functions_go_by_name() -> None:
-    for fn in (math.sqrt, functools.reduce, np.mean, pytest.approx, described):
-        assert len(FunctionCatalogue().definition(fn).part(0)) < 100
+    for fn in (math.sqrt, functools.reduce, np.mean, pytest.approx, describe):
+        assert len(FunctionCatalogue().define(fn).part(0)) < 100
 
 
 def test_arguments() -> None:
@@ -158,7 +158,7 @@ def test_references_are_found_wherever_they_are() -> None:
     values = PerWorkerValues([1, 2])
     _, needs = dump_arguments(one, ({"deep": [values]},), {"again": Model(values)})
     assert values in needs
-    definition = FunctionCatalogue().definition(lambda: values)
+    definition = FunctionCatalogue().define(lambda: values)
     assert definition.needs == (values,)
     assert [pickle.loads(values.definition.part(index)) for index in (0, 1)] == [1, 2]
 
@@ -166,7 +166,7 @@ def test_references_are_found_wherever_they_are() -> None:
 def test_a_class_of_the_program_goes_by_number(module: Any) -> None:
     exec("class Point:\n    pass\ndef use(point):\n    pass\n", module.__dict__)
     module.Point.__module__ = module.__name__
-    FunctionCatalogue().definition(module.use)
+    FunctionCatalogue().define(module.use)
     sizes, numbers = set(), set()
     for _ in range(2):
         data, needs = dump_arguments(module.use, (module.Point(),), {})
@@ -197,4 +197,4 @@ def test_what_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match=r"arguments of .*one cannot be sent to a worker: .*lock"):
         dump_arguments(one, (lock,), {})
     with pytest.raises(TypeError, match=r"schedule: fn=.* cannot be sent to a worker"):
-        FunctionCatalogue().definition(lambda: lock)
+        FunctionCatalogue().define(lambda: lock)

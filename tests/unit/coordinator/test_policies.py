@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from distribax.coordinator.batch_sizing import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, Pace
+from distribax.coordinator.batch_sizing import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
 from distribax.coordinator.failure_policy import Decision, FailurePolicy
 from tests.unit.coordinator.closures import closure
@@ -16,72 +16,72 @@ def some(count: int, name: str = "fn", arguments: bytes | None = None) -> list[C
 
 
 def test_an_unknown_function_is_tried_alone() -> None:
-    pace = Pace()
-    pace.learn("known", 10, 0.001)
-    assert pace.batch(iter(some(9)), share=9) == 1
-    assert pace.batch(iter(some(3, "known") + some(9)), share=99) == 3
-    assert pace.seconds(some(1)) == math.inf
+    sizer = BatchSizer()
+    sizer.learn("known", 10, 0.001)
+    assert sizer.choose_batch(iter(some(9)), share=9) == 1
+    assert sizer.choose_batch(iter(some(3, "known") + some(9)), share=99) == 3
+    assert sizer.estimate_seconds(some(1)) == math.inf
 
 
 def test_a_batch_makes_up_for_a_call_of_ray() -> None:
-    pace = Pace()
-    pace.learn("fn", 2, 2 * BATCH_SECONDS / 7.5)
-    assert pace.batch(iter(some(100)), share=100) == 7
-    assert pace.batch(iter(some(100)), share=3) == 3
-    assert pace.batch(iter(some(2)), share=100) == 2
-    assert math.isclose(pace.seconds(some(5)), 5 * BATCH_SECONDS / 7.5)
-    pace.learn("slow", 1, 2.0)
-    assert pace.batch(iter(some(5, "slow")), share=5) == 1
+    sizer = BatchSizer()
+    sizer.learn("fn", 2, 2 * BATCH_SECONDS / 7.5)
+    assert sizer.choose_batch(iter(some(100)), share=100) == 7
+    assert sizer.choose_batch(iter(some(100)), share=3) == 3
+    assert sizer.choose_batch(iter(some(2)), share=100) == 2
+    assert math.isclose(sizer.estimate_seconds(some(5)), 5 * BATCH_SECONDS / 7.5)
+    sizer.learn("slow", 1, 2.0)
+    assert sizer.choose_batch(iter(some(5, "slow")), share=5) == 1
 
 
 def test_workers_are_given_what_lets_them_end_together() -> None:
-    pace = Pace()
-    pace.learn("fn", 1, 0.01)
+    sizer = BatchSizer()
+    sizer.learn("fn", 1, 0.01)
     (first,) = some(1)
-    assert pace.share(first, 20, [0.0, 0.0]) == 10
+    assert sizer.choose_share(first, 20, [0.0, 0.0]) == 10
     # This worker has 0.1 s less to do than the other one, which is worth ten closures.
-    assert pace.share(first, 20, [0.1, 0.2]) == 15
-    assert pace.share(first, 5, [0.1, 0.3]) == 12
-    assert pace.share(first, 5, [0.3, 0.1]) == 0
-    assert pace.batch(iter(some(5)), share=0) == 0
+    assert sizer.choose_share(first, 20, [0.1, 0.2]) == 15
+    assert sizer.choose_share(first, 5, [0.1, 0.3]) == 12
+    assert sizer.choose_share(first, 5, [0.3, 0.1]) == 0
+    assert sizer.choose_batch(iter(some(5)), share=0) == 0
     # Who has nothing to do is not left without.
-    assert pace.share(first, 1, [0.0, 0.0, 0.0]) == 1
+    assert sizer.choose_share(first, 1, [0.0, 0.0, 0.0]) == 1
 
 
 def test_work_that_cannot_be_estimated_is_shared_evenly() -> None:
-    pace = Pace()
+    sizer = BatchSizer()
     (unknown,) = some(1)
-    assert pace.share(unknown, 5, [0.0, 0.1]) == 3
-    pace.learn("fn", 1, 0.0)
-    assert pace.share(unknown, 5, [0.0, 0.1]) == 3
-    pace.learn("fn", 1, 1.0)
-    assert pace.share(unknown, 5, [0.0, math.inf]) == 3
+    assert sizer.choose_share(unknown, 5, [0.0, 0.1]) == 3
+    sizer.learn("fn", 1, 0.0)
+    assert sizer.choose_share(unknown, 5, [0.0, 0.1]) == 3
+    sizer.learn("fn", 1, 1.0)
+    assert sizer.choose_share(unknown, 5, [0.0, math.inf]) == 3
 
 
 def test_a_batch_has_bounds() -> None:
-    pace = Pace()
-    pace.learn("fn", 1, 0.0)
-    assert pace.batch(iter(some(3 * MAX_BATCH)), share=10 * MAX_BATCH) == MAX_BATCH
+    sizer = BatchSizer()
+    sizer.learn("fn", 1, 0.0)
+    assert sizer.choose_batch(iter(some(3 * MAX_BATCH)), share=10 * MAX_BATCH) == MAX_BATCH
     large = some(5, arguments=bytes(MAX_BATCH_BYTES // 2))
-    assert pace.batch(iter(large), share=5) == 2
+    assert sizer.choose_batch(iter(large), share=5) == 2
 
 
 def test_what_was_lost_again_and_again_is_sent_alone() -> None:
-    pace = Pace()
-    pace.learn("fn", 1, 0.0)
+    sizer = BatchSizer()
+    sizer.learn("fn", 1, 0.0)
     closures = some(4)
     closures[2].losses = 3
-    assert pace.batch(iter(closures), share=4) == 2
-    assert pace.batch(iter(closures[2:]), share=2) == 1
+    assert sizer.choose_batch(iter(closures), share=4) == 2
+    assert sizer.choose_batch(iter(closures[2:]), share=2) == 1
 
 
 def test_estimates_fall_at_once_and_rise_slowly() -> None:
-    pace = Pace()
-    pace.learn("fn", 1, 1.0)
-    pace.learn("fn", 1, 0.1)
-    assert math.isclose(pace.seconds(some(1)), 0.1)
-    pace.learn("fn", 1, 1.1)
-    assert math.isclose(pace.seconds(some(1)), 0.4)
+    sizer = BatchSizer()
+    sizer.learn("fn", 1, 1.0)
+    sizer.learn("fn", 1, 0.1)
+    assert math.isclose(sizer.estimate_seconds(some(1)), 0.1)
+    sizer.learn("fn", 1, 1.1)
+    assert math.isclose(sizer.estimate_seconds(some(1)), 0.4)
 
 
 def test_decisions() -> None:
@@ -101,5 +101,5 @@ def test_decisions() -> None:
         Decision.RETRY,
         Decision.REPLACE,
     ]
-    pauses = [policy.start_pause(count) for count in (0, 1, 2, 10)]
+    pauses = [policy.choose_start_pause(count) for count in (0, 1, 2, 10)]
     assert pauses == [0.2, 0.4, 0.8, 5.0]

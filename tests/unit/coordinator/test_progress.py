@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from distribax.coordinator import CoordinatorStatus, WorkerStatus
+from distribax.coordinator import CoordinatorStatus, WorkerState, WorkerStatus
 from distribax.coordinator.progress import Hidden, Lines, Live, make_view
 
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def status(finished: int, running: int = 1, failed: int = 0) -> CoordinatorStatus:
-    worker = WorkerStatus(0, "ready", 1.0, 1, "host", running, finished, 0, None)
+    worker = WorkerStatus(0, WorkerState.READY, 1.0, 1, "host", running, finished, 0, None)
     return CoordinatorStatus(
         scheduled=finished + failed + running,
         finished=finished,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import time
@@ -11,22 +12,25 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from distribax.coordinator import references, worker_index
-from distribax.coordinator.messages import Batch, Greeting, Raised, Reply, Shipment, Start
+from distribax.coordinator import experimental_get_current_worker_index, references, worker
+from distribax.coordinator.messages import Batch, Greeting, Reply, Shipment
+from distribax.coordinator.outcomes import Raised
+from distribax.coordinator.references import Kind
 from distribax.coordinator.worker import LONGEST_SECONDS, Worker
 
 
 class Setup:
-    """Calls functions, and can be told to fail."""
+    """A strategy without a scope, which can be told to fail."""
 
     fails = False
 
-    def start(self, worker_index: int) -> None:
+    def start(self, worker_index: int) -> Setup:
         if worker_index == 13:
             raise OSError("no server")
+        return self
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
+    def scope(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def flush(self) -> None:
         if Setup.fails:
@@ -37,8 +41,8 @@ class Setup:
 def _this_process_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.setattr(Setup, "fails", False)
-    references._lookup.clear()
-    worker_index._index.clear()
+    monkeypatch.setattr(references, "_lookup", None)
+    monkeypatch.setattr(worker, "_worker_index", None)
 
 
 class Driver:
@@ -46,7 +50,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.worker = Worker()
-        greeting = self.worker.start(pickle.dumps(Start(0, pickle.dumps(Setup()))))
+        greeting = self.worker.start(0, pickle.dumps(Setup()))
         assert isinstance(greeting, Greeting)
         self.boot = greeting.boot
         self.number = 0
@@ -54,12 +58,11 @@ class Driver:
     def run(self, *calls: Callable[[], Any], number: int | None = None) -> Reply:
         self.number = self.number + 1 if number is None else number
         shipments = tuple(
-            Shipment(100 * self.number + index, "object", "fn", cloudpickle.dumps(call))
+            Shipment(100 * self.number + index, Kind.OBJECT, "fn", cloudpickle.dumps(call))
             for index, call in enumerate(calls)
         )
-        batch = Batch(
-            self.number, self.boot, shipments, (), [(each.number, None) for each in shipments]
-        )
+        functions = [each.number for each in shipments]
+        batch = Batch(self.number, self.boot, shipments, (), functions, [None] * len(functions))
         reply: Reply = pickle.loads(self.worker.run(pickle.dumps(batch)))
         return reply
 
@@ -68,8 +71,8 @@ def test_a_batch_is_run_in_order_and_timed() -> None:
     driver = Driver()
     reply = driver.run(lambda: 1, lambda: "two", lambda: [3])
     assert reply.outcomes == [1, "two", [3]] and not reply.refused
-    assert [count for count, _ in reply.seconds.values()] == [1, 1, 1]
-    assert worker_index.experimental_get_current_worker_index() == 0
+    assert [timing.calls for timing in reply.timings.values()] == [1, 1, 1]
+    assert experimental_get_current_worker_index() == 0
 
 
 def test_a_batch_ends_with_the_first_error() -> None:
@@ -91,7 +94,7 @@ def test_a_batch_for_another_process_is_refused() -> None:
     driver = Driver()
     driver.boot = "other"
     assert driver.run(lambda: 1).refused
-    assert pickle.loads(Worker().run(pickle.dumps(Batch(1, "", (), (), [])))).refused
+    assert pickle.loads(Worker().run(pickle.dumps(Batch(1, "", (), (), [], [])))).refused
 
 
 def test_recalled_closures_are_not_started() -> None:
@@ -105,17 +108,16 @@ def test_recalled_closures_are_not_started() -> None:
         return 1
 
     replies: list[Reply] = []
-    batch = Batch(1, driver.boot, (), (), [(1, None), (2, None), (1, None)])
-    assert driver.worker._stock is not None
-    driver.worker._stock._objects.update({1: wait, 2: lambda: 2})
+    batch = Batch(1, driver.boot, (), (), [1, 2, 1], [None] * 3)
+    driver.worker._objects._objects.update({1: wait, 2: lambda: 2})
     thread = threading.Thread(
         target=lambda: replies.append(pickle.loads(driver.worker.run(pickle.dumps(batch))))
     )
     thread.start()
     assert begun.wait(10)
-    assert driver.worker.ping().at == (1, 1)
+    assert driver.worker.ping() == (1, 1)
     pulse = driver.worker.recall(2)
-    assert pulse.at == (1, 1) and pulse.boot == driver.boot
+    assert (pulse.batch, pulse.started) == (1, 1)
     go_on.set()
     thread.join(10)
     assert replies[0].outcomes == [1]
@@ -124,14 +126,13 @@ def test_recalled_closures_are_not_started() -> None:
 
 
 def test_a_worker_that_cannot_start_says_why() -> None:
-    message = pickle.dumps(Start(13, pickle.dumps(Setup())))
-    answer = Worker().start(message)
+    answer = Worker().start(13, pickle.dumps(Setup()))
     assert isinstance(answer, Raised) and answer.summary == "OSError: no server"
 
 
 def test_starting_again_changes_nothing() -> None:
     driver = Driver()
-    again = driver.worker.start(b"not looked at")
+    again = driver.worker.start(0, b"not looked at")
     assert isinstance(again, Greeting) and again.boot == driver.boot
 
 
@@ -145,6 +146,6 @@ def test_a_batch_whose_updates_do_not_arrive_has_failed(monkeypatch: pytest.Monk
 def test_what_is_forgotten_is_gone() -> None:
     driver = Driver()
     driver.run(lambda: 1)
-    batch = Batch(2, driver.boot, (), (100,), [(100, None)])
+    batch = Batch(2, driver.boot, (), (100,), [100], [None])
     (outcome,) = pickle.loads(driver.worker.run(pickle.dumps(batch))).outcomes
     assert outcome.summary == "KeyError: 100"
