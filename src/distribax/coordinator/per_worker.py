@@ -44,6 +44,7 @@ class PerWorkerValues(Reference):
     @property
     @override
     def definition(self) -> Definition:
+        """What workers are sent."""
         if self._definition is None:
             pickled = [dump_value(value) for value in self._values]
             parts = [data for data, _ in pickled]
@@ -94,6 +95,7 @@ class PerWorkerDataset(Reference):
     @property
     @override
     def definition(self) -> Definition:
+        """What workers are sent."""
         return self._definition
 
     @property
@@ -132,6 +134,7 @@ class PerWorkerIterator(Reference):
     @property
     @override
     def definition(self) -> Definition:
+        """What workers are sent."""
         return self._definition
 
     @property

@@ -37,6 +37,9 @@ class RemoteValue(Reference):
 
     `coordinator.schedule` returns it. As an argument of another scheduled function it becomes the
     result itself; the function is run as soon as the result is known.
+
+    Args:
+        queue: The queue that settles it.
     """
 
     __slots__ = ("__weakref__", "_definition", "_number", "_queue", "_result", "_status")
@@ -123,11 +126,13 @@ class RemoteValue(Reference):
     @property
     @override
     def is_settled(self) -> bool:
+        """Whether the function has ended, or never will run."""
         return self._status is not RemoteValueStatus.NOT_READY
 
     @property
     @override
     def reference_number(self) -> int:
+        """The number that stands for the value in a pickle."""
         if not self._number:
             self._number = make_number()
         return self._number
@@ -135,6 +140,7 @@ class RemoteValue(Reference):
     @property
     @override
     def definition(self) -> Definition:
+        """What workers are sent."""
         assert self._status is RemoteValueStatus.READY
         if self._definition is None:
             data, needs = dump_value(self._result)
