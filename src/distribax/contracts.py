@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from distribax.types import ReduceOp, VariableAggregation, VariableSynchronizati
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, Sharding
+
+_T = TypeVar("_T")
 
 
 class State(Hashable, Protocol):
@@ -141,8 +143,11 @@ class Runner(Protocol):
     def copy_id(self) -> int:
         """Which of this process's copies of a variable is the replica's."""
 
+    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
+        """Returns the variable of a line of code, which one replica creates for all of them."""
+
     def merge(
-        self, fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
         """Runs `fn(strategy, *args)` once for all replicas; each gets its part of the result."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -30,16 +31,26 @@ class ReplicaAborted(ControlFlow):
     """Unwinds a replica's thread because another replica has failed."""
 
 
+class HostMode(enum.Enum):
+    """How a function runs that cannot be one compiled program."""
+
+    EAGER = enum.auto()
+    """Eagerly, at every call: the replicas' pieces differ in shape."""
+    CREATE = enum.auto()
+    """Eagerly, this once: it computes the initial value of a variable."""
+    LOOP = enum.auto()
+    """On the host, with compiled steps: it loops over a distributed data set."""
+
+
 class HostOnly(ControlFlow):
     """Stops a trace: what was asked needs the host.
 
     Attributes:
         reason: What needs the host.
-        mode: "eager" (pieces of different shape), "create" (a variable whose initial value is
-            computed in the function), or "loop" (a loop over a distributed data set).
+        mode: How the function runs instead.
     """
 
-    def __init__(self, reason: str, mode: str) -> None:
+    def __init__(self, reason: str, mode: HostMode) -> None:
         super().__init__(reason)
         self.reason = reason
         self.mode = mode

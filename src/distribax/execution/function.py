@@ -10,12 +10,12 @@ from typing import Any, overload
 
 import jax
 
-from distribax import context
-from distribax.errors import HostOnly
+from distribax import context, jax_private
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
 from distribax.execution.program import Form, Lift, Program, Relift, build
 from distribax.types import Args, Kwargs, StepFn
-from distribax.values import is_opaque
+from distribax.values import is_none_or_opaque
 
 _MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
@@ -40,7 +40,7 @@ class Function:
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
         self._donate_argnums = tuple(donate_argnums)
-        self._programs: dict[Any, Program | str] = {}
+        self._programs: dict[Any, Program | HostMode] = {}
         self._pulls: dict[Any, list[tuple[int, Any]]] = {}
         # The last known inputs, by strategy and context: a good guess for the next signature.
         self._lifts: dict[Any, Lift] = {}
@@ -124,13 +124,13 @@ class Function:
 
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
         where = (here.strategy, here.replica_context is None)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_none_or_opaque)
         static = self._leaves_of(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)
         except signature.Uneven:
             return self._eager(args, kwargs, [])
-        if any(_is_tracer_leaf(value) for value in dynamic):
+        if any(map(jax_private.is_tracer, dynamic)):
             return self._python(*args, **kwargs)
         call = _Call(args, kwargs, leaves, tree, slots, dynamic, (*where, tree, *keys))
         call.pulled = [_pull(each, leaves) for each in self._pulls.get(call.key, [])]
@@ -143,7 +143,7 @@ class Function:
             return program(inputs)
         if program is None:
             return self._first_call(call, where)
-        return (self._host if program == "loop" else self._eager)(args, kwargs, call.pulled)
+        return (self._host if program is HostMode.LOOP else self._eager)(args, kwargs, call.pulled)
 
     def _first_call(self, call: _Call, where: Any) -> Any:
         """Traces, as often as it takes to know all inputs, compiles and calls."""
@@ -176,9 +176,9 @@ class Function:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
                 self._pulls[call.key] = [_source(it, call.leaves) for it, _ in call.pulled]
             except HostOnly as signal:
-                if signal.mode != "create":
+                if signal.mode is not HostMode.CREATE:
                     self._programs[program_key] = signal.mode
-                run = self._host if signal.mode == "loop" else self._eager
+                run = self._host if signal.mode is HostMode.LOOP else self._eager
                 return run(call.args, call.kwargs, call.pulled)
             else:
                 self._programs[program_key] = program
@@ -240,22 +240,14 @@ class Function:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
 
 
-def _is_leaf(leaf: Any) -> bool:
-    return leaf is None or is_opaque(leaf)
-
-
 def _mark(nest: Any, value: bool) -> Any:
-    return jax.tree.map(lambda _: value, nest, is_leaf=_is_leaf)
+    return jax.tree.map(lambda _: value, nest, is_leaf=is_none_or_opaque)
 
 
 def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
     """Returns where the given leaves are among the inputs of the program."""
     inputs = [index for index, slot in enumerate(slots) if slot.is_dynamic]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)
-
-
-def _is_tracer_leaf(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
 
 
 @dataclass

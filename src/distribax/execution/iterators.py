@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from distribax.errors import ControlFlow, HostOnly
+from distribax.errors import ControlFlow, HostMode, HostOnly
 from distribax.execution import frames
 
 
@@ -81,7 +81,7 @@ _host_runs: ContextVar[Callable[..., Any] | None] = ContextVar("distribax_host_r
 def require_host(what: str) -> None:
     """Inside a trace, hands the function over to the host, which loops around compiled steps."""
     if frames.current() is not None:
-        raise HostOnly(what, "loop")
+        raise HostOnly(what, HostMode.LOOP)
 
 
 def pull(iterator: LiftedIterator) -> Any:

@@ -10,9 +10,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import context, jax_private
-from distribax.errors import HostOnly
+from distribax.errors import HostMode, HostOnly
 from distribax.execution.frames import FunctionFrame
-from distribax.values import DistributedValues, Global, Mirrored, is_opaque
+from distribax.values import DistributedValues, Global, Mirrored, is_none_wrapped_or_opaque
 
 
 class Results:
@@ -27,7 +27,7 @@ class Results:
 
     def take(self, result: Any, frame: FunctionFrame) -> list[Any]:
         """Splits `result` into the arrays that the program returns and their form."""
-        leaves, self._tree = jax.tree.flatten(result, is_leaf=_is_leaf)
+        leaves, self._tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
@@ -83,12 +83,8 @@ def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:
         return Global(value.get(), mesh, mirrored=True)
     joined = value.on_mesh(mesh) if mesh is not None else None
     if joined is None:
-        raise HostOnly("the pieces of a result differ in shape", "eager")
+        raise HostOnly("the pieces of a result differ in shape", HostMode.EAGER)
     return joined
-
-
-def _is_leaf(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def constrained(value: Any, sharding: Any) -> Any:

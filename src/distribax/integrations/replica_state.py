@@ -87,7 +87,8 @@ class ReplicaState:
 
     def __init__(self) -> None:
         self.entry = context.current()
-        self.replica: context.ReplicaContext = self.entry.replica_context
+        assert self.entry.replica_context is not None
+        self.replica = self.entry.replica_context
         self.strategy = self.entry.strategy
         frame = frames.current()
         self.frame = frame if isinstance(frame, frames.RunFrame) else None

@@ -17,7 +17,7 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
 from distribax.types import ValueContext, VariableSynchronization
-from distribax.values import DistributedValues, Local, Mirrored, is_opaque, regroup
+from distribax.values import DistributedValues, Local, Mirrored, is_wrapped_or_opaque, regroup
 from distribax.variables import Placement, Replicated, Stacked, Variable
 
 
@@ -74,7 +74,7 @@ class MirroredExtended(StrategyExtended):
                 return run_in_program(
                     self.strategy, self.mesh, self._ops, self._as_copy(fn), args, kwargs
                 )
-        own = jax.tree.map(_unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
+        own = jax.tree.map(_unwrap, (tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
         return self._as_copy(fn)(*own[0], **own[1])
 
     def _as_copy(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,10 +92,6 @@ class MirroredExtended(StrategyExtended):
                 made = value_fn(ValueContext(self.first_replica + index, self.num_replicas_in_sync))
                 values.append(jax.tree.map(_put_on_default_device, made))
         return regroup(values, wrap=True, mesh=self.mesh)
-
-
-def _is_wrapped(leaf: object) -> bool:
-    return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def _unwrap(leaf: object) -> Any:
@@ -116,7 +112,7 @@ def _take_part(nest: object, index: int, device: jax.Device) -> Any:
             leaf = leaf.part(index)
         return jax_private.move_to_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
-    return jax.tree.map(own, nest, is_leaf=_is_wrapped)
+    return jax.tree.map(own, nest, is_leaf=is_wrapped_or_opaque)
 
 
 class MirroredStrategy(Strategy):

@@ -17,7 +17,7 @@ from distribax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from distribax.errors import HostOnly, explaining, raise_if_lost
+from distribax.errors import HostMode, HostOnly, explaining, raise_if_lost
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
@@ -86,7 +86,9 @@ class MultiWorkerExtended(MirroredExtended):
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         if frames.current() is not None:
             # A compiled function is one program for all workers, and these are one worker's values.
-            raise HostOnly("values of this worker's replicas are made in the function", "eager")
+            raise HostOnly(
+                "values of this worker's replicas are made in the function", HostMode.EAGER
+            )
         return super().distribute_values(value_fn)
 
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from typing_extensions import override
@@ -19,6 +19,8 @@ from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, select
 from distribax.variables import Placement, Single
 
+_T = TypeVar("_T")
+
 
 class InlineRunner:
     """The meeting points of the only replica: it is always alone."""
@@ -29,6 +31,9 @@ class InlineRunner:
 
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
+
+    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
+        return create()
 
     def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from distribax.values import (
     Mirrored,
     PerReplica,
     Pieces,
+    is_wrapped,
     local_pieces,
     regroup,
 )
@@ -42,11 +43,6 @@ class Combiner(Protocol):
     def cross_device_ops(self) -> CrossDeviceOps: ...
 
     def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any: ...
-
-
-def is_wrapped(leaf: object) -> TypeGuard[PerReplica | Mirrored]:
-    """Tells whether `leaf` holds a value for each replica."""
-    return isinstance(leaf, DistributedValues)
 
 
 def as_distributed(extended: Combiner, value: object) -> Any:

@@ -14,7 +14,7 @@ from distribax.execution import Function, frames, host_compiled_run, named_objec
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
-from distribax.values import Mirrored
+from distribax.values import Mirrored, is_wrapped
 
 if TYPE_CHECKING:
     from typing import Self
@@ -85,7 +85,7 @@ class Strategy:
         Raises:
             RuntimeError: On entry, if another strategy is in scope or a replica is running.
         """
-        return context.enter_scope(self)
+        return context.Scope(self)
 
     def run(
         self,
@@ -158,7 +158,7 @@ class Strategy:
         return jax.tree.map(
             lambda leaf: reduction.reduce_leaf(self._extended, op, leaf, axis),
             value,
-            is_leaf=reduction.is_wrapped,
+            is_leaf=is_wrapped,
         )
 
     def gather(self, value: object, axis: int) -> Any:
@@ -181,7 +181,7 @@ class Strategy:
             gathered = self._extended.gather_to(leaf, None, axis)
             return gathered.get() if isinstance(gathered, Mirrored) else gathered
 
-        return jax.tree.map(gather_leaf, value, is_leaf=reduction.is_wrapped)
+        return jax.tree.map(gather_leaf, value, is_leaf=is_wrapped)
 
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the values of this process's replicas, in the order of the replicas.
@@ -381,7 +381,7 @@ class Strategy:
             value: What `strategy.run` or `extended.update` returned.
             name: Accepted as in TensorFlow; it changes nothing.
         """
-        leaves = jax.tree.leaves(self.unwrap(value), is_leaf=reduction.is_wrapped)
+        leaves = jax.tree.leaves(self.unwrap(value), is_leaf=is_wrapped)
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:

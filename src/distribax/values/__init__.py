@@ -12,8 +12,13 @@ from distribax.values.layout import Local as Local
 from distribax.values.layout import Pieces as Pieces
 from distribax.values.layout import copies as copies
 from distribax.values.layout import local_pieces as local_pieces
-from distribax.values.opaque import is_opaque as is_opaque
-from distribax.values.opaque import make_opaque as make_opaque
+from distribax.values.leaves import is_none_or_opaque as is_none_or_opaque
+from distribax.values.leaves import is_none_wrapped_or_opaque as is_none_wrapped_or_opaque
+from distribax.values.leaves import is_number as is_number
+from distribax.values.leaves import is_opaque as is_opaque
+from distribax.values.leaves import is_wrapped as is_wrapped
+from distribax.values.leaves import is_wrapped_or_opaque as is_wrapped_or_opaque
+from distribax.values.leaves import make_opaque as make_opaque
 from distribax.values.regroup import Origins as Origins
 from distribax.values.regroup import regroup as regroup
 from distribax.values.regroup import select as select

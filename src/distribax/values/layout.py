@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distribax import jax_private
 from distribax.topology import REPLICA_AXIS, local_devices
+
+HostValue: TypeAlias = int | float | complex | np.ndarray | np.generic
+"""A value that is on no device."""
 
 
 class Layout(Protocol):
@@ -103,7 +106,7 @@ class Local:
 
 def kind(piece: Any) -> str:
     """Describes what pieces must have in common to be one array."""
-    if isinstance(piece, jax.Array) or _is_host_value(piece):
+    if isinstance(piece, jax.Array) or is_host_value(piece):
         return f"{jnp.shape(piece)} {jax.dtypes.result_type(piece)}"
     return type(piece).__name__
 
@@ -202,7 +205,7 @@ def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Glob
 def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
     """Puts numbers and host arrays of one shape on the mesh; None if they do not fit."""
     local = local_devices(mesh)
-    if len(local) != len(pieces) or not all(_is_host_value(piece) for piece in pieces):
+    if len(local) != len(pieces) or not all(is_host_value(piece) for piece in pieces):
         return None
     blocks = [np.atleast_1d(np.asarray(piece)) for piece in pieces]
     blocks = [block.astype(jax.dtypes.canonicalize_dtype(block.dtype)) for block in blocks]
@@ -216,7 +219,8 @@ def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
     return Global(array, mesh, stacked=np.ndim(pieces[0]) == 0)
 
 
-def _is_host_value(piece: Any) -> bool:
+def is_host_value(piece: object) -> TypeGuard[HostValue]:
+    """Tells whether a piece is a number of Python or NumPy, or an array of NumPy."""
     return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
 
 

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from distribax import jax_private
 from distribax.types import Nest, is_python_number
-from distribax.values.distributed import DistributedValues, PerReplica
+from distribax.values.distributed import PerReplica
 from distribax.values.layout import Pieces
-from distribax.values.opaque import is_opaque
+from distribax.values.leaves import (
+    is_none_or_opaque,
+    is_number,
+    is_wrapped,
+    is_wrapped_or_opaque,
+)
 
 
 class Origins:
@@ -56,7 +60,7 @@ def regroup(
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
     value come back as the value, and anything else as a `PerReplica`.
     """
-    flat = [jax.tree.flatten(result, is_leaf=_is_whole) for result in results]
+    flat = [jax.tree.flatten(result, is_leaf=is_none_or_opaque) for result in results]
     tree: Any = flat[0][1]
     for replica_id, (_, other) in enumerate(flat):
         if other != tree:
@@ -74,21 +78,13 @@ def regroup(
     )
 
 
-def _is_whole(leaf: Any) -> bool:
-    return leaf is None or is_opaque(leaf)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex))
-
-
 def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mesh | None) -> Any:
     first = pieces[0]
     if not wrap:
         # Over several processes, what is one object here may be another one elsewhere.
         alone = mesh is None or not mesh.is_multi_process
         same = all(piece is first for piece in pieces)
-        if same and (alone or not _is_number(first)):
+        if same and (alone or not is_number(first)):
             return first
         if not alone and all(is_python_number(piece) for piece in pieces):
             # A setting of the program, if all processes have the same.
@@ -108,12 +104,10 @@ def select(nest: Nest, replica_id: int, *, num_replicas: int | None = None) -> N
     """
 
     def part(leaf: Any) -> Any:
-        if not isinstance(leaf, DistributedValues):
+        if not is_wrapped(leaf):
             return leaf
         if num_replicas is not None:
             leaf.require_replicas(num_replicas)
         return leaf.part(replica_id)
 
-    return jax.tree.map(
-        part, nest, is_leaf=lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf)
-    )
+    return jax.tree.map(part, nest, is_leaf=is_wrapped_or_opaque)

@@ -200,6 +200,7 @@ def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.En
             )
         strategy.extended.update(variable, lambda v, x: write(v, x, kind), args=(value,))
 
+    assert here.replica_context is not None
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.holding(variable)
     if stand_in is not None:

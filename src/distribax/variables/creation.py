@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import jax_private
-from distribax.errors import HostOnly
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables.placement import Placement
@@ -95,7 +95,7 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
                 f"dx.Variable: initial_value of {name!r} is computed inside a JAX transformation. "
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
-        raise HostOnly("a variable's initial value is computed in the function", "create")
+        raise HostOnly("a variable's initial value is computed in the function", HostMode.CREATE)
     if jax_private.is_key(made):
         raise ValueError(
             f"dx.Variable: initial_value of {name!r} is an array of random keys. Keep their "

@@ -26,11 +26,12 @@ class _Created(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         replica = context.get_replica_context()
-        share = getattr(replica.runner, "create_variable", None) if replica is not None else None
         extended = context.get_strategy().extended
         make: Callable[..., Any] = super().__call__
         create: Callable[[], Any] = lambda: extended.create_variable(make, args, kwargs)  # noqa: E731
-        return create() if share is None else share(create, creation.user_frame(sys._getframe(1)))
+        if replica is None:
+            return create()
+        return replica.runner.create_variable(create, creation.user_frame(sys._getframe(1)))
 
 
 class Variable(RowAccess, metaclass=_Created):

@@ -271,8 +271,9 @@ class DistributionStrategy:
                 "Call it outside call_for_each_tower(), or get there by "
                 "get_tower_context().merge_call(lambda distribution, x: ..., x)."
             )
+        other = view(context.get_strategy())
         raise RuntimeError(
-            f"{what}: called on {self!r} inside the scope of {view(here.strategy)!r}. Call it on "
+            f"{what}: called on {self!r} inside the scope of {other!r}. Call it on "
             "get_distribution_strategy(), or outside that scope."
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from distribax import context, jax_private
 from distribax.collectives import CrossDeviceOps
-from distribax.errors import HostOnly
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.types import Args, Kwargs, ReduceOp, StepFn
@@ -23,11 +24,13 @@ from distribax.values import (
     Mirrored,
     Origins,
     PerReplica,
-    is_opaque,
+    is_none_wrapped_or_opaque,
+    is_wrapped_or_opaque,
 )
 
 _SPLIT = PartitionSpec(REPLICA_AXIS)
 _SAME = PartitionSpec()
+_T = TypeVar("_T")
 
 
 class SpmdRunner:
@@ -49,11 +52,14 @@ class SpmdRunner:
     def replica_id(self) -> Any:
         return lax.axis_index(REPLICA_AXIS)
 
+    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
+        return create()
+
     def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
-        args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=_is_wrapped)
+        args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=is_wrapped_or_opaque)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
-        return jax.tree.map(self._given_back, result, is_leaf=_is_wrapped)
+        return jax.tree.map(self._given_back, result, is_leaf=is_wrapped_or_opaque)
 
     def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
         values = [jnp.asarray(leaf) for leaf in leaves]
@@ -83,7 +89,7 @@ class SpmdRunner:
 
     def _given_back(self, leaf: Any) -> Any:
         """Returns a replica's part of what a merge function has returned."""
-        if _is_wrapped(leaf):
+        if is_wrapped_or_opaque(leaf):
             return self.unwrap(leaf)
         # Outside the replicas there is one value for all of them.
         return self.frame.own(leaf, bare=True)
@@ -98,13 +104,9 @@ class SpmdRunner:
         if isinstance(layout, Local):
             return layout.value
         if self.mesh.is_multi_process:
-            raise HostOnly("a value of this process's replicas is a constant", "eager")
+            raise HostOnly("a value of this process's replicas is a constant", HostMode.EAGER)
         pieces = leaf.values
         return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
-
-
-def _is_wrapped(leaf: Any) -> bool:
-    return isinstance(leaf, DistributedValues) or is_opaque(leaf)
 
 
 def run_in_program(
@@ -128,10 +130,12 @@ def _run_inside(
 ) -> Any:
     """Runs `fn` for all replicas from a merge function, which is in their program already."""
     runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = jax.tree.map(runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
+    args, kwargs = jax.tree.map(
+        runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque
+    )
     with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
         result = fn(*args, **kwargs)
-    return jax.tree.map(runner.wrap, result, is_leaf=_is_wrapped)
+    return jax.tree.map(runner.wrap, result, is_leaf=is_wrapped_or_opaque)
 
 
 def _run(
@@ -144,7 +148,7 @@ def _run(
     kwargs: Kwargs,
 ) -> Any:
     outer.function.mesh = mesh
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_wrapped)
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
     given = [_input(leaf, mesh) for leaf in leaves]
     inputs = [value for value, _, _ in given if value is not None]
     in_specs = [spec for value, spec, _ in given if value is not None]
@@ -174,9 +178,7 @@ def _run(
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
         with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
-        flat, tree_out = jax.tree.flatten(
-            result, is_leaf=lambda leaf: leaf is None or _is_wrapped(leaf)
-        )
+        flat, tree_out = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
         result_tree[:] = [tree_out]
         outputs = _outputs([runner.unwrap(leaf) for leaf in flat], runner, plan, out_specs)
         written[:] = list(frame.written)
@@ -210,10 +212,10 @@ def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
         if layout is None and isinstance(leaf, Mirrored):
             return leaf.get(), _SAME, None
         if layout is None:
-            raise HostOnly("the replicas' pieces of an argument differ in shape", "eager")
+            raise HostOnly("the replicas' pieces of an argument differ in shape", HostMode.EAGER)
         if not jax_private.is_local(layout.array):
             # JAX makes no constant of an array over several processes.
-            raise HostOnly("a distributed value is no argument of the function", "eager")
+            raise HostOnly("a distributed value is no argument of the function", HostMode.EAGER)
         return layout.array, layout.spec, layout
     if isinstance(leaf, (jax.Array, np.ndarray)):
         return leaf, _SAME, None

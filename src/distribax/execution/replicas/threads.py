@@ -25,7 +25,7 @@ from distribax.values import (
     Mirrored,
     Origins,
     PerReplica,
-    is_opaque,
+    is_wrapped_or_opaque,
     regroup,
 )
 
@@ -240,9 +240,10 @@ class _Run:
 
     def parts(self, nest: Any) -> list[Any]:
         """Returns a nest with each replica's part of it, for all replicas."""
-        is_leaf = lambda leaf: isinstance(leaf, DistributedValues) or is_opaque(leaf)  # noqa: E731
         return [
-            jax.tree.map(lambda leaf, i=index: self.give(leaf, i), nest, is_leaf=is_leaf)
+            jax.tree.map(
+                lambda leaf, i=index: self.give(leaf, i), nest, is_leaf=is_wrapped_or_opaque
+            )
             for index in range(len(self.devices))
         ]
 

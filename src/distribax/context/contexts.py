@@ -1,0 +1,346 @@
+"""The stack of contexts: who is in charge of the code that runs now, and what a replica can do.
+
+The stack is a `ContextVar`: each thread starts with an empty one (the default strategy), and a
+scope entered in a thread is seen by that thread alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+import jax
+from typing_extensions import override
+
+from distribax import contracts
+from distribax.types import ReduceOp
+
+_S = TypeVar("_S", bound=contracts.Strategy)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One context: a strategy, and the replica (or the copy being updated) if there is one."""
+
+    strategy: contracts.Strategy
+    replica_context: ReplicaContext | None = None
+    # The index of the copy that `extended.update` works on, or None outside `update`.
+    copy_id: int | None = None
+
+
+_stack: ContextVar[tuple[Entry, ...]] = ContextVar("distribax_contexts", default=())
+_set_by_hand: ContextVar[Entry | None] = ContextVar("distribax_set_strategy", default=None)
+_default: Entry | None = None
+
+
+def register_default(strategy: contracts.Strategy, replica_context: ReplicaContext) -> None:
+    """Names the strategy that is current when no other is in scope."""
+    global _default
+    _default = Entry(strategy, replica_context)
+
+
+def current() -> Entry:
+    """Returns the innermost context."""
+    stack = _stack.get()
+    if stack:
+        return stack[-1]
+    here = _set_by_hand.get() or _default
+    assert here is not None, "the package registers a default strategy"
+    return here
+
+
+class ContextEntry(contextlib.ContextDecorator):
+    """Makes `entry` the innermost context."""
+
+    # Not a generator: each function on a worker enters one, and some take less time than that.
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._tokens: list[Token[tuple[Entry, ...]]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_stack.set((*_stack.get(), self._entry)))
+
+    def __exit__(self, *error: object) -> None:
+        _stack.reset(self._tokens.pop())
+
+
+class Scope(contextlib.ContextDecorator, Generic[_S]):
+    """Enters the cross-replica context of `strategy`, as `strategy.scope()` does."""
+
+    def __init__(self, strategy: _S) -> None:
+        self._strategy = strategy
+        self._entry = ContextEntry(Entry(strategy))
+
+    def __enter__(self) -> _S:
+        strategy, here = self._strategy, current()
+        if here.strategy is not strategy and here is not _default:
+            raise RuntimeError(
+                f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of "
+                f"another strategy, {_name(here.strategy)}. Leave that scope first (end its `with` "
+                "block, or call dx.experimental_set_strategy(None))."
+            )
+        if here.replica_context is not None and here is not _default:
+            raise RuntimeError(
+                f"strategy.scope(): {_name(strategy)} is running a replica here. Enter the scope "
+                "outside strategy.run(); inside a replica use "
+                "dx.get_replica_context().merge_call(fn) to get to the cross-replica context."
+            )
+        self._entry.__enter__()
+        return strategy
+
+    def __exit__(self, *error: object) -> None:
+        self._entry.__exit__(*error)
+
+
+def enter(entry: Entry) -> ContextEntry:
+    """Returns a context manager that makes `entry` the innermost context."""
+    return ContextEntry(entry)
+
+
+def get_strategy() -> Any:
+    """Returns the current strategy; a default one when none is in scope."""
+    return current().strategy
+
+
+def has_strategy() -> bool:
+    """Tells whether a strategy other than the default one is current."""
+    return _default is None or current().strategy is not _default.strategy
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Returns the context of the replica that runs now, or None in a cross-replica context."""
+    return current().replica_context
+
+
+def in_cross_replica_context() -> bool:
+    """Tells whether the code runs once for all replicas, and not in one of them."""
+    return current().replica_context is None
+
+
+def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
+    """Makes `strategy` current in this thread without a `with` block.
+
+    Args:
+        strategy: The strategy, or None to return to the default one.
+
+    Raises:
+        RuntimeError: It is called inside `strategy.scope()` or `strategy.run()`.
+
+    Example:
+        >>> import distribax as dx
+        >>> dx.experimental_set_strategy(dx.OneDeviceStrategy("CPU:0"))
+        >>> dx.has_strategy()
+        True
+        >>> dx.experimental_set_strategy(None)
+    """
+    if _stack.get():
+        raise RuntimeError(
+            "experimental_set_strategy: it cannot be called inside strategy.scope() or "
+            f"strategy.run() ({_name(current().strategy)} is in charge here). Call it at the top "
+            "level of the program, or use `with strategy.scope():` alone."
+        )
+    _set_by_hand.set(None if strategy is None else Entry(strategy))
+
+
+def get_loss_reduction() -> ReduceOp:
+    """Returns how the replicas' losses are combined: SUM, as losses are scaled already."""
+    return ReduceOp.SUM
+
+
+def require_cross_replica(strategy: contracts.Strategy, what: str) -> None:
+    """Raises unless `what` may be called now: outside replicas and other strategies' scopes."""
+    here = current()
+    if here.strategy is not strategy:
+        if here is _default:
+            return
+        raise RuntimeError(
+            f"{what}: called on {_name(strategy)} inside the scope of {_name(here.strategy)}. "
+            f"Call it on dx.get_strategy(), or outside that scope."
+        )
+    if here.replica_context is not None and here is not _default:
+        raise RuntimeError(
+            f"{what}: needs the cross-replica context, but was called inside a replica of "
+            f"{_name(strategy)}. Call it after strategy.run(), or use "
+            f"dx.get_replica_context().merge_call(lambda strategy, x: ..., args=(x,)), "
+            "all_reduce() or all_gather()."
+        )
+
+
+def _name(strategy: contracts.Strategy) -> str:
+    return type(strategy).__name__
+
+
+class ReplicaContext:
+    """The `Strategy` interface inside a replica.
+
+    Do not create one: `dx.get_replica_context()` returns it inside the function that is given to
+    `strategy.run`.
+
+    Args:
+        strategy: The strategy that runs the replica.
+        runner: The way the replicas are run.
+    """
+
+    def __init__(self, strategy: contracts.Strategy, runner: contracts.Runner) -> None:
+        self._strategy = strategy
+        self._runner = runner
+        self._entered: contextlib.ExitStack | None = None
+
+    @property
+    def strategy(self) -> Any:
+        """The current strategy."""
+        return self._strategy
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a `dx.function` that is called in this replica compiles by itself."""
+        return self._runner.compiles
+
+    @property
+    def runner(self) -> contracts.Runner:
+        """The way the replicas are run."""
+        return self._runner
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas whose results are combined."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int | jax.Array:
+        """The index of this replica: an int, or an int32 scalar while `dx.function` compiles."""
+        self._require_current("replica_id_in_sync_group")
+        return self._runner.replica_id
+
+    @property
+    def replica_id(self) -> int | jax.Array:
+        """An older name of `replica_id_in_sync_group`."""
+        return self.replica_id_in_sync_group
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that this replica runs on."""
+        self._require_current("devices")
+        devices = self._strategy.extended.worker_devices
+        if not isinstance(self._runner.replica_id, int):
+            return tuple(devices)
+        # Over several workers, the names are of this one's devices.
+        return (devices[self._runner.copy_id],)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Meets the other replicas and runs `merge_fn(strategy, *args)` once for all of them.
+
+        Args:
+            merge_fn: A function that takes the strategy first. Each further argument reaches it as
+                the values of all replicas (a `PerReplica`).
+            args: This replica's arguments of `merge_fn`.
+            kwargs: This replica's keyword arguments of `merge_fn`.
+
+        Returns:
+            This replica's part of what `merge_fn` returns.
+
+        Raises:
+            TypeError: `merge_fn` is not callable.
+            RuntimeError: This is not the context of the replica that runs now, or the replicas do
+                not make the same calls.
+        """
+        self._require_current("merge_call")
+        if not callable(merge_fn):
+            raise TypeError(
+                f"merge_call: merge_fn={merge_fn!r} is not callable. Expected a function that "
+                "takes the strategy first, such as lambda strategy, x: strategy.reduce('SUM', x)."
+            )
+        return self._runner.merge(merge_fn, tuple(args), dict(kwargs or {}))
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: object,
+        options: contracts.CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines `value`, leaf by leaf, over all replicas; each replica gets the result.
+
+        Gradients flow through it: the gradient of a sum is the sum of the gradients.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value: This replica's value: an array, or a nest of arrays.
+            options: Hints for the collectives; see `dx.CommunicationOptions`.
+
+        Returns:
+            The combined value, of the same structure.
+
+        Raises:
+            ValueError: `reduce_op` is unknown.
+            RuntimeError: This is not the context of the replica that runs now.
+        """
+        self._require_current("all_reduce")
+        op = ReduceOp.parse(reduce_op, "reduce_op")
+        leaves, tree = jax.tree.flatten(value)
+        return jax.tree.unflatten(tree, self._runner.all_reduce(op, leaves, options))
+
+    def all_gather(
+        self, value: object, axis: int, options: contracts.CommunicationOptions | None = None
+    ) -> Any:
+        """Concatenates `value`, leaf by leaf, over all replicas along `axis`.
+
+        The other dimensions must agree; the size along `axis` may differ on the eager path.
+
+        Args:
+            value: This replica's value: an array, or a nest of arrays.
+            axis: The dimension along which the values are joined.
+            options: Hints for the collectives; see `dx.CommunicationOptions`.
+
+        Returns:
+            The joined value, of the same structure.
+
+        Raises:
+            ValueError: `axis` is not a dimension of the value.
+            RuntimeError: This is not the context of the replica that runs now.
+        """
+        self._require_current("all_gather")
+        leaves, tree = jax.tree.flatten(value)
+        for leaf in leaves:
+            _check_gather_axis(leaf, axis)
+        return jax.tree.unflatten(tree, self._runner.all_gather(leaves, axis, options))
+
+    def _require_current(self, what: str) -> None:
+        if current().replica_context is not self:
+            raise RuntimeError(
+                f"{what}: this replica context of {_name(self._strategy)} is not the current one. "
+                "Ask dx.get_replica_context() inside the function given to strategy.run(), and do "
+                "not keep the object for later."
+            )
+
+    def __enter__(self) -> Self:
+        self._entered = contextlib.ExitStack()
+        self._entered.enter_context(enter(Entry(self._strategy, self)))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._entered is not None
+        self._entered.close()
+        self._entered = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"<distribax.ReplicaContext of {_name(self._strategy)}>"
+
+
+def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:
+    shape = jax.numpy.shape(value)
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+        raise ValueError(
+            f"all_gather: axis={axis!r} does not fit a value of shape {tuple(shape)}. Expected an "
+            f"int from {-len(shape)} to {len(shape) - 1}; a scalar has no axis to gather along, "
+            "give it one with x[None]."
+        )

@@ -1,0 +1,52 @@
+"""What counts as a leaf when a nest of values is flattened, and questions about such leaves.
+
+A module of another library may be a pytree. Flattened and put together again it would be a copy,
+and what a replica writes to a copy is lost. Such objects are opaque: passed on as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import jax
+
+from distribax.values.distributed import DistributedValues, Mirrored, PerReplica
+from distribax.values.layout import is_host_value
+
+_opaque_types: tuple[type, ...] = ()
+
+
+def make_opaque(*types: type) -> None:
+    """Passes objects of these types, and of types derived from them, on as they are."""
+    global _opaque_types
+    _opaque_types = tuple(dict.fromkeys((*_opaque_types, *types)))
+
+
+def is_opaque(leaf: object) -> bool:
+    """Tells whether `leaf` is passed on as it is, although JAX could flatten it."""
+    return isinstance(leaf, _opaque_types)
+
+
+def is_wrapped(leaf: object) -> TypeGuard[PerReplica | Mirrored]:
+    """Tells whether `leaf` holds a value for each replica."""
+    return isinstance(leaf, DistributedValues)
+
+
+def is_wrapped_or_opaque(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of a replica's arguments."""
+    return is_wrapped(leaf) or is_opaque(leaf)
+
+
+def is_none_or_opaque(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of what a replica returns, None being a value too."""
+    return leaf is None or is_opaque(leaf)
+
+
+def is_none_wrapped_or_opaque(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of what a function returns, None being a value too."""
+    return leaf is None or is_wrapped(leaf) or is_opaque(leaf)
+
+
+def is_number(leaf: object) -> bool:
+    """Tells whether `leaf` is a number or an array of numbers, of JAX, NumPy or Python."""
+    return isinstance(leaf, jax.Array) or is_host_value(leaf)
