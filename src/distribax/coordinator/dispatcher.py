@@ -141,7 +141,7 @@ class Dispatcher:
         self._ending = reason
 
     def _choose_pause(self) -> float:
-        """Returns how long to wait for an event: less while a worker may have to be helped."""
+        """Returns how long to wait for an event: less while workers start or have uneven work."""
         calm = all(worker.state is WorkerState.READY for worker in self._workers)
         idle = sum(not worker.batches for worker in self._workers)
         if calm and idle in (0, len(self._workers)):
@@ -179,7 +179,7 @@ class Dispatcher:
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
         while free := [worker for worker in ready if _has_room(worker)]:
             now = time.monotonic()
-            # One that has nothing to do comes before all others.
+            # A worker that has nothing to do comes first.
             worker = min(free, key=lambda worker: (len(worker.batches), worker.estimate_rest(now)))
             others = [each for each in ready if each is not worker]
             rests = [each.estimate_rest(now) for each in (worker, *others)]
@@ -253,9 +253,8 @@ class Dispatcher:
         self._watched_at = now
         for worker in self._workers:
             if worker.state is WorkerState.LOST:
-                if now - worker.entered_at >= self._policy.choose_start_pause(
-                    worker.start_failures
-                ):
+                pause = self._policy.choose_start_pause(worker.start_failures)
+                if now - worker.entered_at >= pause:
                     worker.start(self._when_answered(worker, self._on_greeting))
             else:
                 self._watch_worker(worker, now)
@@ -315,12 +314,16 @@ class Dispatcher:
 
     def _lose(self, worker: WorkerHandle, problem: str | Exception) -> None:
         """Gives a lost worker's closures to others; the worker is started again after a pause."""
+        was_ready, known = worker.state is WorkerState.READY, worker.problem
         batches = worker.lose(problem)
+        # While Ray restarts a process, each attempt to reach it fails in the same way.
+        if was_ready or worker.problem != known:
+            _logger.warning("Worker %d is lost: %s. It is restarted.", worker.index, worker.problem)
         if not batches:
             return
         doomed: list[Closure] = []
         retried: list[Closure] = []
-        # The others were not begun.
+        # Closures of later batches had not been started.
         for closure in batches[0].closures:
             closure.losses += 1
             decision = self._policy.on_loss(closure.losses)

@@ -188,13 +188,9 @@ class WorkerHandle:
 
     def lose(self, problem: str | Exception) -> list[SentBatch]:
         """Takes in that the worker is gone; returns what it had been given."""
-        was_ready = self.state is WorkerState.READY
         # That it is not back yet says less than why it went.
-        if was_ready or isinstance(problem, str) or self.problem is None:
-            said = _describe_problem(problem)
-            if was_ready or said != self.problem:
-                _logger.warning("Worker %d is lost and is restarted: %s.", self.index, said)
-            self.problem = said
+        if self.state is WorkerState.READY or isinstance(problem, str) or self.problem is None:
+            self.problem = _describe_problem(problem)
         self._enter(WorkerState.LOST)
         self.life += 1
         batches = list(self.batches.values())
