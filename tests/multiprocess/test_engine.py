@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from distribax.cluster.ray import engine
-from distribax.cluster.ray.cluster_token import new_token
-from distribax.cluster.ray.node import NodeSettings, RayNode
-from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.ray.cluster_token import make_token
+from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.node_main import NodeSettings
+from distribax.cluster.ray.ports import find_quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
@@ -52,7 +53,7 @@ import signal, subprocess
 import psutil
 
 before = dict(os.environ), signal.getsignal(signal.SIGTERM)
-first, second = engine.embedded(2, 1), engine.embedded(1, 1)
+first, second = engine.start_embedded(2, 1), engine.start_embedded(1, 1)
 assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == before
 import ray
 
@@ -77,7 +78,7 @@ tell(answers=answers, rest=rest, hosts=sorted({s.laddr.ip for s in sockets}),
 second.close()
 assert not ray.is_initialized()
 
-third = engine.embedded()
+third = engine.start_embedded()
 ray.get(start(third.worker_options(0)).ask.remote(), timeout=60)
 """
 )
@@ -86,7 +87,7 @@ KILLED = (
     ACTORS
     + """
 import ray, signal, time
-e = engine.embedded(2, 1)
+e = engine.start_embedded(2, 1)
 workers = [start(e.worker_options(i)) for i in range(2)]
 pids = [ray.get(worker.ask.remote(), timeout=60)["pid"] for worker in workers]
 os.kill(pids[0], signal.SIGSTOP)
@@ -114,11 +115,11 @@ assert not ray.is_initialized()
 
 # A connection that the program has made itself is used, and left alone.
 ray.init(address, logging_level="error", log_to_driver=False)
-mine = engine.embedded(1, 1)
+mine = engine.start_embedded(1, 1)
 worker = start(mine.worker_options(0))
 ray.get(worker.ask.remote(), timeout=60)
 try:
-    engine.from_resolver(engine.surrounding_resolver())
+    engine.from_resolver(engine.detect_resolver())
 except RuntimeError as error:
     tell(error=str(error))
 mine.close()
@@ -137,7 +138,7 @@ def programs() -> Iterator[MarkedPrograms]:
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, str]]:
     """Gives the address and the token of a Ray cluster that is not the engine's."""
-    token = new_token()
+    token = make_token()
     node = RayNode(NodeSettings(token))
     try:
         yield str(node.wait_until_up()), token
@@ -179,7 +180,7 @@ def test_nothing_is_left_of_a_program_that_is_killed(programs: MarkedPrograms) -
 
 def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[str, str]) -> None:
     address, token = cluster
-    port = quiet_ports(1)[0]
+    port = find_quiet_ports(1)[0]
     tf_config = {
         "cluster": {
             "chief": [f"127.0.0.1:{port}"],
@@ -264,4 +265,4 @@ def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable
 def test_without_ray(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'distribax\[ray\]'"):
-        engine.embedded()
+        engine.start_embedded()

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from distribax.cluster.ray import cluster_token
-from distribax.cluster.ray.node import NodeSettings, RayNode
+from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.node_main import NodeSettings
 from tests.multiprocess.marked_programs import wait_until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
@@ -59,12 +60,12 @@ def _forget_the_spec(address: str, token: str) -> None:
     In another process: Ray has one token for a process, and this one may be connected elsewhere.
     """
     command = [sys.executable, "-c", FORGET_THE_SPEC, address]
-    environment = cluster_token.token_environment(token, os.environ)
+    environment = cluster_token.make_token_environment(token, os.environ)
     subprocess.run(command, env=environment, check=True, timeout=60)
 
 
 def test_who_may_join_and_what_ends_a_node(stack: contextlib.ExitStack) -> None:
-    token = cluster_token.new_token()
+    token = cluster_token.make_token()
     head = _node(stack, NodeSettings(token, task="ps 0"))
     address = head.wait_until_up()
     assert address is not None

@@ -24,7 +24,7 @@ class Actor:
     def ask(self):
         return os.getpid()
 
-e = engine.from_resolver(engine.surrounding_resolver(), 90)
+e = engine.from_resolver(engine.detect_resolver(), 90)
 import ray
 actors = [ray.remote(Actor).options(**e.worker_options(i)).remote() for i in range(e.num_workers)]
 pids = ray.get([actor.ask.remote() for actor in actors], timeout=60)

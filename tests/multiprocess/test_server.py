@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distribax.cluster.ray.cluster_token import new_token
-from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.ray.cluster_token import make_token
+from distribax.cluster.ray.ports import find_quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
 ACTORS = """
 import json, os, sys, time
 import distribax as dx
-from distribax.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver, engine
+from distribax.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver
+from distribax.cluster.ray import engine
 
 class Actor:
     def ask(self):
@@ -57,7 +58,7 @@ CHIEF = (
     ACTORS
     + """
 import ray
-e = engine.from_resolver(engine.surrounding_resolver(), 90)
+e = engine.from_resolver(engine.detect_resolver(), 90)
 worker = start(e.worker_options(0))
 first = ray.get(worker.ask.remote(), timeout=60)
 tell(folder=first["folder"])
@@ -95,7 +96,7 @@ def programs() -> Iterator[MarkedPrograms]:
 
 
 def test_servers_and_coordinator_in_one_program(programs: MarkedPrograms) -> None:
-    ports = quiet_ports(2)
+    ports = find_quiet_ports(2)
     program = programs.start(IN_ONE_PROGRAM, *map(str, ports))
     told = program.hear()
     assert told["target"] == f"grpc://localhost:{ports[0]}"
@@ -115,9 +116,9 @@ class Cluster:
     """Starts the tasks of a cluster, each with its TF_CONFIG and the token."""
 
     def __init__(self, programs: MarkedPrograms) -> None:
-        chief, worker, ps = (f"127.0.0.1:{port}" for port in quiet_ports(3))
+        chief, worker, ps = (f"127.0.0.1:{port}" for port in find_quiet_ports(3))
         self.cluster = {"chief": [chief], "worker": [worker], "ps": [ps]}
-        self.token = new_token()
+        self.token = make_token()
         self._programs = programs
 
     def start(self, program: str, job: str, **changes: str):

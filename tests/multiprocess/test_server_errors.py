@@ -11,7 +11,7 @@ import pytest
 import distribax as dx
 from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver
 from distribax.cluster.ray import cluster_token, engine
-from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
 
@@ -26,7 +26,7 @@ def _no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _spec(**jobs: int) -> ClusterSpec:
-    ports = iter(quiet_ports(sum(jobs.values())))
+    ports = iter(find_quiet_ports(sum(jobs.values())))
     return ClusterSpec(
         {job: [f"127.0.0.1:{next(ports)}" for _ in range(size)] for job, size in jobs.items()}
     )
@@ -120,23 +120,23 @@ def test_clusters_without_a_place_for_a_coordinator(
 
 
 def test_where_the_token_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cluster_token.given_token() is None
-    assert cluster_token.process_token() == cluster_token.process_token()
+    assert cluster_token.find_token() is None
+    assert cluster_token.get_process_token() == cluster_token.get_process_token()
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("in the home folder\n")
-    assert cluster_token.process_token() == "in the home folder"
+    assert cluster_token.get_process_token() == "in the home folder"
     (tmp_path / "token").write_text("in a file\n")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    assert cluster_token.given_token() == "in a file"
+    assert cluster_token.find_token() == "in a file"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"RAY_AUTH_TOKEN_PATH=.*nowhere.*cannot be read"):
-        cluster_token.given_token()
+        cluster_token.find_token()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "in a variable")
-    assert cluster_token.given_token() == "in a variable"
+    assert cluster_token.find_token() == "in a variable"
 
 
 def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = quiet_ports(5)
+    found = find_quiet_ports(5)
     assert len(set(found)) == 5
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert max(found) < first
@@ -146,4 +146,4 @@ def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(socket, "create_server", occupied)
     with pytest.raises(OSError, match="0 are free; 2 are needed"):
-        quiet_ports(2)
+        find_quiet_ports(2)

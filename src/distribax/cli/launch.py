@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from distribax.cluster.ray.ports import quiet_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.spec.address import Address, parse_address
 
 RESTART_VARIABLE: Final = "DISTRIBAX_RESTART_COUNT"
@@ -114,7 +114,7 @@ class Launch:
         """Returns the environment of the chief, the workers and the parameter servers, by task."""
         common = self._common(inherited, restart)
         sizes = {"chief": 1, "worker": self.workers, "ps": self.ps}
-        ports = iter(quiet_ports(sum(sizes.values()), _LOCAL_HOST))
+        ports = iter(find_quiet_ports(sum(sizes.values()), _LOCAL_HOST))
         cluster = {
             job: [Address(_LOCAL_HOST, next(ports)) for _ in range(size)]
             for job, size in sizes.items()

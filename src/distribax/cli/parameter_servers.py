@@ -16,7 +16,7 @@ from typing import Final
 from distribax.cli.launch import Launch
 from distribax.cli.processes import Failure, TaskProcess, end, pump, reap, register, unregister
 from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS
-from distribax.cluster.ray.cluster_token import given_token, new_token, token_environment
+from distribax.cluster.ray.cluster_token import find_token, make_token, make_token_environment
 
 _SERVER_MAIN: Final = str(Path(__file__).with_name("server_main.py"))
 _CHIEF: Final = ("chief", 0)
@@ -79,7 +79,7 @@ def run_cluster(
             them.
         say: Tells the user something.
     """
-    inherited = token_environment(given_token() or new_token(), os.environ)
+    inherited = make_token_environment(find_token() or make_token(), os.environ)
     environments = launch.task_environments(inherited, restart)
     commands = {task: [_SERVER_MAIN] for task in environments}
     commands[_CHIEF] = [launch.script, *launch.arguments]

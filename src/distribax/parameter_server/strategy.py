@@ -217,7 +217,7 @@ def _make_engine(
 ) -> engines.Engine:
     if resolver is None and num_workers is None and num_ps is None and address is None:
         # Started by `distribax run --ps`, or by somebody else who sets TF_CONFIG.
-        resolver = engines.surrounding_resolver()
+        resolver = engines.detect_resolver()
     if resolver is not None:
         if num_workers is not None or num_ps is not None or address is not None:
             raise ValueError(
@@ -228,4 +228,4 @@ def _make_engine(
     workers, servers = num_workers or _NUM_WORKERS, num_ps or _NUM_SERVERS
     if address is not None:
         return engines.from_address(address, workers, servers)
-    return engines.embedded(workers, servers)
+    return engines.start_embedded(workers, servers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distribax.topology.cpu_pool import check_cpu_pool as check_cpu_pool
+from distribax.topology.cpu_pool import count_cores as count_cores
 from distribax.topology.cpu_pool import launch_lock as launch_lock
 from distribax.topology.cpu_pool import safe_pool_size as safe_pool_size
 from distribax.topology.device import canonical_name as canonical_name

@@ -73,7 +73,8 @@ def _wish() -> int | None:
     return None
 
 
-def _num_cores() -> int:
+def count_cores() -> int:
+    """Returns how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -82,7 +83,7 @@ def _num_cores() -> int:
 def _planned_size(num_devices: int) -> int:
     """Returns the size XLA gives the pool if it makes that many devices in this environment."""
     wish = _wish()
-    return max(num_devices, _num_cores() if wish is None else wish)
+    return max(num_devices, count_cores() if wish is None else wish)
 
 
 def size_pool(num_devices: int) -> None:

@@ -16,7 +16,7 @@ from tests.multiprocess.coordinator.stand_in import PlainStrategy
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[engines.Engine]:
-    made = engines.embedded(num_workers=2, num_servers=0)
+    made = engines.start_embedded(num_workers=2, num_servers=0)
     yield made
     made.close()
 
@@ -27,7 +27,7 @@ def own_engine(engine: engines.Engine) -> Iterator[Callable[[int], engines.Engin
     made: list[engines.Engine] = []
 
     def make(num_workers: int) -> engines.Engine:
-        made.append(engines.embedded(num_workers, num_servers=0))
+        made.append(engines.start_embedded(num_workers, num_servers=0))
         return made[-1]
 
     yield make

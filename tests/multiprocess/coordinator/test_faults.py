@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def coordinator(engine: engines.Engine) -> Iterator[ClusterCoordinator]:
     """Two workers that count as lost after three seconds of silence."""
-    own = engines.embedded(num_workers=2, num_servers=0)
+    own = engines.start_embedded(num_workers=2, num_servers=0)
     made = ClusterCoordinator(PlainStrategy(own), worker_timeout=3.0, view="none")
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Ray's import, and the secret of a cluster: who does not know it cannot join."""
+"""The import of Ray, and the secret of a cluster: without it, nobody can join."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 TOKEN_VARIABLE: Final = "RAY_AUTH_TOKEN"
-"""Ray's own variable: what `ray` commands and other programs need to reach the cluster too."""
+"""Ray's own variable: `ray` commands and other programs need it, too, to reach the cluster."""
 _MODE_VARIABLE: Final = "RAY_AUTH_MODE"
 _PATH_VARIABLE: Final = "RAY_AUTH_TOKEN_PATH"
 _DEFAULT_FILE: Final = Path(".ray", "auth_token")
 """Where `ray get-auth-token --generate` writes a token, in the home folder."""
-_own: list[str] = []
+
+_own_token: str | None = None
+"""The token that this process has made for itself."""
 
 
-def import_ray() -> Any:
-    """Returns the package `ray`, imported on use; its import leaves no trace in the environment."""
+def import_ray() -> ModuleType:
+    """Returns the package `ray`, imported on use; the environment variables stay as they are.
+
+    Raises:
+        ImportError: Ray is not installed.
+    """
     try:
-        with environment_kept():
+        with keep_environment():
             import ray
     except ImportError as error:
         raise ImportError(
@@ -32,8 +39,8 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def environment_kept() -> Iterator[None]:
-    """Puts the environment variables back at the end."""
+def keep_environment() -> Iterator[None]:
+    """Restores the environment variables at the end."""
     variables = dict(os.environ)
     try:
         yield
@@ -43,13 +50,17 @@ def environment_kept() -> Iterator[None]:
         os.environ.update(variables)
 
 
-def new_token() -> str:
+def make_token() -> str:
     """Returns a token that nobody can guess."""
     return secrets.token_hex(32)
 
 
-def given_token() -> str | None:
-    """Returns the token that the surroundings give this process, where Ray looks for it too."""
+def find_token() -> str | None:
+    """Returns the token that this process was given, in the places where Ray looks for it, too.
+
+    Raises:
+        ValueError: The file that RAY_AUTH_TOKEN_PATH names cannot be read.
+    """
     if token := os.environ.get(TOKEN_VARIABLE, "").strip():
         return token
     if path := os.environ.get(_PATH_VARIABLE):
@@ -64,42 +75,43 @@ def given_token() -> str | None:
     return None
 
 
-def process_token() -> str:
-    """Returns the given token, or else one that only this process knows: the same at each call.
+def get_process_token() -> str:
+    """Returns the token that was given, or else one that only this process knows.
 
-    With that one, a cluster can only be made of servers that this process has started itself.
+    With its own token, a process can only use servers that it has started itself.
     """
-    if given := given_token():
+    global _own_token
+    if given := find_token():
         return given
-    if not _own:
-        _own.append(new_token())
-    return _own[0]
+    if _own_token is None:
+        _own_token = make_token()
+    return _own_token
 
 
-def token_environment(token: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a process that is to use the token."""
+def make_token_environment(token: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment variables of a process that is to use the token."""
     environment = {k: v for k, v in inherited.items() if k != _PATH_VARIABLE}
     return environment | {_MODE_VARIABLE: "token", TOKEN_VARIABLE: token}
 
 
 @contextlib.contextmanager
-def token_in_force(token: str | None) -> Iterator[None]:
-    """While it lasts, what this process starts of Ray uses the token; the environment is put back.
+def use_token(token: str | None) -> Iterator[None]:
+    """Lets Ray use the token in the block; restores the environment variables at the end.
 
     Ray reads the variables when it connects and remembers them as long as it is connected.
     """
     if token is None:
         yield
         return
-    with environment_kept():
+    with keep_environment():
         os.environ.pop(_PATH_VARIABLE, None)
         os.environ.update({_MODE_VARIABLE: "token", TOKEN_VARIABLE: token})
-        reread()
+        reload_token()
         yield
 
 
-def reread() -> None:
-    """Makes Ray read the variables again, after it was imported or has been used."""
+def reload_token() -> None:
+    """Makes Ray read the variables again, after it was imported or used."""
     raylet = import_ray()._raylet
     # In this order: Ray ends the process if it is to use a token and finds none.
     raylet.Config.initialize("")

@@ -1,12 +1,13 @@
-"""Ray as the engine of parameter-server training: where its processes come from, and their end.
+"""Ray as the engine of parameter-server training: where its processes run, and when they end.
 
-Three ways lead to an `Engine`: `embedded` starts Ray on this machine, `from_resolver` makes this
-process the coordinator of a cluster of `dx.Server`s, and `from_address` uses a Ray cluster that is
-there already. What runs on it is the same.
+There are three ways to get an `Engine`: `start_embedded` starts Ray on this machine,
+`from_resolver` makes this process the coordinator of a cluster of `dx.Server`s, and `from_address`
+uses a Ray cluster that is already running. What runs on the engine is the same.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import tempfile
@@ -16,37 +17,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from distribax import topology
+from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import ray_session
 from distribax.cluster.ray.cluster_token import (
     TOKEN_VARIABLE,
-    given_token,
-    new_token,
-    process_token,
+    find_token,
+    get_process_token,
+    make_token,
 )
-from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE, ClusterJoinError, NodeSettings
+from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE, ClusterJoinError
+from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ray_session import RaySession
 from distribax.cluster.ray.task_nodes import (
+    JOIN_SECONDS,
     LOOPBACK,
-    actor_resource,
-    claim,
-    described,
+    claim_address,
+    describe_task,
+    find_task_host,
     is_local,
-    node_settings,
-    task_host,
-    task_resource,
-    visitor_settings,
+    make_actor_resource,
+    make_node_settings,
+    make_task_resource,
+    make_visitor_settings,
 )
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 from distribax.cluster.spec.roles import check_member
 
+_logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS: Final = read_seconds("DISTRIBAX_RAY_CONNECT_SECONDS", 60.0)
+"""How long a Ray cluster that was started by others may take to answer."""
 _POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor is to be, in Ray's words, and the address that a server has there."""
+    """Where an actor is to run.
+
+    Attributes:
+        options: Ray's options that put an actor there.
+        host: The address on which a server listens there; None for that of the Ray node.
+    """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     host: str | None = None
@@ -54,7 +68,7 @@ class Place:
 
 @dataclass
 class Engine:
-    """The processes of a cluster, and how Ray is asked to start workers and servers on them.
+    """A cluster, and the options with which Ray starts workers and servers on it.
 
     Attributes:
         num_workers: How many workers there are.
@@ -69,7 +83,7 @@ class Engine:
     _workers: tuple[Place, ...] = field(repr=False)
     _servers: tuple[Place, ...] = field(repr=False)
     _snapshots: str | None = field(default=None, repr=False)
-    token: str = field(default_factory=new_token, repr=False)
+    token: str = field(default_factory=make_token, repr=False)
     namespace: str = field(default_factory=lambda: f"distribax-{secrets.token_hex(4)}")
 
     def worker_options(self, index: int) -> dict[str, Any]:
@@ -77,15 +91,18 @@ class Engine:
 
         Ray starts it again whenever it dies, and does not repeat what it was doing.
         """
-        variables = _thread_pool(self.num_workers)
-        return self._options(f"worker-{index}", self._workers[index], variables)
+        variables = _size_thread_pool(self.num_workers)
+        return self._make_options(f"worker-{index}", self._workers[index], variables)
 
     def server_options(self, index: int) -> dict[str, Any]:
         """Returns Ray's options for the actor of a parameter server."""
-        variables = {"JAX_PLATFORMS": "cpu", **_thread_pool(self.num_workers + self.num_servers)}
-        return self._options(f"server-{index}", self._servers[index], variables)
+        variables = {
+            "JAX_PLATFORMS": "cpu",
+            **_size_thread_pool(self.num_workers + self.num_servers),
+        }
+        return self._make_options(f"server-{index}", self._servers[index], variables)
 
-    def _options(self, name: str, place: Place, variables: dict[str, str]) -> dict[str, Any]:
+    def _make_options(self, name: str, place: Place, variables: dict[str, str]) -> dict[str, Any]:
         options = {
             "name": name,
             "namespace": self.namespace,
@@ -97,34 +114,34 @@ class Engine:
         return options | dict(place.options)
 
     def server_host(self, index: int) -> str | None:
-        """Returns the address that a parameter server listens on.
+        """Returns the address on which a parameter server listens.
 
-        None stands for that of the Ray node it is on: `ray.util.get_node_ip_address()` there.
+        None means that of its Ray node: `ray.util.get_node_ip_address()` there.
         """
         return self._servers[index].host
 
     def snapshot_folder(self) -> Path:
-        """Returns where servers save their state by default; it goes away with the cluster.
+        """Returns where servers save their state by default; it is removed with the cluster.
 
-        The path is that of the server's machine, and may begin with an environment variable there:
-        use `os.path.expandvars`.
+        The path is one of the server's machine and may begin with an environment variable that is
+        set there: use `os.path.expandvars`.
         """
         folder = self._snapshots or os.path.join(tempfile.gettempdir(), self.namespace)
         return Path(folder, "snapshots")
 
     def close(self) -> None:
-        """Ends the actors, and Ray itself if it was started for this engine; once is enough."""
+        """Ends the actors, and Ray if it was started for them; a second call does nothing."""
         session, self._session = self._session, None
         if session is not None:
             session.release(self.namespace)
 
 
-def embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
-    """Starts Ray on this machine, reachable from this machine only; it ends with the program.
+def start_embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
+    """Starts Ray on this machine, reachable only from this machine; it ends with the program.
 
-    Several engines of a program share one Ray, also one that the program has started itself.
+    Several engines of a program share one Ray, even one that the program has started itself.
     """
-    session = ray_session.current() or ray_session.start(NodeSettings(new_token()))
+    session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
     folder = session.folder
     return Engine(
         num_workers,
@@ -137,39 +154,58 @@ def embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
 
 
 def from_address(
-    address: str, num_workers: int = 2, num_servers: int = 1, timeout: float = 60.0
+    address: str, num_workers: int = 2, num_servers: int = 1, timeout: float = _CONNECT_SECONDS
 ) -> Engine:
-    """Uses the Ray cluster at the address; "auto" is the one that this machine is a part of.
+    """Returns an engine on the Ray cluster at an address.
 
     Its token, if it has one, is found as Ray finds it. Workers and servers are spread over the
-    machines, one processor each as far as there are enough.
+    machines. Each gets a processor, if there are enough for all.
+
+    Args:
+        address: The address of the head, 'host:port', or "auto" for the cluster of this machine.
+        num_workers: How many workers to run.
+        num_servers: How many parameter servers to run.
+        timeout: How many seconds to wait for the cluster.
+
+    Raises:
+        ClusterJoinError: The cluster does not answer, or has another token.
+        RuntimeError: This process is connected to another Ray cluster.
     """
-    session = ray_session.current(address) or ray_session.connect(address, timeout)
-    enough = session.num_cpus() >= num_workers + num_servers
-    place = Place({"num_cpus": 1 if enough else 0, "scheduling_strategy": "SPREAD"})
+    session = ray_session.get_current(address) or ray_session.connect(address, timeout)
+    is_large_enough = ray_session.get_resources().get("CPU", 0.0) >= num_workers + num_servers
+    place = Place({"num_cpus": int(is_large_enough), "scheduling_strategy": "SPREAD"})
     workers, servers = (place,) * num_workers, (place,) * num_servers
     return Engine(num_workers, num_servers, session.acquire(), workers, servers)
 
 
-def surrounding_resolver() -> ClusterResolver | None:
+def detect_resolver() -> ClusterResolver | None:
     """Returns the resolver of the cluster that TF_CONFIG describes, if it has parameter servers."""
     resolver = TFConfigClusterResolver()
     return resolver if "ps" in resolver.cluster_spec().jobs else None
 
 
-def from_resolver(resolver: ClusterResolver, timeout: float = 600.0) -> Engine:
+def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> Engine:
     """Makes this process the coordinator of the resolver's cluster, and waits for its servers.
 
-    If the cluster has a chief, that is this process; else it is an additional one.
+    If the cluster has a chief, it is this process; otherwise the coordinator is an additional
+    process.
+
+    Args:
+        resolver: The resolver that describes the cluster.
+        timeout: How many seconds to wait for the servers.
+
+    Raises:
+        ClusterJoinError: Servers are missing, or this process could not join the cluster.
+        ValueError: The cluster has no workers or no servers, or this process is one of them.
     """
     spec = resolver.cluster_spec()
-    _check(spec, resolver.task_type, resolver.task_id)
-    token = process_token()
+    _check_coordinator(spec, resolver.task_type, resolver.task_id)
+    token = get_process_token()
     if "chief" in spec.jobs:
-        settings = node_settings(spec, "chief", resolver.task_id or 0, token, timeout)
-        claim(settings).close()  # Ray listens there itself.
+        settings = make_node_settings(spec, "chief", resolver.task_id or 0, token, timeout)
+        claim_address(settings).close()  # Ray itself listens there.
     else:
-        settings = visitor_settings(spec, token, timeout)
+        settings = make_visitor_settings(spec, token, timeout)
     deadline = time.monotonic() + timeout
     session = ray_session.start(settings)
     try:
@@ -182,13 +218,13 @@ def from_resolver(resolver: ClusterResolver, timeout: float = 600.0) -> Engine:
         spec.num_tasks("worker"),
         spec.num_tasks("ps"),
         session.acquire(),
-        _places(spec, "worker"),
-        _places(spec, "ps"),
+        _make_places(spec, "worker"),
+        _make_places(spec, "ps"),
         str(session.folder) if local else f"${NODE_FOLDER_VARIABLE}",
     )
 
 
-def _check(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
+def _check_coordinator(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> None:
     for job in ("worker", "ps"):
         if job not in spec.jobs or not spec.num_tasks(job):
             raise ValueError(
@@ -201,7 +237,7 @@ def _check(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> Non
         )
     if task_type in ("worker", "ps"):
         raise ValueError(
-            f"cluster_resolver: this process is {task_type} {task_id}, but the coordinator makes "
+            f"cluster_resolver: this process is {task_type} {task_id}, but the coordinator creates "
             "the strategy. In workers and parameter servers run dx.Server(cluster_resolver).join() "
             "instead."
         )
@@ -209,29 +245,28 @@ def _check(spec: ClusterSpec, task_type: str | None, task_id: int | None) -> Non
         check_member(spec, task_type, task_id)
 
 
-def _places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
+def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
     return tuple(
-        Place({"resources": actor_resource(job, index)}, task_host(spec, job, index))
+        Place({"resources": make_actor_resource(job, index)}, find_task_host(spec, job, index))
         for index in spec.task_indices(job)
     )
 
 
 def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
-    """Waits until the servers of all tasks are there; raises an error that names the missing."""
+    """Waits until the servers of all tasks have joined; raises an error that names the missing."""
     tasks = [(job, index) for job in ("worker", "ps") for index in spec.task_indices(job)]
     while True:
-        here = ray_session.resources()
-        missing = [task for task in tasks if not task_resource(*task).keys() <= here.keys()]
+        resources = ray_session.get_resources().keys()
+        missing = [task for task in tasks if not make_task_resource(*task).keys() <= resources]
         if not missing:
+            _logger.info("all %d servers have joined the cluster", len(tasks))
             return
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)
-    names = ", ".join(described(spec, *task) for task in missing)
-    joined = ", ".join(described(spec, *task) for task in tasks if task not in missing)
-    hint = (
-        "" if given_token() else f" This process was given no token: set {TOKEN_VARIABLE} in all."
-    )
+    names = ", ".join(describe_task(spec, *task) for task in missing)
+    joined = ", ".join(describe_task(spec, *task) for task in tasks if task not in missing)
+    hint = "" if find_token() else f" This process was given no token: set {TOKEN_VARIABLE} in all."
     raise ClusterJoinError(
         f"{names} did not join within {seconds:g} s; joined: {joined or 'nobody'}. Start "
         "dx.Server(cluster_resolver).join() there, and check that their addresses can be reached "
@@ -239,16 +274,10 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
     )
 
 
-def _thread_pool(num_processes: int) -> dict[str, str]:
-    """Returns the variables for an XLA thread pool in each of so many processes of a machine.
+def _size_thread_pool(num_processes: int) -> dict[str, str]:
+    """Returns the variables that size the XLA thread pool of each of these processes.
 
-    With a thread for each core in each of them they get in each other's way.
+    If each had a thread for every core of the machine, they would slow each other down.
     """
-    threads = str(max(1, _num_cores() // max(1, num_processes)))
+    threads = str(max(1, topology.count_cores() // max(1, num_processes)))
     return {"PJRT_NPROC": threads, "NPROC": threads}
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

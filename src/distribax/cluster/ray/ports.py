@@ -1,4 +1,4 @@
-"""Free ports of this machine for tasks that start a little later."""
+"""Free ports of this machine, for tasks that start a little later."""
 
 from __future__ import annotations
 
@@ -8,25 +8,44 @@ import socket
 from pathlib import Path
 from typing import Final
 
+_LOOPBACK: Final = "127.0.0.1"
 _LOWEST: Final = 10_000
 _RANGE_FILE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_START: Final = 32_768
 _MAX_TRIES: Final = 1_000
 
 
-def quiet_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Returns different ports that nobody uses, and that the system gives nobody by itself.
+def find_free_ports(count: int, host: str = _LOOPBACK) -> list[int]:
+    """Returns different ports that no process uses now.
 
-    A port that was free a moment ago, among those that the system deals out, may be another
-    process' when its task starts: Ray alone takes some dozens.
+    Args:
+        count: How many ports.
+        host: The address on which they must be free.
+
+    Returns:
+        The ports.
     """
-    candidates = random.sample(range(_LOWEST, _first_dealt_out()), _MAX_TRIES)
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
+    """Returns different ports that no process uses, and that the system assigns to nobody.
+
+    A port from the range that the system assigns may be free now and taken when its task starts:
+    Ray alone uses dozens of them.
+
+    Raises:
+        OSError: There are not enough free ports.
+    """
+    candidates = random.sample(range(_LOWEST, _find_first_assigned()), _MAX_TRIES)
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         for port in candidates:
             if len(ports) == count:
                 break
-            # One at a time; all are held until the last is found.
+            # All ports are held until the last one is found, so that they differ.
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server((host, port)))
                 ports.append(port)
@@ -35,8 +54,8 @@ def quiet_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     return ports
 
 
-def _first_dealt_out() -> int:
-    """Returns the lowest port that the system may give a process that asks for any."""
+def _find_first_assigned() -> int:
+    """Returns the lowest port that the system may assign to a process that asks for any port."""
     try:
         first = int(_RANGE_FILE.read_text().split()[0])
     except (OSError, ValueError):

@@ -1,9 +1,10 @@
-"""This process' connection to Ray, and the node that it has started for it, if any."""
+"""The connection of this process to Ray, and the node that was started for it, if any."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -14,20 +15,24 @@ from typing import Final
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
-from distribax.cluster.ray.node import ClusterJoinError, NodeSettings, RayNode
+from distribax.cluster.ray.node import ClusterJoinError, RayNode
+from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.task_nodes import is_loopback
 from distribax.cluster.spec.address import parse_address
 
+_logger = logging.getLogger(__name__)
+
 _POLL_SECONDS: Final = 0.1
-_sessions: list[RaySession] = []
-"""The connection of this process: none or one, as Ray has one for each process."""
+
+_current: RaySession | None = None
+"""The connection of this process; Ray allows one for each process."""
 
 
 class RaySession:
-    """A connection to Ray that engines share; the last one to release it ends it.
+    """A connection to Ray that engines share; it ends when the last of them releases it.
 
     Args:
-        node: The node that was started for it; None if the cluster is somebody else's.
+        node: The node that was started for it; None if the cluster was running before.
         owned: Whether the connection was made here, and not by the program itself.
     """
 
@@ -36,21 +41,18 @@ class RaySession:
         self._owned = owned
         self._users = 0
         self._lock = threading.Lock()
-        _sessions[:] = [self]
-        # Ray's own function for the end of the program was registered earlier, and runs later.
+        global _current
+        _current = self
+        # Ray registers its own function for the end of the program earlier, so that it runs later.
         atexit.register(self.end)
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the node that was started here: it goes away with it."""
+        """The folder of the node that was started here; it is removed when the node ends."""
         return None if self._node is None else self._node.folder
 
-    def num_cpus(self) -> float:
-        """Returns how many processors the cluster has."""
-        return resources().get("CPU", 0.0)
-
     def acquire(self) -> RaySession:
-        """Notes that one more engine uses the connection."""
+        """Notes that one more engine uses the connection, and returns the connection."""
         with self._lock:
             self._users += 1
         return self
@@ -66,23 +68,25 @@ class RaySession:
             self.end()
 
     def end(self) -> None:
-        """Ends the connection, if it was made here, and the node; once is enough."""
+        """Ends the connection, if it was made here, and the node; a second call does nothing."""
+        global _current
         atexit.unregister(self.end)
-        if self not in _sessions:
+        if _current is not self:
             return
-        _sessions.remove(self)
+        _current = None
         if self._owned:
             import_ray().shutdown()
             if self._node is not None:
-                cluster_token.reread()
+                cluster_token.reload_token()
         if self._node is not None:
             self._node.close(end_cluster=True)
 
 
-def current(address: str | None = None) -> RaySession | None:
-    """Returns the connection that this process has, also one that the program has made itself.
+def get_current(address: str | None = None) -> RaySession | None:
+    """Returns the connection of this process, even if the program has made it itself.
 
-    If it is one to another address than the given, a RuntimeError is raised.
+    Raises:
+        RuntimeError: The process is connected to a cluster at another address.
     """
     ray = import_ray()
     if not ray.is_initialized():
@@ -93,22 +97,27 @@ def current(address: str | None = None) -> RaySession | None:
             f"address={address!r}: this process is connected to the Ray cluster at {here} already, "
             "and there can be one at a time. Close what uses it, or call ray.shutdown()."
         )
-    return _sessions[0] if _sessions else RaySession(None, owned=False)
+    return _current or RaySession(None, owned=False)
 
 
 def start(settings: NodeSettings) -> RaySession:
-    """Starts a node on this machine and connects this process to it."""
+    """Starts a node on this machine and connects this process to it.
+
+    Raises:
+        ClusterJoinError: The node could not become part of its cluster.
+        RuntimeError: This process is connected to a Ray cluster already.
+    """
     ray = import_ray()
     if ray.is_initialized():
         raise RuntimeError(
             "This process is connected to a Ray cluster already, and there can be one at a time. "
-            "Close what uses it, or call ray.shutdown(), before a strategy makes its own."
+            "Close what uses it, or call ray.shutdown(), before a strategy starts its own."
         )
     node = RayNode(settings)
     try:
         address = node.wait_until_up()
         assert address is not None
-        _init(address, settings.token, node)
+        _connect_ray(address, settings.token, node)
     except BaseException:
         node.close()
         raise
@@ -116,18 +125,23 @@ def start(settings: NodeSettings) -> RaySession:
 
 
 def connect(address: str, timeout: float) -> RaySession:
-    """Connects this process to a cluster that is there already."""
+    """Connects this process to a cluster that is already running.
+
+    Raises:
+        ClusterJoinError: The cluster does not answer in time, or has another token.
+        ValueError: The address is that of Ray's client server.
+    """
     if "://" in address:
         raise ValueError(
             f"address={address!r}: the coordinator must be on a machine of the Ray cluster, as it "
             "talks to the parameter servers directly. Give 'host:port' of the head, or 'auto'."
         )
     errors = import_ray().exceptions
-    cluster_token.reread()
+    cluster_token.reload_token()
     try:
         if address != "auto":
             _await_cluster(address, timeout)
-        _init(address, None, None)
+        _connect_ray(address, None, None)
     except errors.AuthenticationError as error:
         raise ClusterJoinError(
             f"address={address!r}: the Ray cluster has another token than this process. Give it "
@@ -135,42 +149,43 @@ def connect(address: str, timeout: float) -> RaySession:
         ) from error
     except (ConnectionError, errors.RayError) as error:
         raise ClusterJoinError(f"address={address!r}: no connection to Ray: {error}") from error
+    _logger.info("connected to the Ray cluster at %s", address)
     return RaySession(None, owned=True)
 
 
-def resources() -> dict[str, float]:
-    """Returns the resources of the cluster's live nodes, added up."""
+def get_resources() -> dict[str, float]:
+    """Returns the sums of the resources of the cluster's live nodes."""
     found: dict[str, float] = import_ray().cluster_resources()
     return found
 
 
-def _init(address: str, token: str | None, node: RayNode | None) -> None:
+def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
     ray = import_ray()
     with (
-        cluster_token.token_in_force(token),
-        _undisturbed(),
-        _deaths_unprinted(),
-        _loopback_stays(address),
+        cluster_token.use_token(token),
+        _keep_process_state(),
+        _silence_deaths(),
+        _keep_loopback(address),
     ):
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level="error",
-            # Of several nodes on this machine, the one that was started for this process.
+            # There may be several nodes on this machine: this one was started for this process.
             _temp_dir=None if node is None else str(node.folder),
         )
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Puts back what Ray changes in a process: environment variables, the handler of SIGTERM.
+def _keep_process_state() -> Iterator[None]:
+    """Restores what Ray changes in a process: environment variables and the handler of SIGTERM.
 
-    Whatever SIGTERM does to the program, the node ends with it.
+    The node ends with the program, whatever SIGTERM does to the program.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with cluster_token.environment_kept():
+        with cluster_token.keep_environment():
             yield
     finally:
         if in_main_thread and handler is not None:
@@ -178,10 +193,10 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _deaths_unprinted() -> Iterator[None]:
+def _silence_deaths() -> Iterator[None]:
     """Keeps Ray from printing a paragraph for each process that dies.
 
-    The coordinator tells the user, and what it does about it; Ray's own words are in its logs.
+    The coordinator reports the death and what it does about it. Ray's own message is in its logs.
     """
     from ray._private import worker
 
@@ -194,10 +209,10 @@ def _deaths_unprinted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loopback_stays(address: str) -> Iterator[None]:
-    """Keeps Ray from taking a loopback address for the machine's address in the network.
+def _keep_loopback(address: str) -> Iterator[None]:
+    """Keeps Ray from replacing a loopback address by the machine's address in the network.
 
-    It leaves it alone only where it thinks that there can be no clusters of several machines.
+    Ray leaves it alone only where it assumes that clusters of several machines are impossible.
     """
     from ray._private import ray_constants
 
@@ -212,7 +227,7 @@ def _loopback_stays(address: str) -> Iterator[None]:
 
 
 def _await_cluster(address: str, seconds: float) -> None:
-    """Waits until something listens at the address, and lets Ray find out whether it may join."""
+    """Waits until a process listens at the address, and lets Ray check the token."""
     from ray import _raylet
 
     parsed = parse_address(address, "address")
@@ -232,7 +247,7 @@ def _await_cluster(address: str, seconds: float) -> None:
             time.sleep(_POLL_SECONDS)
         else:
             break
-    # `ray.init` would try a wrong token for a long time.
+    # `ray.init` would retry a wrong token for a long time.
     _raylet.GcsClient(address=address)
 
 
@@ -240,5 +255,5 @@ def _kill_actors(namespace: str) -> None:
     ray = import_ray()
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == namespace:
-            with contextlib.suppress(ValueError):  # It has ended meanwhile.
+            with contextlib.suppress(ValueError):  # It has ended in the meantime.
                 ray.kill(ray.get_actor(actor["name"], namespace=namespace), no_restart=True)

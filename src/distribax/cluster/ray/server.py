@@ -1,4 +1,4 @@
-"""A task of a cluster as a process: what workers and parameter servers run."""
+"""The program of workers and parameter servers: it makes the process a task of a cluster."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
-from distribax.cluster.ray.cluster_token import process_token
+from typing_extensions import override
+
+from distribax.cluster.environment_variables import read_seconds
+from distribax.cluster.ray.cluster_token import get_process_token
 from distribax.cluster.ray.node import RayNode
-from distribax.cluster.ray.ports import quiet_ports
-from distribax.cluster.ray.task_nodes import claim, described, head_task, node_settings
+from distribax.cluster.ray.ports import find_quiet_ports
+from distribax.cluster.ray.task_nodes import (
+    JOIN_SECONDS,
+    claim_address,
+    describe_task,
+    find_head_task,
+    make_node_settings,
+)
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
 
-logger = logging.getLogger("distribax")
+_logger = logging.getLogger(__name__)
 
+_REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
+"""How often a server that waits for its cluster logs that it does."""
 _PROTOCOL: Final = "grpc"
-_REMIND_SECONDS: Final = 30.0
 
 Definition = ClusterSpec | ClusterResolver | Mapping[str, Any]
 
@@ -30,15 +41,19 @@ Definition = ClusterSpec | ClusterResolver | Mapping[str, Any]
 class ServerConfig:
     """How a server finds its cluster.
 
-    Attributes:
+    Args:
         token: The cluster's secret, the same for all its processes. By default it is found where
             Ray finds it: in the environment variable RAY_AUTH_TOKEN, in the file that
             RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token.
-        join_timeout_seconds: How long to wait for the head of the cluster to start.
+        join_timeout_seconds: How long to wait for the head of the cluster to start. The
+            environment variable DISTRIBAX_SERVER_JOIN_SECONDS changes the default, 600.
+
+    Raises:
+        ValueError: The token is empty, or the time is not more than 0.
     """
 
     token: str | None = None
-    join_timeout_seconds: float = 600.0
+    join_timeout_seconds: float = JOIN_SECONDS
 
     def __post_init__(self) -> None:
         if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
@@ -53,20 +68,26 @@ class ServerConfig:
 class Server:
     """Makes this process a worker or a parameter server of a cluster.
 
-    The process owns a node of the cluster; what the coordinator schedules runs there. The node ends
-    with the process, however that ends.
+    The process owns a node of the cluster, on which the functions run that the coordinator
+    schedules. The node ends with the process, for whatever reason that ends.
 
     Args:
         server_or_cluster_def: The cluster: a ClusterSpec, a dict from jobs to addresses, a
             ClusterResolver, or a dict with the keys "cluster", "job_name", "task_index" and
             "protocol".
-        job_name: The job of this process. If the cluster has only one job, it is that one.
-        task_index: The index of this process in its job. If the job has only one task, it is that.
+        job_name: The job of this process. It may be omitted if the cluster has only one job.
+        task_index: The index of this process in its job. It may be omitted if the job has only one
+            task.
         protocol: "grpc", which is the default.
         config: A ServerConfig.
         start: Whether to start at once.
 
-    A worker's or a parameter server's whole program is:
+    Raises:
+        ClusterJoinError: The address of the task is in use, or not one of this machine.
+        TypeError: `config` is not a ServerConfig.
+        ValueError: The cluster has no such task, or the protocol is not "grpc".
+
+    The whole program of a worker or a parameter server is:
 
         resolver = dx.cluster_resolver.TFConfigClusterResolver()
         dx.Server(resolver).join()
@@ -86,11 +107,11 @@ class Server:
                 f"Server: config={config!r} is a {type(config).__name__}. Expected a "
                 "distribax.cluster.ServerConfig."
             )
-        given = _definition(server_or_cluster_def)
+        given = _parse_definition(server_or_cluster_def)
         self._spec = given.spec
-        self._job = _job(given.spec, given.job_name if job_name is None else job_name)
+        self._job = _choose_job(given.spec, given.job_name if job_name is None else job_name)
         index = given.task_index if task_index is None else task_index
-        self._index = _index(given.spec, self._job, index)
+        self._index = _choose_index(given.spec, self._job, index)
         protocol = given.protocol if protocol is None else protocol
         if protocol not in (None, _PROTOCOL):
             raise ValueError(f"Server: protocol={protocol!r}: expected {_PROTOCOL!r}.")
@@ -103,8 +124,16 @@ class Server:
 
     @staticmethod
     def create_local_server(config: ServerConfig | None = None, start: bool = True) -> Server:
-        """Makes a server that is a cluster by itself, on this machine: job "local", task 0."""
-        (port,) = quiet_ports(1)
+        """Returns a server that is a cluster by itself, on this machine: job "local", task 0.
+
+        Args:
+            config: A ServerConfig.
+            start: Whether to start at once.
+
+        Returns:
+            The server.
+        """
+        (port,) = find_quiet_ports(1)
         return Server(ClusterSpec({"local": [f"localhost:{port}"]}), config=config, start=start)
 
     @property
@@ -113,21 +142,26 @@ class Server:
         return f"{_PROTOCOL}://{self._spec.task_address(self._job, self._index)}"
 
     def start(self) -> None:
-        """Starts this server, if it is not running, and returns before it has met the others."""
+        """Starts this server, if it is not running, and returns before it has joined the cluster.
+
+        Raises:
+            ClusterJoinError: The address of the task is in use, or not one of this machine.
+            RuntimeError: The server has been closed.
+        """
         if self._closed:
             raise RuntimeError(f"Server: {self} has been closed. Create another one.")
         if self._node is not None:
             return
-        settings = node_settings(
+        settings = make_node_settings(
             self._spec,
             self._job,
             self._index,
-            self._config.token or process_token(),
+            self._config.token or get_process_token(),
             self._config.join_timeout_seconds,
         )
-        claimed = claim(settings)
-        if settings.head_address is None:
-            claimed.close()  # Ray listens there itself.
+        claimed = claim_address(settings)
+        if settings.is_head:
+            claimed.close()  # Ray itself listens there.
         else:
             self._claim = claimed
         self._node = RayNode(settings)
@@ -135,23 +169,31 @@ class Server:
         atexit.register(self.close)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until the cluster has ended; returns whether it has, within `timeout` seconds.
+        """Waits until the cluster has ended: its coordinator has ended, or its head is gone.
 
-        The cluster ends when its coordinator ends, or its head is gone. A ClusterJoinError is
-        raised if this server could not become part of it.
+        Args:
+            timeout: How many seconds to wait; by default without a limit.
+
+        Returns:
+            Whether the cluster has ended.
+
+        Raises:
+            ClusterJoinError: This server could not become part of the cluster, or has failed.
+            RuntimeError: The server is not running.
         """
         node = self._node
         if node is None:
             raise RuntimeError(f"Server: {self} is not running. Call start() before join().")
         deadline = None if timeout is None else time.monotonic() + timeout
-        while node.wait_until_up(_slice(deadline)) is None:
+        while node.wait_until_up(_limit_wait(deadline)) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            logger.warning("%s waits for %s", self, described(self._spec, *head_task(self._spec)))
-        return node.wait_until_ended(_remaining(deadline))
+            head = describe_task(self._spec, *find_head_task(self._spec))
+            _logger.warning("%s waits for %s", self, head)
+        return node.wait_until_ended(_get_remaining(deadline))
 
     def close(self) -> None:
-        """Takes this server out of the cluster; the second time it does nothing."""
+        """Removes this server from the cluster; a second call does nothing."""
         self._closed = True
         atexit.unregister(self.close)
         node, self._node = self._node, None
@@ -161,19 +203,25 @@ class Server:
             self._claim.close()
             self._claim = None
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
+    @override
     def __repr__(self) -> str:
-        return f"Server({described(self._spec, self._job, self._index)})"
+        return f"Server({describe_task(self._spec, self._job, self._index)})"
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What the first argument says of the server."""
+    """What the first argument says about the server."""
 
     spec: ClusterSpec
     job_name: str | None = None
@@ -181,7 +229,7 @@ class _Given:
     protocol: str | None = None
 
 
-def _definition(given: Definition) -> _Given:
+def _parse_definition(given: Definition) -> _Given:
     if isinstance(given, ClusterResolver):
         return _Given(given.cluster_spec(), given.task_type, given.task_id, given.rpc_layer)
     if isinstance(given, Mapping) and "cluster" in given and "job_name" in given:
@@ -200,7 +248,7 @@ def _definition(given: Definition) -> _Given:
     return _Given(ClusterSpec(given))
 
 
-def _job(spec: ClusterSpec, job_name: str | None) -> str:
+def _choose_job(spec: ClusterSpec, job_name: str | None) -> str:
     if job_name is None:
         if len(spec.jobs) != 1:
             raise ValueError(
@@ -218,7 +266,7 @@ def _job(spec: ClusterSpec, job_name: str | None) -> str:
     return job_name
 
 
-def _index(spec: ClusterSpec, job: str, index: int | None) -> int:
+def _choose_index(spec: ClusterSpec, job: str, index: int | None) -> int:
     if index is None:
         indices = spec.task_indices(job)
         if len(indices) != 1:
@@ -232,9 +280,10 @@ def _index(spec: ClusterSpec, job: str, index: int | None) -> int:
     return index
 
 
-def _remaining(deadline: float | None) -> float | None:
+def _get_remaining(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _slice(deadline: float | None) -> float:
-    return _REMIND_SECONDS if deadline is None else min(_REMIND_SECONDS, _remaining(deadline) or 0)
+def _limit_wait(deadline: float | None) -> float:
+    remaining = _get_remaining(deadline)
+    return _REMIND_SECONDS if remaining is None else min(_REMIND_SECONDS, remaining)

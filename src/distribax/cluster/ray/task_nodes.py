@@ -1,4 +1,4 @@
-"""How the tasks of a cluster spec become the nodes of one Ray cluster."""
+"""The tasks of a cluster spec as nodes of one Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import json
 import socket
 from typing import Final
 
-from distribax.cluster.ray.node import ClusterJoinError, NodeSettings
+from distribax.cluster.environment_variables import read_seconds
+from distribax.cluster.ray.node import ClusterJoinError
+from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.spec.address import Address, parse_address
 from distribax.cluster.spec.cluster_spec import ClusterSpec, name_task_field
 
+JOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_JOIN_SECONDS", 600.0)
+"""How long the tasks of a cluster wait for each other to start."""
+
 LOOPBACK: Final = "127.0.0.1"
 _SHARE: Final = 0.01
-"""What an actor takes of its node's resource: it says where the actor is, not how much it needs."""
+"""An actor's share of its node's resource, which only decides on which node the actor runs."""
 
 
-def head_task(spec: ClusterSpec) -> tuple[str, int]:
-    """Returns the task whose node is the head: the chief, or ps 0, or the first there is.
+def find_head_task(spec: ClusterSpec) -> tuple[str, int]:
+    """Returns the task whose node is the head: the chief, or ps 0, or the first one.
 
-    >>> head_task(ClusterSpec({"worker": ["a:1"], "ps": ["b:1", "c:1"]}))
+    Raises:
+        ValueError: The cluster has no tasks.
+
+    >>> find_head_task(ClusterSpec({"worker": ["a:1"], "ps": ["b:1", "c:1"]}))
     ('ps', 0)
     """
     for job in ("chief", "ps", *spec.jobs):
@@ -30,81 +38,83 @@ def head_task(spec: ClusterSpec) -> tuple[str, int]:
     raise ValueError("cluster_spec has no tasks. Expected workers and parameter servers.")
 
 
-def task_name(job: str, index: int) -> str:
-    """Returns the task in words."""
+def name_task(job: str, index: int) -> str:
+    """Returns the name of the task for users, such as "worker 0"."""
     return f"{job} {index}"
 
 
-def task_resource(job: str, index: int) -> dict[str, float]:
-    """Returns Ray's resource that only the task's node has."""
+def make_task_resource(job: str, index: int) -> dict[str, float]:
+    """Returns the Ray resource that only the task's node has."""
     return {f"distribax:{job}:{index}": 1.0}
 
 
-def actor_resource(job: str, index: int) -> dict[str, float]:
-    """Returns what an actor asks for to be placed on the task's node."""
-    return dict.fromkeys(task_resource(job, index), _SHARE)
+def make_actor_resource(job: str, index: int) -> dict[str, float]:
+    """Returns the Ray resource that an actor asks for, so that it runs on the task's node."""
+    return dict.fromkeys(make_task_resource(job, index), _SHARE)
 
 
-def described(spec: ClusterSpec, job: str, index: int) -> str:
-    """Returns the task in words, with its address."""
-    return f"{task_name(job, index)} ({spec.task_address(job, index)})"
+def describe_task(spec: ClusterSpec, job: str, index: int) -> str:
+    """Returns the name of the task with its address."""
+    return f"{name_task(job, index)} ({spec.task_address(job, index)})"
 
 
-def node_settings(
+def make_node_settings(
     spec: ClusterSpec, job: str, index: int, token: str, timeout: float
 ) -> NodeSettings:
     """Returns the settings of a task's node."""
-    head = head_task(spec)
+    head = find_head_task(spec)
     return NodeSettings(
         token=token,
-        task=task_name(job, index),
-        host=task_host(spec, job, index),
-        port=_address(spec, job, index).port or 0,
-        head=task_name(*head),
-        head_address=None if head == (job, index) else str(_address(spec, *head)),
-        spec=_as_text(spec),
-        resources=task_resource(job, index),
+        task=name_task(job, index),
+        host=find_task_host(spec, job, index),
+        port=_parse_task_address(spec, job, index).port or 0,
+        head=name_task(*head),
+        head_address=None if head == (job, index) else str(_parse_task_address(spec, *head)),
+        spec=_format_spec(spec),
+        resources=make_task_resource(job, index),
         timeout=timeout,
     )
 
 
-def visitor_settings(spec: ClusterSpec, token: str, timeout: float) -> NodeSettings:
-    """Returns the settings of a node beside the spec's: of a coordinator that is not in it."""
-    head = head_task(spec)
+def make_visitor_settings(spec: ClusterSpec, token: str, timeout: float) -> NodeSettings:
+    """Returns the settings of the node of a coordinator that is not in the cluster spec."""
+    head = find_head_task(spec)
     return NodeSettings(
         token=token,
         task="the coordinator",
         host=None,
-        head=task_name(*head),
-        head_address=str(_address(spec, *head)),
-        spec=_as_text(spec),
+        head=name_task(*head),
+        head_address=str(_parse_task_address(spec, *head)),
+        spec=_format_spec(spec),
         timeout=timeout,
     )
 
 
-def claim(settings: NodeSettings) -> socket.socket:
-    """Takes the task's address, so that no other process can be the same task; returns the socket.
+def claim_address(settings: NodeSettings) -> socket.socket:
+    """Binds a socket to the task's address, so that no other process can be the same task.
 
     Nobody connects to it: Ray's processes choose free ports of the same host, and only the head is
     found by its own port.
+
+    Raises:
+        ClusterJoinError: The address is in use, or not one of this machine.
     """
-    is_head = settings.head_address is None
     host, port = settings.host, settings.port
     assert host is not None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     claimed = socket.socket(family, socket.SOCK_STREAM)
-    if is_head:
-        # Ray has listened there before: old connections may linger, which is no obstacle.
+    if settings.is_head:
+        # Ray may have listened there before; its old connections must not be an obstacle.
         claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         claimed.bind((host, port))
     except OSError as error:
         claimed.close()
-        raise ClusterJoinError(_unclaimable(settings, error)) from error
+        raise ClusterJoinError(_explain_failed_claim(settings, error)) from error
     return claimed
 
 
-def _unclaimable(settings: NodeSettings, error: OSError) -> str:
+def _explain_failed_claim(settings: NodeSettings, error: OSError) -> str:
     where = f"{settings.task} cannot have its address {settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
         return (
@@ -115,25 +125,25 @@ def _unclaimable(settings: NodeSettings, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return (
             f"{where}: it is not an address of this machine. Start {settings.task} on the machine "
-            "that the cluster spec names, or mend the cluster spec."
+            "that the cluster spec names, or correct the cluster spec."
         )
     return f"{where}: {error}"
 
 
 def is_local(spec: ClusterSpec) -> bool:
-    """Tells whether all tasks are on this machine and can be reached from it only."""
-    return all(is_loopback(host) for host in _hosts(spec))
+    """Returns whether all tasks are on this machine and can only be reached from it."""
+    return all(is_loopback(host) for host in _list_hosts(spec))
 
 
 def is_loopback(host: str | None) -> bool:
-    """Tells whether an IP address is that of a machine for itself; None is an unknown one."""
+    """Returns whether an IP address is a loopback address; None is an unknown address."""
     return host is not None and ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def task_host(spec: ClusterSpec, job: str, index: int) -> str:
+def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
     """Returns the IP address of a task, as other tasks can reach it."""
-    address = _address(spec, job, index)
-    host = _ip_address(address.host)
+    address = _parse_task_address(spec, job, index)
+    host = _find_ip_address(address.host)
     if host is None:
         raise ClusterJoinError(
             f"{name_task_field(job, index)}={str(address)!r}: the host {address.host!r} is not "
@@ -141,18 +151,18 @@ def task_host(spec: ClusterSpec, job: str, index: int) -> str:
         )
     if not is_loopback(host):
         return host
-    # On many machines their own name is a loopback address, which is of no use to the others.
-    others = (other for other in _hosts(spec) if other is not None and not is_loopback(other))
+    # Many machines resolve their own name to a loopback address, which others cannot use.
+    others = (other for other in _list_hosts(spec) if other is not None and not is_loopback(other))
     other = next(others, None)
-    return LOOPBACK if other is None else _own_address(other)
+    return LOOPBACK if other is None else _find_own_address(other)
 
 
-def _hosts(spec: ClusterSpec) -> list[str | None]:
+def _list_hosts(spec: ClusterSpec) -> list[str | None]:
     tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
-    return [_ip_address(_address(spec, *task).host) for task in tasks]
+    return [_find_ip_address(_parse_task_address(spec, *task).host) for task in tasks]
 
 
-def _address(spec: ClusterSpec, job: str, index: int) -> Address:
+def _parse_task_address(spec: ClusterSpec, job: str, index: int) -> Address:
     field = name_task_field(job, index)
     text = spec.task_address(job, index)
     address = parse_address(text, field)
@@ -161,24 +171,24 @@ def _address(spec: ClusterSpec, job: str, index: int) -> Address:
     return address
 
 
-def _ip_address(host: str) -> str | None:
+def _find_ip_address(host: str) -> str | None:
     """Returns the host's IP address, which Ray needs; None if the name is not known (yet)."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return None
     hosts = [str(info[4][0]) for info in found]
-    # Ray is at home with IPv4.
+    # Ray works best with IPv4.
     return next((host for host in hosts if ":" not in host), hosts[0])
 
 
-def _own_address(other: str) -> str:
-    """Returns the address with which this machine reaches another one."""
+def _find_own_address(other: str) -> str:
+    """Returns the address from which this machine reaches another one."""
     family = socket.AF_INET6 if ":" in other else socket.AF_INET
     with contextlib.closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
         probe.connect((other, 9))  # Sends nothing.
         return str(probe.getsockname()[0])
 
 
-def _as_text(spec: ClusterSpec) -> str:
+def _format_spec(spec: ClusterSpec) -> str:
     return json.dumps(spec.as_dict(), sort_keys=True)
