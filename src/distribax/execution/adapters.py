@@ -36,7 +36,7 @@ def load_adapters() -> None:
                     del _waiting[module]
 
 
-def adapted(fn: StepFn) -> StepFn:
+def adapt(fn: StepFn) -> StepFn:
     """Returns `fn` as replicas run it, with the state of other libraries in view."""
     load_adapters()
     for adapter in _adapters:

@@ -88,7 +88,6 @@ class FunctionFrame(Frame):
         self.values.update(lifted)
         self.lifted = lifted
         self.touched: dict[Any, None] = {}
-        self.created: list[Any] = []
         self.allow_creation = allow_creation
         # The elements that the host has fetched for this call, in the order of their use.
         self.pulled: list[tuple[Any, Any]] = []
@@ -116,7 +115,7 @@ class FunctionFrame(Frame):
         self.deferred.write_rows(table, kind, indices, rows)
 
     def read(self, variable: Any) -> Any:
-        return self.deferred.seen(variable, lambda: self._before(variable))
+        return self.deferred.read_after(variable, lambda: self._before(variable))
 
     def _before(self, variable: Any) -> Any:
         self.touched[variable] = None
@@ -161,7 +160,7 @@ class RunFrame(Frame):
             self.values[variable] = value
         return value
 
-    def own(self, value: Any, *, bare: bool = False) -> Any:
+    def give_shared(self, value: Any, *, bare: bool = False) -> Any:
         """Gives a replica a value that all replicas share, and remembers that they do.
 
         It is `bare` if it is one value and not a copy for each replica.
@@ -178,7 +177,7 @@ class RunFrame(Frame):
         known = self._shared.get(id(value))
         return known is not None and known[2]
 
-    def shared(self, value: Any) -> tuple[Any, bool]:
+    def find_shared(self, value: Any) -> tuple[Any, bool]:
         """Returns a replica's value, as the shared one where it is, and whether it is shared."""
         known = self._shared.get(id(value))
         if known is not None:
@@ -204,7 +203,7 @@ def enter(frame: Frame | None) -> Iterator[None]:
         _frame.reset(token)
 
 
-def storable(value: Any) -> Any:
+def detach(value: Any) -> Any:
     """Returns `value` without its gradient, as it may be kept beyond a differentiated function."""
     if not jax_private.is_tracer(value):
         return value

@@ -88,8 +88,8 @@ class Function:
 
     def __reduce__(self) -> Any:
         if self._uid is None:
-            self._uid = named_objects.new_uid()
-            named_objects.know(self._uid, self)
+            self._uid = named_objects.make_uid()
+            named_objects.register(self._uid, self)
         settings = (self._static_argnums, self._static_argnames, self._donate_argnums)
         return _received, (self._uid, self._python, settings)
 
@@ -202,7 +202,7 @@ class Function:
         compiled_run: Callable[..., Any] | None = None,
     ) -> Any:
         # A run that falls back in a host loop must not be sent to the compiler again.
-        with iterators.replaying(pulled), iterators.compiling_runs(compiled_run):
+        with iterators.replay(pulled), iterators.compile_runs(compiled_run):
             result = self._python(*args, **kwargs)
         self._called = True
         return result
@@ -297,7 +297,7 @@ def _received(uid: str, fn: StepFn, settings: tuple[Any, ...]) -> Function:
         function._uid = uid
         return function
 
-    return named_objects.received(uid, make)
+    return named_objects.get_or_create(uid, make)
 
 
 @overload

@@ -103,7 +103,7 @@ def pull(iterator: LiftedIterator) -> Any:
 
 
 @contextlib.contextmanager
-def replaying(elements: list[tuple[Any, Any]]) -> Iterator[None]:
+def replay(elements: list[tuple[Any, Any]]) -> Iterator[None]:
     """Gives elements that were fetched for a compiled call to the eager call that replaces it."""
     token = _replay.set(deque(elements))
     try:
@@ -113,7 +113,7 @@ def replaying(elements: list[tuple[Any, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiling_runs(compiled_run: Callable[..., Any] | None) -> Iterator[None]:
+def compile_runs(compiled_run: Callable[..., Any] | None) -> Iterator[None]:
     """Sends each `strategy.run` of the code inside to `compiled_run`; None lets it run eagerly."""
     token = _host_runs.set(compiled_run)
     try:
@@ -122,6 +122,6 @@ def compiling_runs(compiled_run: Callable[..., Any] | None) -> Iterator[None]:
         _host_runs.reset(token)
 
 
-def host_compiled_run() -> Callable[..., Any] | None:
+def get_host_compiled_run() -> Callable[..., Any] | None:
     """Returns the way to compile a `strategy.run` in a host loop, or None outside one."""
     return _host_runs.get()

@@ -52,13 +52,13 @@ class Taps:
         """Tells whether it is another table, of which `variables` are parts, that is covered."""
         return table not in self._tables and not self._variables.isdisjoint(variables)
 
-    def tapped(self, what: Any, value: Any, ids: Any = None) -> Any:
+    def tap(self, what: Any, value: Any, ids: Any = None) -> Any:
         """Returns `value`, to be used by the function; its gradient will be noted."""
         inflow = Inflow(what, ids)
         self._inflows.append(inflow)
-        return self.inside(lambda: _tap(inflow)(value, self._token))
+        return self.run_inside(lambda: _tap(inflow)(value, self._token))
 
-    def inside(self, fn: Callable[[], Any]) -> Any:
+    def run_inside(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` at the level of the differentiated function, whatever it is in the middle of.
 
         A value that a loop in the function reads first is then the function's, not the loop's.
@@ -103,7 +103,7 @@ _open: ContextVar[tuple[Taps, ...]] = ContextVar("distribax_taps", default=())
 
 
 @contextlib.contextmanager
-def opened(taps: Taps) -> Iterator[None]:
+def open_taps(taps: Taps) -> Iterator[None]:
     """Lets the rows that are looked up inside pass these taps."""
     token = _open.set((*_open.get(), taps))
     try:
@@ -112,14 +112,14 @@ def opened(taps: Taps) -> Iterator[None]:
         _open.reset(token)
 
 
-def take_rows(table: Any, variables: Iterable[Any]) -> bool:
+def can_tap_rows(table: Any, variables: Iterable[Any]) -> bool:
     """Tells whether rows of `table`, which consists of `variables`, can pass the open taps."""
     return not any(taps.covers_part(table, variables) for taps in _open.get())
 
 
-def through(table: Any, rows: Any, ids: Any) -> Any:
+def tap_rows(table: Any, rows: Any, ids: Any) -> Any:
     """Returns rows that were looked up, after the taps of all functions being differentiated."""
     for taps in _open.get():
         if taps.covers(table):
-            rows = taps.tapped(table, rows, ids)
+            rows = taps.tap(table, rows, ids)
     return rows

@@ -19,7 +19,7 @@ _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def shipping(strategy: Any) -> Iterator[None]:
+def ship_to(strategy: Any) -> Iterator[None]:
     """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
     token = _destination.set(strategy)
     try:
@@ -28,27 +28,27 @@ def shipping(strategy: Any) -> Iterator[None]:
         _destination.reset(token)
 
 
-def destination() -> Any | None:
+def get_destination() -> Any | None:
     """Returns the strategy whose workers what is pickled now goes to, or None."""
     return _destination.get()
 
 
-def new_uid() -> str:
+def make_uid() -> str:
     """Returns a name that no other object has, in any process."""
     return uuid.uuid4().hex
 
 
-def know(uid: str, thing: Any) -> None:
+def register(uid: str, thing: Any) -> None:
     """Remembers the object of this process that has the name `uid`."""
     _known[uid] = thing
 
 
-def known(uid: str) -> Any | None:
+def find(uid: str) -> Any | None:
     """Returns the object of this process that has the name `uid`, or None."""
     return _known.get(uid)
 
 
-def received(uid: str, make: Callable[[], Any]) -> Any:
+def get_or_create(uid: str, make: Callable[[], Any]) -> Any:
     """Returns the object of this process that has the name `uid`; makes it the first time."""
     thing = _known.get(uid)
     if thing is None:

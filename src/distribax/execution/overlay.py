@@ -22,7 +22,7 @@ class Unread:
 
 
 @contextlib.contextmanager
-def overlaid(values: Mapping[Any, Any]) -> Iterator[None]:
+def lay_over(values: Mapping[Any, Any]) -> Iterator[None]:
     """Makes the given variables read as the given values: here, and in replicas run here."""
     token = _overlays.set((*_overlays.get(), (context.current(), dict(values))))
     try:
@@ -31,9 +31,9 @@ def overlaid(values: Mapping[Any, Any]) -> Iterator[None]:
         _overlays.reset(token)
 
 
-def stand_in(variable: Any) -> Any | None:
+def find_stand_in(variable: Any) -> Any | None:
     """Returns the value that stands in for `variable` where the code runs now, or None."""
-    values = holding(variable)
+    values = find_overlay(variable)
     if values is not None:
         return _made(values, variable)
     if context.get_replica_context() is None:
@@ -58,7 +58,7 @@ def is_unread(variable: Any) -> bool:
     return all(value is None or isinstance(value, Unread) for value in values)
 
 
-def holding(variable: Any) -> dict[Any, Any] | None:
+def find_overlay(variable: Any) -> dict[Any, Any] | None:
     """Returns the innermost overlay of this context that has a value for `variable`."""
     overlays = _overlays.get()
     if not overlays:

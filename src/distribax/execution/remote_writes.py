@@ -113,7 +113,7 @@ class Deferred:
         """Notes a write to some rows of a table."""
         self.add(table.source, WriteRows(table, kind), (indices, rows))
         for start, variable in table.row_shards:
-            change = partial(scattered, kind=kind, indices=indices, rows=rows, start=start)
+            change = partial(scatter_rows, kind=kind, indices=indices, rows=rows, start=start)
             self._then(variable, change)
 
     def _then(self, variable: Any, change: Callable[[Any], Any]) -> None:
@@ -128,7 +128,7 @@ class Deferred:
         self._open.clear()
         self.effects.append(Effect(sink, what, arrays))
 
-    def seen(self, variable: Any, read: Any) -> Any:
+    def read_after(self, variable: Any, read: Any) -> Any:
         """Returns the variable's value after the step's own writes; `read()` is that before."""
         state = self._states.get(variable)
         return read() if state is None else state(read)
@@ -138,7 +138,7 @@ class Deferred:
         return variable in self._states
 
 
-def scattered(array: Any, kind: WriteKind, indices: Any, rows: Any, start: int) -> Any:
+def scatter_rows(array: Any, kind: WriteKind, indices: Any, rows: Any, start: int) -> Any:
     """Returns an array with some rows written; it has the rows of a table from `start` on.
 
     Indices that it does not have are left out.

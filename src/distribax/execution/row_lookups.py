@@ -25,7 +25,7 @@ class NeedStages(ControlFlow):
     """Asks the engine to trace again, as a step that looks up rows."""
 
 
-def looked_up(frame: frames.Frame, table: Any, ids: Any) -> tuple[Any, Any]:
+def look_up(frame: frames.Frame, table: Any, ids: Any) -> tuple[Any, Any]:
     """Returns rows, and their ids, as values of the step that is being traced."""
     function = frame.function
     if not function.has_stages:

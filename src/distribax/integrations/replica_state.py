@@ -195,7 +195,7 @@ class ReplicaState:
         return jax.tree.unflatten(tree, leaves)
 
     def _shared(self, value: Any) -> Any:
-        return value if self.frame is None else self.frame.shared(value)[0]
+        return value if self.frame is None else self.frame.find_shared(value)[0]
 
     def settle(self) -> None:
         """Makes the pending values one for all replicas, by the rules of their cells."""

@@ -40,7 +40,7 @@ class ServedStrategy(Strategy):
         self.link = link
         self.variable_partitioner: Callable[..., Sequence[int]] | None = None
         self._uid = uid
-        named_objects.know(uid, self)
+        named_objects.register(uid, self)
 
     @override
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[[str], object], tuple[str]]:
@@ -49,7 +49,7 @@ class ServedStrategy(Strategy):
 
 def _find_strategy(uid: str) -> object:
     """Returns this process's side of a strategy that was pickled by name."""
-    strategy = named_objects.known(uid)
+    strategy = named_objects.find(uid)
     if strategy is None:
         raise RuntimeError("ParameterServerStrategy: this process is not a worker of the strategy.")
     return strategy
@@ -132,7 +132,7 @@ class ParameterServerExtended(SingleExtended):
 
 def _find_target(uids: list[str]) -> Variable | ShardedVariable:
     variables = [
-        variable for uid in uids if isinstance(variable := named_objects.known(uid), Variable)
+        variable for uid in uids if isinstance(variable := named_objects.find(uid), Variable)
     ]
     if len(variables) < len(uids):
         raise RuntimeError("optimizer: it updates variables that this process no longer refers to.")

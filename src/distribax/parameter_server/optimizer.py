@@ -144,7 +144,7 @@ class ServedUpdate:
             placement = Served(self._link, specs=tuple(specs), name=name)
             return Variable.attached(self._strategy, placement, description)
 
-        return named_objects.received(specs[0].uid, make)
+        return named_objects.get_or_create(specs[0].uid, make)
 
     def _counter_variable(self) -> Variable:
         name = f"{self._name}/iterations"

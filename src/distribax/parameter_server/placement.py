@@ -261,7 +261,7 @@ class Served(Placement):
             )
         value = np.asarray(value, order="C")
         server = self.source.lightest() if self._server is None else self._server
-        uid = named_objects.new_uid()
+        uid = named_objects.make_uid()
         spec = ParameterSpec(uid, self._name, value.shape, value.dtype.name, server)
         self.source.create(spec, value)
         self.specs = (spec,)

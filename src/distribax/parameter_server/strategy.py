@@ -86,7 +86,7 @@ class ParameterServerStrategy(ServedStrategy):
         check_settings(
             variable_partitioner, snapshot_interval, snapshot_dir, server_timeout, synchronous
         )
-        uid = named_objects.new_uid()
+        uid = named_objects.make_uid()
         engine = _make_engine(cluster_resolver, num_workers, num_ps, address)
         try:
             folder = os.fspath(snapshot_dir or engine.snapshot_folder())
@@ -201,7 +201,7 @@ class ParameterServerStrategy(ServedStrategy):
 
     @override
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[[str], object], tuple[str]]:
-        if named_objects.destination() not in (None, self):
+        if named_objects.get_destination() not in (None, self):
             raise TypeError(
                 "it refers to another ParameterServerStrategy than that of the coordinator, or to "
                 "a variable of another one, which only the workers of that one know"

@@ -64,7 +64,7 @@ class WorkerSetup:
         keep_freed_memory()
         for name, value in self.jax_settings.items():
             jax.config.update(name, value)
-        client_id = f"worker-{worker_index}-{os.getpid()}-{named_objects.new_uid()[:8]}"
+        client_id = f"worker-{worker_index}-{os.getpid()}-{named_objects.make_uid()[:8]}"
         client = connect_to_servers(self.num_servers, self.namespace, self.token, client_id)
         link = ParameterLink(client, self.num_servers, is_coordinator=False)
         return WorkerStrategy(self.uid, link, self.num_workers, self.contributions)

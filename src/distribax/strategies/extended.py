@@ -302,7 +302,7 @@ class StrategyExtended:
             As `Strategy.run`.
         """
         context.require_cross_replica(self.strategy, "call_for_each_replica")
-        return self._run_replicas(adapters.adapted(fn), args, kwargs or {})
+        return self._run_replicas(adapters.adapt(fn), args, kwargs or {})
 
     def reduce_to(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import jax
 
 from distribax import context
-from distribax.execution import Function, frames, host_compiled_run, named_objects
+from distribax.execution import Function, frames, get_host_compiled_run, named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -129,7 +129,7 @@ class Strategy:
         if frames.current() is None:
             if isinstance(fn, Function):
                 return fn.run_on(self, args, kwargs)
-            compiled_run = host_compiled_run()
+            compiled_run = get_host_compiled_run()
             if compiled_run is not None:
                 return compiled_run(self, fn, args, kwargs)
         if isinstance(fn, Function):
@@ -385,7 +385,7 @@ class Strategy:
         jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        if named_objects.destination() is not None:
+        if named_objects.get_destination() is not None:
             raise TypeError(
                 f"{type(self).__name__}: a function that refers to it cannot run on a worker of a "
                 "parameter server strategy, whose processes have strategies of their own."

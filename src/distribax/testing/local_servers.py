@@ -42,4 +42,4 @@ def local_servers(num_servers: int = 1, contributions: int = 1) -> Iterator[Loca
         )
         stack.callback(client.close)
         link = ParameterLink(client, num_servers, is_coordinator=True)
-        yield LocalServersStrategy(named_objects.new_uid(), link, 1, contributions)
+        yield LocalServersStrategy(named_objects.make_uid(), link, 1, contributions)

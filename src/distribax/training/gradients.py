@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from distribax.execution import overlay
-from distribax.execution.lookup_gradients import Inflow, Taps, opened
+from distribax.execution.lookup_gradients import Inflow, Taps, open_taps
 from distribax.types import Nest, StepFn
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
@@ -64,7 +64,7 @@ def value_and_grad(
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
         def of_values(values: list[Any]) -> Any:
             pieces = map(_pieces, here, values)
-            with overlay.overlaid(dict(chain.from_iterable(pieces))):
+            with overlay.lay_over(dict(chain.from_iterable(pieces))):
                 return fn(*args, **kwargs)
 
         values = [leaf.read_value() for leaf in here]
@@ -90,7 +90,7 @@ def _tapped(
     def of_all(values: list[Any], token: Any) -> Any:
         taps = Taps(token, away, shards, flows)
         unread = {v: overlay.Unread(_reader(taps, v, outside)) for v in shards}
-        with overlay.overlaid(unread), opened(taps):
+        with overlay.lay_over(unread), open_taps(taps):
             return of_values(values)
 
     differentiated = jax.value_and_grad(of_all, argnums=(0, 1), has_aux=has_aux)
@@ -111,9 +111,9 @@ def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Cal
 
     def read() -> Any:
         # As it is outside: another function that is being differentiated may be there.
-        return taps.tapped(variable, outside.copy().run(variable.read_value))
+        return taps.tap(variable, outside.copy().run(variable.read_value))
 
-    return lambda: taps.inside(read)
+    return lambda: taps.run_inside(read)
 
 
 def _collected(leaf: Any, flows: list[Inflow]) -> Any:

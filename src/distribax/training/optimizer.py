@@ -175,8 +175,8 @@ class Optimizer:
 
     def _name_elsewhere(self) -> str:
         if self._uid is None:
-            self._uid = named_objects.new_uid()
-            named_objects.know(self._uid, self)
+            self._uid = named_objects.make_uid()
+            named_objects.register(self._uid, self)
         return self._uid
 
     def _find_targets(self) -> None:
@@ -187,7 +187,7 @@ class Optimizer:
             self.build(targets)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        strategy = named_objects.destination()
+        strategy = named_objects.get_destination()
         if strategy is None:
             return super().__reduce_ex__(protocol)
         if self._targets is None:
@@ -331,7 +331,7 @@ def _received(
         optimizer._uid, optimizer._home, optimizer._iterations = uid, home, iterations
         return optimizer
 
-    optimizer: Optimizer = named_objects.received(uid, make)
+    optimizer: Optimizer = named_objects.get_or_create(uid, make)
     if targets is not None:
         optimizer.build(targets)
     return optimizer

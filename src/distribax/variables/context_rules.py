@@ -150,7 +150,7 @@ def write(variable: Any, value: Any, kind: WriteKind) -> None:
 def _send(variable: Any, value: Any, kind: WriteKind) -> None:
     """Writes a variable that lives in another process: there, and at once or after the step."""
     value = _fitted(variable, _plain(value), kind)
-    stand_in = overlay.holding(variable)
+    stand_in = overlay.find_overlay(variable)
     seen = None if stand_in is None else _changed(variable.read_value(), value, kind)
     frame = frames.current()
     if frame is not None:
@@ -159,7 +159,7 @@ def _send(variable: Any, value: Any, kind: WriteKind) -> None:
         _refuse_staged(variable, value)
         variable.source.write(variable, kind, value)
     if stand_in is not None:
-        stand_in[variable] = frames.storable(seen)
+        stand_in[variable] = frames.detach(seen)
 
 
 def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.Entry) -> None:
@@ -182,7 +182,7 @@ def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.En
                 f"clear. Pass an array, {kind}(jnp.asarray({value!r})), or use MEAN."
             )
     else:
-        value = frames.storable(jnp.asarray(value, dtype=None))
+        value = frames.detach(jnp.asarray(value, dtype=None))
         _refuse_staged(variable, value)
 
     def together(strategy: Any, value: Any) -> None:
@@ -202,7 +202,7 @@ def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.En
 
     assert here.replica_context is not None
     here.replica_context.merge_call(together, args=(value,))
-    stand_in = overlay.holding(variable)
+    stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = read(variable)
 
@@ -240,8 +240,8 @@ def _new(variable: Any, value: Any, kind: WriteKind) -> Any:
     if kind is WriteKind.ASSIGN:
         return value
     old = variable.read_value()
-    stand_in = overlay.holding(variable)
-    return frames.storable(_changed(old, value, kind)) if stand_in else _changed(old, value, kind)
+    stand_in = overlay.find_overlay(variable)
+    return frames.detach(_changed(old, value, kind)) if stand_in else _changed(old, value, kind)
 
 
 def _changed(old: Any, value: Any, kind: WriteKind) -> Any:
@@ -252,7 +252,7 @@ def _changed(old: Any, value: Any, kind: WriteKind) -> Any:
 
 def _fitted(variable: Any, value: Any, kind: WriteKind) -> Any:
     """Returns `value` as an array of the variable's shape and data type."""
-    array = frames.storable(jnp.asarray(value))
+    array = frames.detach(jnp.asarray(value))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
@@ -292,7 +292,7 @@ def _put(variable: Any, value: Any, here: context.Entry) -> None:
             pieces = placement.pieces(variable.share())
             pieces[index] = value
             variable.store(placement.join(pieces, variable.share()))
-    stand_in = overlay.holding(variable)
+    stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = value
 

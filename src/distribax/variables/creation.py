@@ -128,13 +128,6 @@ def buffer(placement: Placement, value: Any) -> jax.Array:
     return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
 
 
-def register(variable: Any) -> None:
-    """Tells the function that is being traced that it has made a variable."""
-    frame = frames.current()
-    if frame is not None:
-        frame.function.created.append(variable)
-
-
 def user_frame(frame: FrameType | None) -> str:
     """Returns the file and line outside the library from which a variable is created."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

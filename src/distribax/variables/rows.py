@@ -81,7 +81,7 @@ def looked_up(table: Any, ids: Any, what: str) -> Any:
     check_kind(what, table.shape, table.described, ids.dtype)
     frame = frames.current()
     if frame is not None:
-        rows, ids = row_lookups.looked_up(frame, table, ids)
+        rows, ids = row_lookups.look_up(frame, table, ids)
     else:
         ids = jaxprs.find_in_trace(ids, None)
         if ids is None:
@@ -93,7 +93,7 @@ def looked_up(table: Any, ids: Any, what: str) -> Any:
             )
         ids = np.asarray(ids)
         rows = table.source.rows([(table, ids)])[0]
-    return lookup_gradients.through(table, rows, ids)
+    return lookup_gradients.tap_rows(table, rows, ids)
 
 
 def taken(value: Any, ids: Any, what: str, described: str) -> Any:
@@ -124,7 +124,9 @@ def _is_untouched(table: Any) -> bool:
     frame = frames.current()
     if frame is not None and any(map(frame.function.deferred.has_written, variables)):
         return False
-    return all(map(overlay.is_unread, variables)) and lookup_gradients.take_rows(table, variables)
+    return all(map(overlay.is_unread, variables)) and lookup_gradients.can_tap_rows(
+        table, variables
+    )
 
 
 # Writing.
@@ -160,21 +162,21 @@ def _check_rows(table: Any, what: str, indices: Any, rows: Any) -> None:
 def _write_here(table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
     for start, variable in table.row_shards:
         if kind is WriteKind.ASSIGN:
-            changed = remote_writes.scattered(variable.read_value(), kind, indices, rows, start)
+            changed = remote_writes.scatter_rows(variable.read_value(), kind, indices, rows, start)
             variable.assign(changed)
         else:
             zeros = jnp.zeros(variable.shape, variable.dtype)
-            variable.assign_add(remote_writes.scattered(zeros, kind, indices, rows, start))
+            variable.assign_add(remote_writes.scatter_rows(zeros, kind, indices, rows, start))
 
 
 def _send(table: Any, what: str, kind: WriteKind, indices: Any, rows: Any) -> None:
     """Writes rows of a table that lives in another process: there, at once or after the step."""
-    indices, rows = frames.storable(indices), frames.storable(rows).astype(table.dtype)
+    indices, rows = frames.detach(indices), frames.detach(rows).astype(table.dtype)
     # What stands in for the table, in a function that is being differentiated, changes as well.
     standing = [
         (values, start, variable, variable.read_value())
         for start, variable in table.row_shards
-        if (values := overlay.holding(variable)) is not None
+        if (values := overlay.find_overlay(variable)) is not None
     ]
     frame = frames.current()
     if frame is not None:
@@ -188,5 +190,5 @@ def _send(table: Any, what: str, kind: WriteKind, indices: Any, rows: Any) -> No
     else:
         table.source.write_rows(table, kind, np.asarray(indices), np.asarray(rows))
     for values, start, variable, old in standing:
-        changed = remote_writes.scattered(old, kind, indices, rows, start)
-        values[variable] = frames.storable(changed)
+        changed = remote_writes.scatter_rows(old, kind, indices, rows, start)
+        values[variable] = frames.detach(changed)

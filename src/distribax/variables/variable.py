@@ -83,9 +83,8 @@ class Variable(RowAccess, metaclass=_Created):
         self._buffer: jax.Array = creation.buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
-        creation.register(self)
         if self.source is not None:
-            named_objects.know(self._placement.specs[0].uid, self)
+            named_objects.register(self._placement.specs[0].uid, self)
 
     # What it is.
 
@@ -162,7 +161,7 @@ class Variable(RowAccess, metaclass=_Created):
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
         context_rules.refuse_in_jit(self)
-        stand_in = overlay.stand_in(self)
+        stand_in = overlay.find_stand_in(self)
         return context_rules.read(self) if stand_in is None else stand_in
 
     def value(self) -> jax.Array:
@@ -307,7 +306,7 @@ class Variable(RowAccess, metaclass=_Created):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.source is not None:
             return _received, (self._strategy, self._placement.specs, self._description())
-        if named_objects.destination() is not None:
+        if named_objects.get_destination() is not None:
             raise TypeError(
                 f"{self.described} lives in this process only, so a function that refers to it "
                 "cannot run on a worker. Create it inside `with strategy.scope():` of the "
@@ -330,7 +329,7 @@ class Variable(RowAccess, metaclass=_Created):
 
 
 def _received(strategy: Any, specs: Any, description: dict[str, Any]) -> Variable:
-    return named_objects.received(
+    return named_objects.get_or_create(
         specs[0].uid,
         lambda: Variable.attached(
             strategy, strategy.extended.served_placement(specs, description["_name"]), description

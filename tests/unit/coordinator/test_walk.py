@@ -102,7 +102,7 @@ def test_a_step_goes_down_through_four_folders(strategy: LocalServersStrategy) -
 
     dataset = dx.data.Dataset.from_tensor_slices(np.ones((4, 3), np.float32)).repeat()
     iterator = iter(PerWorkerDataset(dataset, lambda dataset: None))
-    with named_objects.shipping(strategy):
+    with named_objects.ship_to(strategy):
         function = FunctionCatalogue().define(step)
         arguments, needs = dump_arguments(step, (iterator,), {})
     shipments: list[Shipment] = []

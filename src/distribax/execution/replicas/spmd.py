@@ -65,11 +65,13 @@ class SpmdRunner:
         values = [jnp.asarray(leaf) for leaf in leaves]
         options = options or self.ops.default_options
         reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
-        return [self.frame.own(value) for value in reduced]
+        return [self.frame.give_shared(value) for value in reduced]
 
     def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
         return [
-            self.frame.own(jax_private.all_gather_joined(jnp.asarray(leaf), REPLICA_AXIS, axis))
+            self.frame.give_shared(
+                jax_private.all_gather_joined(jnp.asarray(leaf), REPLICA_AXIS, axis)
+            )
             for leaf in leaves
         ]
 
@@ -80,7 +82,7 @@ class SpmdRunner:
         whole = self.origins.whole([leaf])
         if whole is not None:
             return whole
-        value, shared = self.frame.shared(leaf)
+        value, shared = self.frame.find_shared(leaf)
         if self.frame.is_bare(leaf):
             return value
         if self.mesh.size == 1:
@@ -92,7 +94,7 @@ class SpmdRunner:
         if is_wrapped_or_opaque(leaf):
             return self.unwrap(leaf)
         # Outside the replicas there is one value for all of them.
-        return self.frame.own(leaf, bare=True)
+        return self.frame.give_shared(leaf, bare=True)
 
     def unwrap(self, leaf: Any) -> Any:
         """Returns the replica's own part of a wrapped value."""
@@ -100,7 +102,7 @@ class SpmdRunner:
             return leaf
         layout = leaf.layout
         if isinstance(leaf, Mirrored):
-            return self.frame.own(leaf.get())
+            return self.frame.give_shared(leaf.get())
         if isinstance(layout, Local):
             return layout.value
         if self.mesh.is_multi_process:
@@ -243,7 +245,7 @@ def _outputs(
             plan.append((None, leaf))
             continue
         whole = runner.origins.whole([leaf])
-        value, shared = runner.frame.shared(leaf)
+        value, shared = runner.frame.find_shared(leaf)
         if whole is not None:
             plan.append((None, whole))
         elif shared:

@@ -44,14 +44,14 @@ class ShardedVariable(RowAccess):
         self._division = Division.of([variable.shape[0] for variable in self._variables])
         self._shape = (self._division.starts[-1], *self._variables[0].shape[1:])
         if self.source is not None:
-            named_objects.know(_name_elsewhere(self._variables), self)
+            named_objects.register(_name_elsewhere(self._variables), self)
 
     @classmethod
     def of(cls, variables: Sequence[Variable], name: str = "ShardedVariable") -> Any:
         """Returns the sharded variable that this process has of these shards; or makes one."""
         if len(variables) == 1:
             return variables[0]
-        known = named_objects.known(_name_elsewhere(variables))
+        known = named_objects.find(_name_elsewhere(variables))
         return cls(variables, name) if known is None else known
 
     # What it is.
@@ -158,7 +158,7 @@ class ShardedVariable(RowAccess):
         return np.concatenate([variable.numpy() for variable in self._variables])
 
     def _stands_alone(self) -> bool:
-        return all(overlay.holding(variable) is None for variable in self._variables)
+        return all(overlay.find_overlay(variable) is None for variable in self._variables)
 
     def __getitem__(self, index: Any) -> jax.Array:
         """Returns a part of the value; of rows that are named by numbers only those are read."""
