@@ -117,7 +117,7 @@ class ClosureQueue:
             if self._is_full():
                 self._wait(lambda: not self._is_full() or self._is_stopped())
                 self._raise_error()
-            self._counts[closure.state] += 1
+            self._counts[ClosureState.QUEUED] += 1
             self._admit(closure)
             is_hungry, self._is_hungry = self._is_hungry, False
         if is_hungry:
@@ -182,7 +182,7 @@ class ClosureQueue:
             count = choose(iter(self._ready))
             taken = [self._ready.popleft() for _ in range(count)]
             self._ready_bytes -= _count_bytes(taken)
-            self._move(taken, ClosureState.RUNNING)
+            self._move(taken, ClosureState.QUEUED, ClosureState.RUNNING)
             self._changed.notify_all()
             return taken
 
@@ -196,7 +196,7 @@ class ClosureQueue:
             if self._error is not None:
                 self._cancel(closures, self._error)
             else:
-                self._move(closures, ClosureState.QUEUED)
+                self._move(closures, ClosureState.RUNNING, ClosureState.QUEUED)
                 self._ready.extendleft(reversed(closures))
                 self._ready_bytes += _count_bytes(closures)
             self._changed.notify_all()
@@ -215,8 +215,8 @@ class ClosureQueue:
                     finished.append(closure)
                 if self._blocked:
                     self._unblock(closure.value)
-            self._move(finished, ClosureState.FINISHED)
-            self._move(failed, ClosureState.FAILED)
+            self._move(finished, ClosureState.RUNNING, ClosureState.FINISHED)
+            self._move(failed, ClosureState.RUNNING, ClosureState.FAILED)
             for closure in failed:
                 assert closure.value.error is not None
                 self._fail(closure.value.error)
@@ -238,22 +238,19 @@ class ClosureQueue:
 
     # With the lock held.
 
-    def _move(self, closures: Sequence[Closure], state: ClosureState) -> None:
-        counts = self._counts
+    def _move(self, closures: Sequence[Closure], old: ClosureState, new: ClosureState) -> None:
         for closure in closures:
-            counts[closure.state] -= 1
-            closure.state = state
-        counts[state] += len(closures)
-
-    def _count_waiting(self) -> int:
-        return self._counts[ClosureState.QUEUED] + self._counts[ClosureState.BLOCKED]
+            closure.state = new
+        self._counts[old] -= len(closures)
+        self._counts[new] += len(closures)
 
     def _is_full(self) -> bool:
-        waiting = self._count_waiting()
+        waiting = len(self._ready) + self._counts[ClosureState.BLOCKED]
         return waiting >= self._size or (self._ready_bytes > MAX_BYTES and waiting > 0)
 
     def _is_idle(self) -> bool:
-        return not (self._count_waiting() or self._counts[ClosureState.RUNNING])
+        blocked, running = self._counts[ClosureState.BLOCKED], self._counts[ClosureState.RUNNING]
+        return not (self._ready or blocked or running)
 
     def _is_stopped(self) -> bool:
         return self._error is not None or self._end_reason is not None
@@ -284,17 +281,19 @@ class ClosureQueue:
         if closure.needs or closure.function.needs:
             for value in _find_values((*closure.needs, *closure.function.needs)):
                 if not value.is_settled:
-                    self._move([closure], ClosureState.BLOCKED)
+                    self._move([closure], closure.state, ClosureState.BLOCKED)
                     self._blocked.setdefault(id(value), []).append(closure)
                     return
                 if value.error is not None:
                     closure.value.set_error(value.error)
-                    self._move([closure], ClosureState.FAILED)
+                    self._move([closure], closure.state, ClosureState.FAILED)
                     self._fail(value.error)
                     return
-        self._move([closure], ClosureState.QUEUED)
+        if closure.state is not ClosureState.QUEUED:
+            self._move([closure], closure.state, ClosureState.QUEUED)
         self._ready.append(closure)
-        self._ready_bytes += _count_bytes([closure])
+        if closure.arguments is not None:
+            self._ready_bytes += len(closure.arguments)
 
     def _unblock(self, value: RemoteValue) -> None:
         for closure in self._blocked.pop(id(value), ()):
@@ -317,7 +316,7 @@ class ClosureQueue:
             error = ClosureCancelledError(_explain_cancellation(f"{type(cause).__name__}: {cause}"))
             error.__cause__ = cause
             closure.value.set_error(error)
-        self._move(closures, ClosureState.CANCELLED)
+            self._move([closure], closure.state, ClosureState.CANCELLED)
 
 
 def _explain_cancellation(reason: str) -> str:
