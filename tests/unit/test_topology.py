@@ -183,7 +183,7 @@ def test_pool_serves_the_devices_of_the_tests() -> None:
 def test_pool_is_judged_by_the_environment_where_threads_cannot_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jax_private, "cpu_pool_threads", lambda: None)
+    monkeypatch.setattr(jax_private, "count_cpu_pool_threads", lambda: None)
     monkeypatch.setenv("PJRT_NPROC", "not a number")
     monkeypatch.setenv("NPROC", "3")
     devices = topology.resolve_devices(["CPU:0", "CPU:1"])

@@ -1,8 +1,9 @@
-"""Faults on purpose, by a seed, and the proof that nothing was lost by them."""
+"""Random faults that a seed decides, and the proof that they lose no updates."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import random
 import signal
@@ -10,20 +11,46 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
 import distribax as dx
 
-_CONTINUE_SECONDS = 60.0
+if TYPE_CHECKING:
+    from distribax.coordinator import ClusterCoordinator, RemoteValue
+
+_STOP_SECONDS: Final = 60.0
+"""How long the injector's thread may take to end."""
+
+
+class FaultKind(enum.StrEnum):
+    """What can be done to a cluster; each is equal to its name, for example "kill"."""
+
+    KILL = "kill"
+    """A worker gets SIGKILL."""
+    STOP = "stop"
+    """A worker gets SIGSTOP."""
+    KILL_TWO = "kill two"
+    """Two workers get SIGKILL at the same time."""
+    KILL_SERVER = "kill server"
+    """A parameter server gets SIGKILL."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what was done ("kill" or "stop"), to which process, and when."""
+    """A fault that was injected.
 
-    kind: str
+    Args:
+        kind: What was done: FaultKind.KILL or FaultKind.STOP.
+        role: To whom: "worker" or "server".
+        index: The index of the worker or server.
+        pid: The id of its process.
+        at: When, by `time.monotonic`.
+    """
+
+    kind: FaultKind
     role: str
     index: int
     pid: int
@@ -34,51 +61,56 @@ class FaultInjector:
     """Kills and stops workers and servers of a running cluster, in an order that a seed decides.
 
     Use it as a context manager around the work; `faults` then lists what was done. A process that
-    was stopped is not continued: the cluster has to notice and to replace it.
+    was stopped is not continued: the cluster must notice that and replace it.
 
     Args:
         coordinator: The coordinator of the cluster.
         seed: Decides on kinds, victims and pauses.
-        kinds: What may happen: "kill" (a worker gets SIGKILL), "stop" (a worker gets SIGSTOP),
-            "kill two" (two workers at once), "kill server".
+        kinds: What may happen, each a FaultKind or its name: "kill" (a worker gets SIGKILL), "stop"
+            (a worker gets SIGSTOP), "kill two" (two workers at once), "kill server".
         pause: The shortest and the longest time between two faults, in seconds.
-        most: After so many faults there are no more.
+        most: How many faults to inject at most.
+
+    Raises:
+        ValueError: `kinds` is empty or has an unknown kind.
     """
 
     def __init__(
         self,
-        coordinator: Any,
+        coordinator: ClusterCoordinator,
         seed: int,
         *,
-        kinds: Sequence[str] = ("kill",),
+        kinds: Sequence[FaultKind | str] = (FaultKind.KILL,),
         pause: tuple[float, float] = (0.2, 1.0),
         most: int = 1_000_000,
     ) -> None:
-        known = {"kill", "stop", "kill two", "kill server"}
-        strange = [kind for kind in kinds if kind not in known]
-        if strange or not kinds:
-            raise ValueError(
-                f"FaultInjector: kinds={tuple(kinds)!r}. Expected some of {sorted(known)}."
-            )
+        known = sorted(map(str, FaultKind))
+        if not kinds or any(kind not in known for kind in kinds):
+            raise ValueError(f"FaultInjector: kinds={tuple(kinds)!r}. Expected some of {known}.")
         self._coordinator = coordinator
         self._random = random.Random(seed)
-        self._kinds = list(kinds)
+        self._kinds = [FaultKind(kind) for kind in kinds]
         self._pause = pause
         self._most = most
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="distribax-faults", daemon=True)
+        self._thread = threading.Thread(target=self._inject, name="distribax-faults", daemon=True)
         self.faults: list[Fault] = []
         self.errors: list[BaseException] = []
 
-    def __enter__(self) -> FaultInjector:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ended.set()
-        self._thread.join(timeout=_CONTINUE_SECONDS)
+        self._thread.join(timeout=_STOP_SECONDS)
 
-    def _work(self) -> None:
+    def _inject(self) -> None:
         try:
             while len(self.faults) < self._most:
                 if self._ended.wait(self._random.uniform(*self._pause)):
@@ -88,55 +120,73 @@ class FaultInjector:
             self.errors.append(error)
             raise
 
-    def strike(self, kind: str) -> None:
-        """Does one fault now, if there is somebody to do it to."""
+    def strike(self, kind: FaultKind | str) -> None:
+        """Injects one fault now, if a process can be found for it.
+
+        Args:
+            kind: What to do, a FaultKind or its name.
+        """
         status = self._coordinator.status()
-        if kind == "kill server":
+        if kind == FaultKind.KILL_SERVER:
             servers = [server for server in status.servers if server.get("pid")]
             if servers:
                 server = self._random.choice(servers)
-                self._signal("kill", "server", server["index"], server["pid"])
+                self._signal(FaultKind.KILL, "server", server["index"], server["pid"])
             return
-        ready = [worker for worker in status.workers if worker.state == "ready" and worker.pid]
+        ready = [
+            (worker.index, worker.pid)
+            for worker in status.workers
+            if worker.state == "ready" and worker.pid
+        ]
         self._random.shuffle(ready)
-        for worker in ready[: 2 if kind == "kill two" else 1]:
-            what = "stop" if kind == "stop" else "kill"
-            self._signal(what, "worker", worker.index, worker.pid)
+        for index, pid in ready[: 2 if kind == FaultKind.KILL_TWO else 1]:
+            done = FaultKind.STOP if kind == FaultKind.STOP else FaultKind.KILL
+            self._signal(done, "worker", index, pid)
 
-    def _signal(self, kind: str, role: str, index: int, pid: int) -> None:
+    def _signal(self, kind: FaultKind, role: str, index: int, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+            os.kill(pid, signal.SIGSTOP if kind is FaultKind.STOP else signal.SIGKILL)
             self.faults.append(Fault(kind, role, index, pid, time.monotonic()))
 
 
 @dataclass
 class History:
-    """Who did what, proven by a ledger on the servers: every closure adds 1 to a line of its own.
+    """A ledger on the servers to which every function adds 1, each at an index of its own.
 
-    Schedule `history.entry(number)` inside the functions under test, or `history.schedule`. After
-    `join`, `check` tells whether every function that has ended left its mark.
+    Schedule functions with `history.schedule`. After the coordinator's `join`, `history.check`
+    tells whether the update of every function that has returned was applied.
+
+    Args:
+        coordinator: The coordinator of the cluster.
+        size: How many functions will be scheduled.
+        results: The results of the scheduled functions by number; it is filled by `schedule`.
     """
 
-    coordinator: Any
+    coordinator: ClusterCoordinator
     size: int
-    results: dict[int, Any] = field(default_factory=dict)
+    results: dict[int, RemoteValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        with self.coordinator.strategy.scope():
-            self.ledger = dx.Variable(np.zeros(self.size, np.int32), name="ledger")
+        size, strategy = self.size, self.coordinator.strategy
+        assert isinstance(strategy, dx.Strategy)
+        with strategy.scope():
+            ledger = dx.Variable(np.zeros(size, np.int32), name="ledger")
+
+        def mark(number: int) -> int:
+            line = np.zeros(size, np.int32)
+            line[number] = 1
+            ledger.assign_add(line)
+            return number
+
+        self.ledger = ledger
+        self._mark = mark
 
     def schedule(self, number: int) -> None:
-        """Schedules one function whose only work is its mark in the ledger."""
-        ledger, size = self.ledger, self.size
-        if not hasattr(self, "_mark"):
+        """Schedules a function that only adds 1 to its entry of the ledger.
 
-            def mark(number: int) -> int:
-                line = np.zeros(size, np.int32)
-                line[number] = 1
-                ledger.assign_add(line)
-                return number
-
-            self._mark = mark
+        Args:
+            number: The index of the entry.
+        """
         self.results[number] = self.coordinator.schedule(self._mark, args=(number,))
 
     @property
@@ -146,11 +196,15 @@ class History:
 
     @property
     def duplicates(self) -> int:
-        """How many updates were applied more than once, as functions ran again."""
+        """How many updates were applied more than once, because functions ran again."""
         return int(np.maximum(self.counts - 1, 0).sum())
 
     def lost(self) -> list[int]:
-        """Returns the functions that have ended, and so were acknowledged, without an update."""
+        """Returns the functions that have returned although their update was not applied.
+
+        Returns:
+            Their numbers.
+        """
         counts = self.counts
         return [
             number
@@ -159,7 +213,11 @@ class History:
         ]
 
     def check(self) -> None:
-        """Raises an AssertionError that names the functions whose update is not there."""
+        """Checks that no update is lost.
+
+        Raises:
+            AssertionError: Updates are lost; the message names their functions.
+        """
         lost = self.lost()
         if lost:
             raise AssertionError(f"acknowledged updates are lost: {lost[:20]} ({len(lost)} in all)")

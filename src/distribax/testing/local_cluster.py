@@ -1,11 +1,9 @@
-"""A cluster of worker processes on this machine, started for one test and ended with it."""
+"""A cluster of worker processes on this machine that lasts for one test."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,13 +11,23 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
-_DEVICE_VARIABLES = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
+from distribax.cluster.ray.ports import find_free_ports
+
+_DEVICE_VARIABLES: Final = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """How a worker process has ended; `returncode` is None if it had to be killed."""
+    """How a worker process has ended.
+
+    Args:
+        worker_id: The index of the worker.
+        returncode: Its exit code; None if it had to be killed.
+        stdout: What it has written to its standard output.
+        stderr: What it has written to its standard error.
+    """
 
     worker_id: int
     returncode: int | None
@@ -28,12 +36,15 @@ class WorkerResult:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of 127.0.0.1 that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
+    """Returns ports of 127.0.0.1 that no process uses now.
+
+    Args:
+        count: How many ports.
+
+    Returns:
+        The ports, all different.
+    """
+    return find_free_ports(count)
 
 
 def run_workers(
@@ -44,10 +55,19 @@ def run_workers(
     start: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[WorkerResult]:
-    """Runs a Python program in every worker of a cluster, and waits for all to end.
+    """Runs a Python program in every worker of a cluster, and waits until all have ended.
 
-    Each process has TF_CONFIG with its task. Those that have not ended after `timeout` seconds are
-    killed. `start` names the workers to start, all by default; the others are missing.
+    Each process finds its task in TF_CONFIG.
+
+    Args:
+        program: The source code of the program; it may be indented.
+        num_workers: How many workers the cluster has.
+        timeout: After how many seconds processes that still run are killed.
+        start: The workers to start, by default all; the others are missing.
+        environment: Environment variables for all workers, in addition to those of this process.
+
+    Returns:
+        How each of the workers has ended.
     """
     addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
     inherited = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
@@ -66,7 +86,7 @@ def run_workers(
                 text=True,
             )
         deadline = time.monotonic() + timeout
-        # All at once: a worker that waits until its output is read keeps the others waiting too.
+        # All at the same time: a worker whose output is not read blocks, and so do the others.
         with ThreadPoolExecutor(len(processes)) as readers:
             waits = [readers.submit(_wait, i, p, deadline) for i, p in processes.items()]
             return [wait.result() for wait in waits]

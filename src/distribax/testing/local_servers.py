@@ -15,7 +15,8 @@ from distribax.parameter_server.placement import ParameterLink
 class LocalServersStrategy(ServedStrategy):
     """Variables on servers, as under `ParameterServerStrategy`; steps run where they are called.
 
-    It needs no Ray and starts at once. The servers are real: values go through their sockets.
+    It needs no Ray and starts at once. The servers are real: values go through their sockets. Use
+    `local_servers` to create one.
     """
 
 
@@ -23,10 +24,18 @@ class LocalServersStrategy(ServedStrategy):
 def local_servers(num_servers: int = 1, contributions: int = 1) -> Iterator[LocalServersStrategy]:
     """Starts servers in this process, yields a strategy that uses them, and ends them.
 
-    Example:
-        with dx.testing.local_servers(2) as strategy:
-            with strategy.scope():
-                v = dx.Variable(1.0)
+    Args:
+        num_servers: How many servers.
+        contributions: How many gradients are averaged into one update.
+
+    Yields:
+        The strategy.
+
+    >>> import distribax as dx
+    >>> with local_servers(2) as strategy, strategy.scope():
+    ...     v = dx.Variable([1.0, 2.0])
+    ...     print(v.numpy())
+    [1. 2.]
     """
     token = secrets.token_bytes(16)
     servers = [

@@ -20,6 +20,6 @@ from distribax.topology.mesh import replica_mesh as replica_mesh
 from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.topology.virtual import size_pool_on_import as _size_pool_on_import
 
-# The pool's size is fixed when the backend starts, so this is the last moment that is surely early
-# enough; see cpu_pool for what is set and when it is taken back.
+# The size of the pool is fixed when the backend starts, so it must be set on import; cpu_pool
+# documents what is set, and when it is restored.
 _size_pool_on_import()

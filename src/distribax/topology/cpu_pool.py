@@ -1,29 +1,29 @@
-"""The thread pool that a process' CPU devices share, made large enough to never dead-lock.
+"""The thread pool that the CPU devices of a process share, large enough to never deadlock.
 
-XLA starts and runs the programs of all CPU devices on one pool of threads. To start a program on n
-devices takes n of them, and when some 32 programs are under way on a device, the n wait there for a
-place. A program that runs on n devices takes n more, and those that have come to a collective wait
-for the last one. So 2n - 1 threads can all be waiting while the program that everyone waits for
-finds no thread: a dead-lock. With 2n threads it is impossible, as long as one Python thread at a
-time starts programs on several devices; `launch_lock` sees to that. Measured on two cores: with
-2n - 1 threads a training step on 2, 4, 8 and 16 devices dead-locks within some hundred calls, with
-2n threads it never did; two threads that start programs without the lock need 3n.
+XLA starts and runs the programs of all CPU devices on one pool of threads. Starting a program on n
+devices takes n threads, which wait if about 32 programs are already queued on a device. Running a
+program on n devices takes n more threads, and those that reach a collective wait for the last one.
+So 2n - 1 threads can all be waiting while the program that they wait for gets no thread: a
+deadlock. With 2n threads it is impossible, as long as only one Python thread at a time starts
+programs on several devices, which `launch_lock` ensures. Measured on two cores: with 2n - 1
+threads, a training step on 2, 4, 8 and 16 devices deadlocks within a few hundred calls; with 2n
+threads it never did. Two threads that start programs without the lock need 3n.
 
-XLA makes max(number of devices, X) threads when its CPU client starts, where X is the first of
-these that is set: the environment variables PJRT_NPROC and NPROC, the number of cores.
+XLA creates max(number of devices, X) threads when its CPU client starts. X is the environment
+variable PJRT_NPROC, or else NPROC, or else the number of cores.
 
 The rule here: for n > 1 devices PJRT_NPROC becomes 2n, unless the pool is at least that large
-anyway. NPROC, which other programs read too, is never touched.
+anyway. NPROC, which other programs read, too, is never changed.
 
-- The rule is applied on import, whenever virtual devices are asked for, and before distribax itself
-  starts the backend. It only ever makes the pool larger.
-- A size that the user has set is raised only when it would dead-lock. On one device any size is
-  respected, also 1.
+- The rule is applied on import, whenever virtual devices are requested, and before distribax itself
+  starts the backend. It never makes the pool smaller.
+- A size that the user has set is only raised if it could deadlock. On one device any size is
+  respected, even 1.
 - More threads than needed slow down matrix products (on two cores, a step on 2 devices took
-  14 % longer with 8 threads than with 4), so the pool is as large as it must be, and no larger.
-- PJRT_NPROC is taken back when distribax first sees that the backend has started. Child processes
-  started after that do not inherit it, and those started before do: harmless, but a launcher that
-  wants small children sets PJRT_NPROC for them.
+  14 % longer with 8 threads than with 4), so the pool is no larger than it must be.
+- PJRT_NPROC is restored when distribax first notices that the backend has started. Child processes
+  that were started before inherit it. That is harmless, but a launcher that wants small pools in
+  its children sets PJRT_NPROC for them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ import jax
 from distribax import jax_private
 
 launch_lock: Final = threading.RLock()
-"""Held while a compiled program is started on several CPU devices, so that one thread does it at a
-time. It is for the call of the compiled program only: no user code may run under it."""
+"""Held while a compiled program is started on several CPU devices: one thread at a time does so.
+
+It is only for the call of the compiled program: user code must not run under it.
+"""
 
 _POOL_VARIABLE: Final = "PJRT_NPROC"
 _FALLBACK_VARIABLE: Final = "NPROC"
@@ -54,17 +56,17 @@ class _Setting:
     replaced: str | None
 
 
-_settings: list[_Setting] = []
-"""The setting that is in force: none or one."""
+_setting: _Setting | None = None
+"""The setting that is in force."""
 
 
 def safe_pool_size(num_devices: int) -> int:
-    """Returns the smallest number of threads with which that many CPU devices never dead-lock."""
+    """Returns the smallest number of threads with which that many CPU devices never deadlock."""
     return 1 if num_devices <= 1 else 2 * num_devices
 
 
-def _wish() -> int | None:
-    """Returns the pool size the environment asks for, read as XLA reads it; None for no wish."""
+def _read_pool_size() -> int | None:
+    """Returns the pool size in the environment, read as XLA reads it; None if there is none."""
     for variable in (_POOL_VARIABLE, _FALLBACK_VARIABLE):
         try:
             return max(0, int(os.environ[variable]))
@@ -80,36 +82,38 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _planned_size(num_devices: int) -> int:
-    """Returns the size XLA gives the pool if it makes that many devices in this environment."""
-    wish = _wish()
-    return max(num_devices, count_cores() if wish is None else wish)
+def _predict_pool_size(num_devices: int) -> int:
+    """Returns the size of the pool if XLA creates that many devices in this environment."""
+    size = _read_pool_size()
+    return max(num_devices, count_cores() if size is None else size)
 
 
 def size_pool(num_devices: int) -> None:
-    """Asks for a pool that is large enough for the devices, if the backend has not started."""
+    """Requests a pool that is large enough for the devices, if the backend has not started."""
+    global _setting
     size = safe_pool_size(num_devices)
-    if jax_private.have_backends_started() or _planned_size(num_devices) >= size:
+    if jax_private.have_backends_started() or _predict_pool_size(num_devices) >= size:
         return
     current = os.environ.get(_POOL_VARIABLE)
-    replaced = _settings.pop().replaced if _settings else current
-    _settings.append(_Setting(str(size), replaced))
+    replaced = current if _setting is None else _setting.replaced
+    _setting = _Setting(str(size), replaced)
     os.environ[_POOL_VARIABLE] = str(size)
 
 
 def size_pool_by_default(num_devices: int) -> None:
-    """Like `size_pool`, but gives way to any size that the environment asks for."""
-    if _wish() is None:
+    """Does the same as `size_pool`, unless the environment has a size of its own."""
+    if _read_pool_size() is None:
         size_pool(num_devices)
 
 
 def restore_environment() -> None:
-    """Takes PJRT_NPROC back to what it was, once the backend has read it."""
-    if not _settings or not jax_private.have_backends_started():
+    """Restores PJRT_NPROC after the backend has read it."""
+    global _setting
+    if _setting is None or not jax_private.have_backends_started():
         return
-    setting = _settings.pop()
+    setting, _setting = _setting, None
     if os.environ.get(_POOL_VARIABLE) != setting.value:
-        return  # Somebody has changed it since; then it is theirs.
+        return  # The user has changed it since.
     if setting.replaced is None:
         del os.environ[_POOL_VARIABLE]
     else:
@@ -117,23 +121,26 @@ def restore_environment() -> None:
 
 
 def check_cpu_pool(devices: Sequence[jax.Device]) -> None:
-    """Raises a RuntimeError if programs on these devices could dead-lock.
+    """Raises an error if programs on these devices could deadlock.
 
-    That happens only when the backend was started before distribax was imported, or with more
+    That is only possible if the backend was started before distribax was imported, or with more
     devices than distribax knew of. Devices of other platforms and of other processes do not share
     the pool and are not counted.
+
+    Raises:
+        RuntimeError: The pool is too small.
     """
     here = jax_private.get_process_id()
     num_devices = sum(d.platform == "cpu" and d.process_index == here for d in devices)
-    # Where threads cannot be counted, the environment is the best there is; read before it is
-    # taken back.
-    threads = jax_private.count_cpu_pool_threads() or _planned_size(num_devices)
+    # If threads cannot be counted, the environment is the best guess; it must be read before it is
+    # restored.
+    threads = jax_private.count_cpu_pool_threads() or _predict_pool_size(num_devices)
     restore_environment()
     needed = safe_pool_size(num_devices)
     if num_devices > 1 and threads < needed:
         raise RuntimeError(
-            f"A step on {num_devices} CPU devices could dead-lock: JAX has started with {threads} "
-            f"threads for them, and {needed} are needed. The number is fixed when JAX makes its "
+            f"A step on {num_devices} CPU devices could deadlock: JAX has started with {threads} "
+            f"threads for them, and {needed} are needed. The number is fixed when JAX creates its "
             "devices. Import distribax before the first JAX computation and call "
             f"distribax.set_virtual_cpu_devices({num_devices}) right after, or start the program "
             f"with the environment variable {_POOL_VARIABLE}={needed}."

@@ -1,4 +1,4 @@
-"""Device names: from TensorFlow's to JAX devices, and back."""
+"""Device names: TensorFlow's names for JAX devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 from distribax import jax_private
 from distribax.topology import cpu_pool
-from distribax.topology.virtual import configured_cpu_devices, set_virtual_cpu_devices
+from distribax.topology.virtual import count_cpu_devices, set_virtual_cpu_devices
 
 _PLATFORMS: Final = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 _KNOWN: Final = "|".join(_PLATFORMS)
@@ -27,7 +27,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True)
 class _DeviceSpec:
-    """A device name, taken apart."""
+    """The parts of a device name."""
 
     platform: str
     index: int
@@ -41,13 +41,13 @@ class _DeviceSpec:
 
 
 def _parse(name: str) -> _DeviceSpec:
-    """Takes a device name apart and checks that it is a device of this process."""
+    """Returns the parts of a device name, which must be one of this process."""
     match = _NAME.fullmatch(name.strip())
     if match is None:
         raise ValueError(
             f"device={name!r} is not a device name. Expected a platform and an index, such as "
             "'GPU:0', '/gpu:0', 'CPU:1' or '/job:localhost/replica:0/task:0/device:GPU:0'."
-            + _listing()
+            + _list_devices()
         )
     here = jax_private.get_process_id()
     task = here if match["task"] is None else int(match["task"])
@@ -57,30 +57,30 @@ def _parse(name: str) -> _DeviceSpec:
             f"device={name!r} is a device of another process. This process is "
             f"/job:localhost/replica:0/task:{here}, and a strategy is given the devices of its own "
             "process; leave the job, replica and task out, for example "
-            f"'{match['platform'].upper()}:{match['index'] or 0}'." + _listing()
+            f"'{match['platform'].upper()}:{match['index'] or 0}'." + _list_devices()
         )
     return _DeviceSpec(_PLATFORMS[match["platform"].lower()], int(match["index"] or 0), task)
 
 
 def _local_devices(platform: str | None) -> list[jax.Device]:
-    """Returns this process' devices of a platform, or of JAX's default platform, by index."""
+    """Returns the devices of this process on a platform, or on JAX's default platform."""
     if not jax_private.have_backends_started():
-        cpu_pool.size_pool(configured_cpu_devices())
+        cpu_pool.size_pool(count_cpu_devices())
     try:
         return jax.local_devices(backend=platform)
-    except RuntimeError:  # JAX's answer when it has no such platform.
+    except RuntimeError:  # JAX has no such platform.
         if platform is None:
-            raise  # It could not start at all.
+            raise  # JAX could not start at all.
         return []
     finally:
         cpu_pool.restore_environment()
 
 
-def _listing() -> str:
+def _list_devices() -> str:
     """Returns a sentence that names the devices of this process, without starting the backend.
 
-    An error about a name must not start it: afterwards CPU devices cannot be made any more, and
-    the corrected program would fail as well.
+    An error about a name must not start it: after that, no CPU devices could be created, and a
+    program that handles the error would fail, too.
     """
     if jax_private.have_backends_started():
         platforms = dict.fromkeys(_PLATFORMS.values())
@@ -88,16 +88,16 @@ def _listing() -> str:
         more = ""
     else:
         here = jax_private.get_process_id()
-        names = [_DeviceSpec("cpu", i, here).name for i in range(configured_cpu_devices())]
+        names = [_DeviceSpec("cpu", i, here).name for i in range(count_cpu_devices())]
         more = ", and the accelerators that JAX finds when it starts"
     return f" Devices of this process: {', '.join(names)}{more}."
 
 
-def _missing(spec: _DeviceSpec, device: str) -> ValueError:
+def _make_missing_error(spec: _DeviceSpec, device: str) -> ValueError:
     hint = ""
     if spec.platform == "cpu":
         hint = (
-            f" It is too late to make more CPU devices, JAX has started. Call "
+            f" It is too late to create more CPU devices, JAX has started. Call "
             f"distribax.set_virtual_cpu_devices({spec.index + 1}) before the first JAX "
             "computation, at the top of the program."
         )
@@ -106,17 +106,17 @@ def _missing(spec: _DeviceSpec, device: str) -> ValueError:
             f" JAX has no {spec.platform.upper()} here: is its plug-in installed (for example "
             "pip install 'jax[cuda13]'), and does JAX_PLATFORMS allow it?"
         )
-    return ValueError(f"device={device!r} does not exist.{_listing()}{hint}")
+    return ValueError(f"device={device!r} does not exist.{_list_devices()}{hint}")
 
 
-def _lookup(spec: _DeviceSpec, device: str) -> jax.Device:
+def _look_up(spec: _DeviceSpec, device: str) -> jax.Device:
     devices = _local_devices(spec.platform)
     if spec.index >= len(devices):
-        raise _missing(spec, device)
+        raise _make_missing_error(spec, device)
     return devices[spec.index]
 
 
-def _checked_type(device: object) -> str | jax.Device:
+def _check_type(device: object) -> str | jax.Device:
     if isinstance(device, (str, jax.Device)):
         return device
     raise TypeError(
@@ -128,21 +128,35 @@ def _checked_type(device: object) -> str | jax.Device:
 def resolve_device(device: str | jax.Device) -> jax.Device:
     """Returns the JAX device with that name; an index counts this process' devices of a platform.
 
-    CPU devices that do not exist yet are made, as long as JAX has not started.
+    CPU devices that do not exist yet are created, unless JAX has already started.
+
+    Args:
+        device: A name, such as "GPU:0", or a device, which is returned.
+
+    Raises:
+        TypeError: `device` is neither.
+        ValueError: There is no such device, or it belongs to another process.
 
     >>> resolve_device("/device:CPU:0") == resolve_device("cpu:0") == resolve_device("CPU")
     True
     """
-    device = _checked_type(device)
+    device = _check_type(device)
     if isinstance(device, jax.Device):
         return device
     spec = _parse(device)
     _make_cpu_devices([spec])
-    return _lookup(spec, device)
+    return _look_up(spec, device)
 
 
 def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[jax.Device, ...]:
-    """Returns the JAX devices with those names; with none given, all accelerators or else all CPUs.
+    """Returns the JAX devices with those names; by default all accelerators, or else all CPUs.
+
+    Args:
+        devices: Names and devices.
+
+    Raises:
+        TypeError: `devices` is not a list of names and devices.
+        ValueError: A device does not exist, is named twice, or belongs to another process.
 
     >>> resolve_devices(["CPU:0"])
     (CpuDevice(id=0),)
@@ -157,20 +171,20 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
             f"devices={devices!r} is a {type(devices).__name__}. Expected a list of device names "
             "such as ['GPU:0', 'GPU:1'], or of jax.Devices, or None for all."
         )
-    given = [_checked_type(device) for device in (() if devices is None else devices)]
+    given = [_check_type(device) for device in (() if devices is None else devices)]
     if not given:
-        # JAX's default platform is the fastest there is, or what JAX_PLATFORMS puts first.
+        # JAX's default platform is the fastest one, or the first in JAX_PLATFORMS.
         return tuple(_local_devices(None))
     specs = [_parse(device) if isinstance(device, str) else None for device in given]
     _make_cpu_devices([spec for spec in specs if spec is not None])
     resolved: list[jax.Device] = []
     for device, spec in zip(given, specs, strict=True):
-        found_device = device if spec is None else _lookup(spec, str(device))
+        found_device = device if spec is None else _look_up(spec, str(device))
         assert isinstance(found_device, jax.Device)
         if found_device in resolved:
             raise ValueError(
                 f"devices={given!r} names {device_name(found_device)} twice. Give each "
-                "device once; for several replicas on one processor make virtual devices with "
+                "device once; for several replicas on one processor create virtual devices with "
                 "distribax.set_virtual_cpu_devices(n) and name CPU:0, CPU:1 and so on."
             )
         resolved.append(found_device)
@@ -178,14 +192,14 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
 
 
 def _make_cpu_devices(specs: Sequence[_DeviceSpec]) -> None:
-    """Makes the CPU devices that are named, if they are missing and JAX has not started."""
+    """Creates the CPU devices in the specs, if they are missing and JAX has not started."""
     wanted = max((spec.index + 1 for spec in specs if spec.platform == "cpu"), default=0)
-    if wanted > configured_cpu_devices() and not jax_private.have_backends_started():
+    if wanted > count_cpu_devices() and not jax_private.have_backends_started():
         set_virtual_cpu_devices(wanted)
 
 
 def device_name(device: jax.Device) -> str:
-    """Returns a device's full name, in TensorFlow's manner.
+    """Returns the full name of a device, in TensorFlow's form.
 
     >>> device_name(jax.local_devices(backend="cpu")[0])
     '/job:localhost/replica:0/task:0/device:CPU:0'
@@ -205,7 +219,7 @@ def canonical_name(device: str | jax.Device) -> str:
     >>> canonical_name("gpu:1")
     '/job:localhost/replica:0/task:0/device:GPU:1'
     """
-    device = _checked_type(device)
+    device = _check_type(device)
     if isinstance(device, str):
         return _parse(device).name
     return device_name(device)

@@ -1,4 +1,4 @@
-"""Who an input pipeline feeds."""
+"""The replicas and the worker that an input pipeline feeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from jax.sharding import Mesh
 
 @dataclass(frozen=True, eq=False)
 class InputTarget:
-    """Who is to be fed: the local replicas' devices, and this worker's place among the workers."""
+    """What an input pipeline must know about its strategy.
+
+    Attributes:
+        devices: The devices of the local replicas; None for a replica without one.
+        mesh: The mesh of all replicas, if there is one.
+        num_replicas_in_sync: How many replicas there are on all workers.
+        num_workers: How many workers there are.
+        worker_id: The number of this worker.
+    """
 
     devices: tuple[jax.Device | None, ...]
     mesh: Mesh | None

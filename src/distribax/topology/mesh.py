@@ -1,4 +1,4 @@
-"""The mesh that a strategy's replicas live on."""
+"""The mesh of a strategy's replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 REPLICA_AXIS: Final = "replica"
-"""The name of the mesh axis along which replicas lie."""
+"""The name of the mesh axis of the replicas."""
 
 
 def local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
@@ -20,7 +20,7 @@ def local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
 
 
 def has_cpus_of_several_processes(mesh: Mesh) -> bool:
-    """Tells whether Gloo carries the collectives: the devices are CPUs, not all of this process."""
+    """Returns whether the devices are CPUs of several processes: then Gloo runs the collectives."""
     return bool(mesh.is_multi_process) and mesh.devices.flat[0].platform == "cpu"
 
 
@@ -31,7 +31,9 @@ def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
     ('replica',)
     """
     if not devices:
-        raise ValueError("devices=[] has no device. A mesh needs at least one, one a replica.")
+        raise ValueError(
+            "devices=[] has no device. A mesh needs at least one, and one for each replica."
+        )
     # The order is the user's: replica i runs on devices[i]. jax.make_mesh might reorder.
     grid = np.empty(len(devices), dtype=object)
     grid[:] = devices

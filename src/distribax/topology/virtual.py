@@ -1,4 +1,4 @@
-"""Virtual CPU devices: several JAX devices on one machine's processor."""
+"""Virtual CPU devices: several JAX devices on the processor of one machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from distribax.topology import cpu_pool
 
 _FLAG: Final = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
-_DEVICES_WITHOUT_ASKING: Final = 2
-"""Number of devices that the pool serves when nobody has asked for devices yet.
+_DEFAULT_POOL_DEVICES: Final = 2
+"""For how many devices the pool is sized if nothing is configured yet.
 
-Someone may set jax_num_cpu_devices after the import. A pool for two costs nothing measurable; a
-pool for many would slow down programs on one device.
+A program may set jax_num_cpu_devices after the import. A pool for two devices costs nothing
+measurable; a pool for many would slow down programs on one device.
 """
 
 
-def configured_cpu_devices() -> int:
-    """Returns how many CPU devices JAX has, or will make when its backend starts."""
+def count_cpu_devices() -> int:
+    """Returns how many CPU devices JAX has, or will create when its backend starts."""
     if jax_private.have_backends_started():
         try:
             return len(jax.local_devices(backend="cpu"))
-        except RuntimeError:  # JAX_PLATFORMS leaves the CPU out.
+        except RuntimeError:  # JAX_PLATFORMS excludes the CPU.
             return 0
     asked = jax_private.get_requested_cpu_devices()
     if asked is not None:
@@ -36,16 +36,23 @@ def configured_cpu_devices() -> int:
 
 
 def set_virtual_cpu_devices(num_devices: int) -> None:
-    """Makes at least `num_devices` CPU devices; call it before the first JAX computation.
+    """Creates at least `num_devices` CPU devices; call it before the first JAX computation.
+
+    If an earlier call, jax_num_cpu_devices or XLA_FLAGS requests more devices, they are kept. After
+    JAX has started, a call does nothing if there are enough devices. The call also sizes the thread
+    pool of the devices, see `distribax.topology.cpu_pool`.
+
+    Args:
+        num_devices: How many devices are needed.
+
+    Raises:
+        RuntimeError: JAX has already started, with fewer devices.
+        TypeError: `num_devices` is not an int.
+        ValueError: `num_devices` is less than 1.
 
     >>> import distribax as dx
     >>> dx.set_virtual_cpu_devices(4)  # doctest: +SKIP
     >>> dx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])  # doctest: +SKIP
-
-    More devices, made by an earlier call, jax_num_cpu_devices or XLA_FLAGS, stay. Once JAX has
-    started, asking for as many devices as there are, or fewer, does nothing; asking for more is a
-    RuntimeError. The call also sizes the thread pool of the devices, see
-    `distribax.topology.cpu_pool`.
     """
     if isinstance(num_devices, bool) or not isinstance(num_devices, int):
         raise TypeError(
@@ -54,7 +61,7 @@ def set_virtual_cpu_devices(num_devices: int) -> None:
         )
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}: expected a number of devices, 1 or more.")
-    present = configured_cpu_devices()
+    present = count_cpu_devices()
     if jax_private.have_backends_started():
         if num_devices > present:
             raise RuntimeError(
@@ -70,6 +77,6 @@ def set_virtual_cpu_devices(num_devices: int) -> None:
 
 
 def size_pool_on_import() -> None:
-    """Sizes the thread pool for the devices that the environment or jax.config asks for."""
-    cpu_pool.size_pool_by_default(_DEVICES_WITHOUT_ASKING)
-    cpu_pool.size_pool(configured_cpu_devices())
+    """Sizes the thread pool for the devices that the environment or jax.config requests."""
+    cpu_pool.size_pool_by_default(_DEFAULT_POOL_DEVICES)
+    cpu_pool.size_pool(count_cpu_devices())
