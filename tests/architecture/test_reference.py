@@ -20,7 +20,6 @@ PENDING = (
     "distribax.training",
     "distribax.types",
     "distribax.values",
-    "distribax.variables",
 )
 """Folders whose reference is not complete yet; each leaves this list when it is."""
 

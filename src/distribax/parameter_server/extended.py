@@ -111,7 +111,7 @@ class ParameterServerExtended(SingleExtended):
             return create(*args, **kwargs)
         named = dict(zip(_POSITIONAL, args, strict=False))
         with self.link.apart():
-            return sharded_variable.created(create, named | dict(kwargs), partitioner)
+            return sharded_variable.create_divided(create, named | dict(kwargs), partitioner)
 
     def served_placement(self, specs: tuple[ParameterSpec, ...], name: str) -> Placement:
         """Returns the placement of a variable that exists already."""

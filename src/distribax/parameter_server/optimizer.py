@@ -142,7 +142,7 @@ class ServedUpdate:
 
         def make() -> Variable:
             placement = Served(self._link, specs=tuple(specs), name=name)
-            return Variable.attached(self._strategy, placement, description)
+            return Variable.attach(self._strategy, placement, description)
 
         return named_objects.get_or_create(specs[0].uid, make)
 
@@ -217,7 +217,7 @@ def _pieces(target: Any, grad: Any) -> list[Any]:
     """Returns a gradient as one for each shard of its target."""
     if isinstance(target, Variable):
         return [grad]
-    return [None] * len(target.variables) if grad is None else target.divided(grad)
+    return [None] * len(target.variables) if grad is None else target.divide(grad)
 
 
 def _gradient(piece: Any) -> Any:

@@ -227,6 +227,7 @@ class Served(Placement):
     """
 
     label = "ServedVariable"
+    source: ParameterLink
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from distribax.values import (
     regroup,
 )
 from distribax.variables import Variable
-from distribax.variables.context_rules import first_replica
+from distribax.variables.context_rules import take_first_replica
 
 
 class Combiner(Protocol):
@@ -187,7 +187,7 @@ def broadcast_first(extended: Combiner, value: DistributedValues) -> Any:
     """Returns replica 0's value to all replicas."""
     layout = value.layout
     if isinstance(layout, Local):
-        return Mirrored.of(Local(first_replica(layout.value), layout.mesh))
+        return Mirrored.of(Local(take_first_replica(layout.value), layout.mesh))
     if frames.current() is not None:
         return mirror_in_program(extended, value.values[0])
     return extended.broadcast_to(value.values[0])

@@ -37,7 +37,7 @@ def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], 
             grad = IndexedSlices(grad.values, grad.indices, variable.shape)
         if variable.source is None and isinstance(grad, IndexedSlices):
             grad = grad.__jax_array__()
-        parts = [grad] if targets[0] is variable else variable.divided(grad)
+        parts = [grad] if targets[0] is variable else variable.divide(grad)
         grads.update(zip(targets, parts, strict=True))
     return list(grads.values()), list(grads)
 

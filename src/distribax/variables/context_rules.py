@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.execution import frames, overlay
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica
+from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 
+Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
+"""What a variable can be written with."""
 
-def read(variable: Any) -> Any:
+
+class Described(Protocol):
+    """Something that error messages name."""
+
+    @property
+    def described(self) -> str: ...
+
+
+def read(variable: PlacedVariable) -> jax.Array:
     """Returns the variable's value as the current context sees it."""
     here = context.current()
     frame = frames.current()
@@ -26,19 +37,19 @@ def read(variable: Any) -> Any:
         in_one_copy = here.replica_context is not None or here.copy_id is not None
         if in_one_copy or not variable.per_replica:
             return value
-        return _combined_local(variable, value)
+        return _combine_local(variable, value)
     if frame is not None:
         value = frame.read(variable)
-        return _combined(variable, value) if variable.per_replica else value
+        return _combine(variable, value) if variable.per_replica else value
     index = copy_index(variable, here)
     if index is not None:
         return variable.placement.pieces(variable.share())[index]
     if variable.per_replica:
-        return _combined(variable, variable.share())
+        return _combine(variable, variable.share())
     return jax_private.localize(variable.share())
 
 
-def refuse_in_jit(variable: Any) -> None:
+def refuse_in_jit(variable: Described) -> None:
     """Raises if `jax.jit` inside a `dx.function` would remember the value being read."""
     frame = frames.current()
     if frame is not None and jax_private.is_in_jit(frame.trace):
@@ -50,7 +61,7 @@ def refuse_in_jit(variable: Any) -> None:
         )
 
 
-def copy_index(variable: Any, here: context.Entry) -> int | None:
+def copy_index(variable: PlacedVariable, here: context.Entry) -> int | None:
     """Returns which copy an eager replica, or an update, is to use; None for the whole."""
     if len(variable.devices) == 1 and not variable.per_replica:
         return None
@@ -61,13 +72,15 @@ def copy_index(variable: Any, here: context.Entry) -> int | None:
     return None
 
 
-def local(variable: Any, value: Any, frame: frames.RunFrame) -> DistributedValues:
+def wrap_local(
+    variable: PlacedVariable, value: jax.Array, frame: frames.RunFrame
+) -> DistributedValues:
     """Returns the copies of a variable as a value inside a compiled run."""
     kind = PerReplica if variable.per_replica else Mirrored
     return kind.of(Local(value, frame.mesh))
 
 
-def _check_readable(variable: Any) -> None:
+def _check_readable(variable: PlacedVariable) -> None:
     if variable.aggregation is VariableAggregation.NONE:
         raise ValueError(
             f"read_value: {variable.described} is ON_READ with aggregation=NONE, so outside the "
@@ -77,7 +90,7 @@ def _check_readable(variable: Any) -> None:
         )
 
 
-def _combined(variable: Any, stacked: Any) -> Any:
+def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
     if variable.aggregation is _FIRST:
@@ -87,31 +100,31 @@ def _combined(variable: Any, stacked: Any) -> Any:
 
 
 @jax.jit
-def _sum(stacked: Any) -> Any:
+def _sum(stacked: jax.Array) -> jax.Array:
     return stacked.sum(axis=0).astype(stacked.dtype)
 
 
 @jax.jit
-def _mean(stacked: Any) -> Any:
+def _mean(stacked: jax.Array) -> jax.Array:
     return stacked.mean(axis=0)
 
 
 @jax.jit
-def _first(stacked: Any) -> Any:
+def _first(stacked: jax.Array) -> jax.Array:
     return stacked[0]
 
 
-def _combined_local(variable: Any, value: Any) -> Any:
+def _combine_local(variable: PlacedVariable, value: jax.Array) -> jax.Array:
     _check_readable(variable)
     if variable.aggregation is _FIRST:
-        return first_replica(value)
+        return take_first_replica(value)
     total = lax.psum(value, REPLICA_AXIS)
     if variable.aggregation is VariableAggregation.SUM:
         return total
     return total / lax.axis_size(REPLICA_AXIS)
 
 
-def first_replica(value: Any) -> Any:
+def take_first_replica(value: jax.Array) -> jax.Array:
     """Returns replica 0's value to all replicas, inside an SPMD program."""
     chosen = jnp.where(lax.axis_index(REPLICA_AXIS) == 0, value, jnp.zeros_like(value))
     if chosen.dtype == jnp.bool_:
@@ -122,7 +135,7 @@ def first_replica(value: Any) -> Any:
 # Writing.
 
 
-def write(variable: Any, value: Any, kind: WriteKind) -> None:
+def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Assigns, adds or subtracts `value`, by the rules of the current context."""
     if variable.source is not None:
         _send(variable, value, kind)
@@ -133,7 +146,7 @@ def write(variable: Any, value: Any, kind: WriteKind) -> None:
         if here.copy_id is None and variable.per_replica:
             _write_across(variable, value, kind)
         else:
-            _put(variable, _new(variable, _plain(value), kind), here)
+            _put(variable, _compute_new(variable, _unwrap(value), kind), here)
         return
     if variable.distribute_strategy is not here.strategy:
         raise ValueError(
@@ -142,27 +155,30 @@ def write(variable: Any, value: Any, kind: WriteKind) -> None:
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        _put(variable, _new(variable, value, kind), here)
+        _put(variable, _compute_new(variable, _unwrap(value), kind), here)
         return
     _write_together(variable, value, kind, here)
 
 
-def _send(variable: Any, value: Any, kind: WriteKind) -> None:
+def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Writes a variable that lives in another process: there, and at once or after the step."""
-    value = _fitted(variable, _plain(value), kind)
+    value = _fit(variable, _unwrap(value), kind)
     stand_in = overlay.find_overlay(variable)
-    seen = None if stand_in is None else _changed(variable.read_value(), value, kind)
+    seen = None if stand_in is None else _change(variable.read_value(), value, kind)
     frame = frames.current()
     if frame is not None:
         frame.function.defer(variable, kind, value)
     else:
+        assert variable.source is not None
         _refuse_staged(variable, value)
         variable.source.write(variable, kind, value)
     if stand_in is not None:
         stand_in[variable] = frames.detach(seen)
 
 
-def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.Entry) -> None:
+def _write_together(
+    variable: PlacedVariable, value: Assigned, kind: WriteKind, here: context.Entry
+) -> None:
     """Writes a mirrored variable from all replicas at once."""
     aggregation = variable.aggregation
     if aggregation is VariableAggregation.NONE:
@@ -185,7 +201,7 @@ def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.En
         value = frames.detach(jnp.asarray(value, dtype=None))
         _refuse_staged(variable, value)
 
-    def together(strategy: Any, value: Any) -> None:
+    def together(strategy: contracts.Strategy, value: Assigned) -> None:
         if isinstance(value, DistributedValues):
             if aggregation is _FIRST:
                 value = strategy.extended.first_value(value, variable)
@@ -207,7 +223,7 @@ def _write_together(variable: Any, value: Any, kind: WriteKind, here: context.En
         stand_in[variable] = read(variable)
 
 
-def _write_across(variable: Any, value: Any, kind: WriteKind) -> None:
+def _write_across(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Writes a variable that has a value in each replica from outside the replicas."""
     if variable.aggregation is VariableAggregation.SUM:
         if kind is not WriteKind.ASSIGN:
@@ -216,41 +232,43 @@ def _write_across(variable: Any, value: Any, kind: WriteKind) -> None:
                 "replicas it is not clear which replica's part changes. Call it in "
                 "strategy.run(), or use assign(), which spreads the value evenly."
             )
-        value = jnp.asarray(_plain(value)) / variable.placement.num_copies
+        value = jnp.asarray(_unwrap(value)) / variable.placement.num_copies
         value = value.astype(variable.dtype)
     frame = frames.current()
     count = variable.placement.num_copies
-    value = _fitted(variable, _plain(value), kind)
+    value = _fit(variable, _unwrap(value), kind)
     if isinstance(frame, frames.RunFrame):
-        frame.write(variable, _changed(frame.read(variable), value, kind))
+        frame.write(variable, _change(frame.read(variable), value, kind))
         return
     stacked = jnp.broadcast_to(value, (count, *variable.shape))
     if frame is not None:
-        old = frame.read(variable) if kind is not WriteKind.ASSIGN else None
-        frame.write(variable, _changed(old, stacked, kind))
+        is_new = kind is WriteKind.ASSIGN
+        frame.write(variable, stacked if is_new else _change(frame.read(variable), stacked, kind))
         return
     pieces = variable.placement.pieces(variable.share())
-    new = [_changed(piece, value, kind) for piece in pieces]
+    new = [_change(piece, value, kind) for piece in pieces]
     variable.store(variable.placement.join(new, variable.share()))
 
 
-def _new(variable: Any, value: Any, kind: WriteKind) -> Any:
+def _compute_new(
+    variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind
+) -> jax.Array:
     """Returns the value that the variable, or the copy in this context, is to have."""
-    value = _fitted(variable, value, kind)
+    value = _fit(variable, value, kind)
     if kind is WriteKind.ASSIGN:
         return value
     old = variable.read_value()
     stand_in = overlay.find_overlay(variable)
-    return frames.detach(_changed(old, value, kind)) if stand_in else _changed(old, value, kind)
+    return frames.detach(_change(old, value, kind)) if stand_in else _change(old, value, kind)
 
 
-def _changed(old: Any, value: Any, kind: WriteKind) -> Any:
+def _change(old: jax.Array, value: jax.Array, kind: WriteKind) -> jax.Array:
     if kind is WriteKind.ASSIGN:
         return value
     return (old + value if kind is WriteKind.ASSIGN_ADD else old - value).astype(old.dtype)
 
 
-def _fitted(variable: Any, value: Any, kind: WriteKind) -> Any:
+def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:
     """Returns `value` as an array of the variable's shape and data type."""
     array = frames.detach(jnp.asarray(value))
     given, wanted = array.dtype, variable.dtype
@@ -269,16 +287,18 @@ def _fitted(variable: Any, value: Any, kind: WriteKind) -> Any:
     return array.astype(wanted)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, PerReplica):
+def _unwrap(value: Assigned) -> jax.typing.ArrayLike:
+    if isinstance(value, Mirrored):
+        return value.get()
+    if isinstance(value, DistributedValues):
         raise ValueError(
             "assign: the value differs per replica (PerReplica), but the write is outside the "
             "replicas. Combine it first: strategy.reduce('MEAN', value, axis=None)."
         )
-    return value.get() if isinstance(value, Mirrored) else value
+    return value
 
 
-def _put(variable: Any, value: Any, here: context.Entry) -> None:
+def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> None:
     frame = frames.current()
     if frame is not None:
         frame.write(variable, value)
@@ -297,7 +317,7 @@ def _put(variable: Any, value: Any, here: context.Entry) -> None:
         stand_in[variable] = value
 
 
-def _refuse_staged(variable: Any, value: Any) -> None:
+def _refuse_staged(variable: PlacedVariable, value: object) -> None:
     if frames.current() is None and jax_private.is_tracer(value):
         raise RuntimeError(
             f"assign: {variable.described} was given a value of a JAX transformation that is "

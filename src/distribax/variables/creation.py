@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables.placement import Placement
 
+_T = TypeVar("_T")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -36,7 +37,7 @@ _imposed: ContextVar[Policy | None] = ContextVar("distribax_variable_policy", de
 
 
 @contextlib.contextmanager
-def imposing(policy: Policy) -> Iterator[None]:
+def impose(policy: Policy) -> Iterator[None]:
     """Gives every variable that is created inside this policy, whatever its maker asks for."""
     token = _imposed.set(policy)
     try:
@@ -45,12 +46,12 @@ def imposing(policy: Policy) -> Iterator[None]:
         _imposed.reset(token)
 
 
-def policy_for(asked: Policy) -> Policy:
+def get_policy(asked: Policy) -> Policy:
     """Returns the policy of a variable that is created now."""
     return _imposed.get() or asked
 
 
-def trainable(given: bool | None, sync: VariableSynchronization, name: str) -> bool:
+def decide_trainable(given: bool | None, sync: VariableSynchronization, name: str) -> bool:
     """Returns whether the variable is trainable; an ON_READ variable cannot be."""
     on_read = sync is VariableSynchronization.ON_READ
     if given and on_read:
@@ -61,7 +62,7 @@ def trainable(given: bool | None, sync: VariableSynchronization, name: str) -> b
     return not on_read if given is None else bool(given)
 
 
-def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
+def check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any], name: str) -> None:
     """Raises if the aggregation cannot give a value of the variable's data type."""
     if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(
@@ -71,7 +72,12 @@ def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -
         )
 
 
-def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
+def compute_initial(
+    value: object,
+    dtype: jax.typing.DTypeLike | None,
+    shape: Sequence[int] | None,
+    name: str,
+) -> jax.Array | np.ndarray:
     """Returns the initial value as an array, computed outside any trace."""
     if value is None:
         raise ValueError(
@@ -85,8 +91,9 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
             "function may create variables on its first call only: create it outside, or keep it "
             "and guard it with `if self.v is None: self.v = dx.Variable(...)`."
         )
+    made: Any
     if callable(value):
-        made = jax_private.run_outside_trace(lambda: _unframed(value))
+        made = jax_private.run_outside_trace(lambda: _call_unframed(value))
     else:
         made = value
     if jax_private.is_tracer(made):
@@ -111,24 +118,26 @@ def initial(value: Any, dtype: Any, shape: Any, name: str) -> Any:
     return array
 
 
-def _as_array(value: Any, dtype: Any) -> Any:
+def _as_array(
+    value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None
+) -> jax.Array | np.ndarray:
     if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
         return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
     # Host arrays need no JAX operation, which would be compiled for each shape.
     return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
 
 
-def _unframed(value: Any) -> Any:
+def _call_unframed(make: Callable[[], _T]) -> _T:
     with frames.enter(None):
-        return value()
+        return make()
 
 
-def buffer(placement: Placement, value: Any) -> jax.Array:
+def make_buffer(placement: Placement, value: jax.typing.ArrayLike) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
     return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
 
 
-def user_frame(frame: FrameType | None) -> str:
+def find_user_line(frame: FrameType | None) -> str:
     """Returns the file and line outside the library from which a variable is created."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

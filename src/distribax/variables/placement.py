@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from typing_extensions import override
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.topology import REPLICA_AXIS, device_name, local_devices
 from distribax.values import copies
 
@@ -28,9 +29,11 @@ class Placement(abc.ABC):
     # How `repr` calls a variable with this placement.
     label = "Variable"
     # Where the value is fetched from, and writes are sent to, if it lives in another process.
-    source: Any = None
+    source: contracts.Source | None = None
     # What it is called there: one description for each copy, the first of which is read.
     specs: tuple[Any, ...] = ()
+    # The mesh that the copies are spread over, if there is one.
+    mesh: Mesh | None = None
 
     @property
     @abc.abstractmethod
@@ -38,7 +41,7 @@ class Placement(abc.ABC):
         """The devices of this process that have a copy."""
 
     @property
-    def sharding(self) -> Any:
+    def sharding(self) -> Sharding | None:
         """The sharding of the buffer inside a compiled program, or None."""
         return None
 
@@ -56,10 +59,10 @@ class Placement(abc.ABC):
         return buffer
 
     @abc.abstractmethod
-    def store(self, value: Any) -> jax.Array:
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Returns a buffer that holds `value` in every copy."""
 
-    def initial(self, value: Any) -> jax.Array:
+    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Returns the first buffer; all processes start with the value of the first one."""
         return self.store(value)
 
@@ -67,7 +70,7 @@ class Placement(abc.ABC):
         """Returns the local copies' values."""
         return [jax_private.uncommit(buffer)]
 
-    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         """Returns a buffer made of the local copies' values."""
         return pieces[0]
 
@@ -92,24 +95,29 @@ class Single(Placement):
         self._device = device
 
     @property
+    @override
     def devices(self) -> tuple[jax.Device, ...]:
         device = self._device or jax_private.get_default_device()
         # JAX takes a platform's name as its default device too.
         known = isinstance(device, jax.Device)
         return (device if known else jax.local_devices(backend=device)[0],)
 
-    def store(self, value: Any) -> jax.Array:
+    @override
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         if self._device is None:
             return jnp.array(value)
         return jax_private.uncommit(jax.device_put(np.array(value), self._device, may_alias=False))
 
-    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+    @override
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         return self._here(pieces[0])
 
+    @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
         # Bound to no device, as a step of any strategy may read it.
         return jax_private.uncommit(jax_private.pick_copy(buffer)) if buffer.committed else buffer
 
+    @override
     def from_program(self, value: jax.Array) -> jax.Array:
         return self._here(value)
 
@@ -125,36 +133,45 @@ class Replicated(Placement):
 
     label = "MirroredVariable"
 
+    mesh: Mesh
+
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self._sharding = NamedSharding(mesh, PartitionSpec())
 
     @property
+    @override
     def devices(self) -> tuple[jax.Device, ...]:
         return local_devices(self.mesh)
 
     @property
+    @override
     def num_copies(self) -> int:
         return self.mesh.size
 
     @property
-    def sharding(self) -> Any:
+    @override
+    def sharding(self) -> Sharding | None:
         return self._sharding
 
-    def initial(self, value: Any) -> jax.Array:
+    @override
+    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         if not self._sharding.is_fully_addressable:
             value = jax_private.broadcast_from_first(np.asarray(value))
         return self.store(value)
 
-    def store(self, value: Any) -> jax.Array:
+    @override
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         if isinstance(value, jax.Array) and value.sharding == self._sharding:
             return value
         return copies(value, self.mesh)
 
+    @override
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece) for piece in jax_private.split_by_device(buffer)]
 
-    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+    @override
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         placed = [
             jax.device_put(piece, device)
             for piece, device in zip(pieces, local_devices(self.mesh), strict=True)
@@ -172,15 +189,18 @@ class Stacked(Replicated):
         super().__init__(mesh)
         self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
-    def store(self, value: Any) -> jax.Array:
+    @override
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         block = np.asarray(value)[None]
         shape = (self.num_copies, *block.shape[1:])
         return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
 
+    @override
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece[0]) for piece in jax_private.split_by_device(buffer)]
 
-    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+    @override
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         return super().join([jax_private.add_dim(piece) for piece in pieces], like)
 
 
@@ -188,6 +208,7 @@ class Central(Placement):
     """One value on the parameter device; a compiled step copies it to the mesh and back."""
 
     label = "CentralVariable"
+    mesh: Mesh
 
     def __init__(self, device: jax.Device, mesh: Mesh) -> None:
         self._device = device
@@ -195,24 +216,38 @@ class Central(Placement):
         self._sharding = NamedSharding(mesh, PartitionSpec())
 
     @property
+    @override
     def devices(self) -> tuple[jax.Device, ...]:
         return (self._device,)
 
     @property
-    def sharding(self) -> Any:
+    @override
+    def sharding(self) -> Sharding | None:
         return self._sharding
 
-    def store(self, value: Any) -> jax.Array:
+    @override
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         if isinstance(value, jax.Array):
             value = jax_private.pick_copy(value)
         return jax.device_put(value, self._device)
 
-    def join(self, pieces: Sequence[Any], like: jax.Array) -> jax.Array:
+    @override
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         return jax.device_put(pieces[0], self._device)
 
+    @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
         return jax.device_put(buffer, self._sharding)
 
+    @override
     def from_program(self, value: jax.Array) -> jax.Array:
         near = {piece.device: piece for piece in jax_private.split_by_device(value)}
         return jax.device_put(near.get(self._device, next(iter(near.values()))), self._device)
+
+
+class PlacedVariable(contracts.Variable, Protocol):
+    """A variable whose copies live where its placement says."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the copies live."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.execution import frames, lookup_gradients, overlay, remote_writes, row_lookups
 from distribax.jax_private import jaxprs
 from distribax.types import WriteKind
@@ -16,14 +18,37 @@ from distribax.values import ArrayLike, IndexedSlices, Mirrored
 from distribax.variables import context_rules
 from distribax.variables.sharded.division import Division, check_ids, check_kind
 
+Array: TypeAlias = "jax.Array | np.ndarray"
+
+_R = TypeVar("_R", bound="RowAccess")
+
 
 class RowAccess(ArrayLike):
     """TensorFlow's `sparse_read` and `scatter_*`, for variables."""
 
-    shape: Any
-    dtype: Any
-    source: Any
-    described: Any
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The data type of the value."""
+
+    @property
+    @abc.abstractmethod
+    def source(self) -> contracts.Source | None:
+        """Where the value is fetched from if it lives in another process, or None."""
+
+    @property
+    @abc.abstractmethod
+    def described(self) -> str:
+        """The variable as error messages name it."""
+
+    @abc.abstractmethod
+    def read_value(self) -> jax.Array:
+        """Returns the value as an array."""
 
     @property
     def row_shards(self) -> list[tuple[int, Any]]:
@@ -35,32 +60,90 @@ class RowAccess(ArrayLike):
         """Which rows each of them has."""
         return Division((0, self.shape[0]))
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
-        """Returns the rows that `indices` names; only they are fetched from a server."""
-        return looked_up(self, indices, "sparse_read")
+    def sparse_read(
+        self, indices: jax.typing.ArrayLike | Sequence[object], name: str | None = None
+    ) -> jax.Array:
+        """Returns the rows that `indices` names; only they are fetched from a server.
+
+        Args:
+            indices: Integers of any shape.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            An array of shape `indices.shape + self.shape[1:]`.
+        """
+        return look_up(self, indices, "sparse_read")
 
     def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Adds to some rows; an index that occurs twice is added twice."""
-        indices, rows = _parts(sparse_delta, "scatter_add")
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Adds to some rows; an index that occurs twice is added twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        indices, rows = _split(sparse_delta, "scatter_add")
         return self._write_rows("scatter_add", WriteKind.ASSIGN_ADD, indices, rows)
 
     def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Subtracts from some rows; an index that occurs twice is subtracted twice."""
-        indices, rows = _parts(sparse_delta, "scatter_sub")
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Subtracts from some rows; an index that occurs twice is subtracted twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        indices, rows = _split(sparse_delta, "scatter_sub")
         return self._write_rows("scatter_sub", WriteKind.ASSIGN_ADD, indices, -rows)
 
     def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Replaces some rows."""
-        indices, rows = _parts(sparse_delta, "scatter_update")
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Replaces some rows.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        indices, rows = _split(sparse_delta, "scatter_update")
         return self._write_rows("scatter_update", WriteKind.ASSIGN, indices, rows)
 
-    def _write_rows(self, what: str, kind: WriteKind, indices: Any, rows: Any) -> Any:
+    def _write_rows(self: _R, what: str, kind: WriteKind, indices: Array, rows: Array) -> _R:
         _check_rows(self, what, indices, rows)
         if self.source is None:
             _write_here(self, kind, indices, rows)
@@ -72,31 +155,33 @@ class RowAccess(ArrayLike):
 # Reading.
 
 
-def looked_up(table: Any, ids: Any, what: str) -> Any:
+def look_up(
+    table: RowAccess, asked: jax.typing.ArrayLike | Sequence[object], what: str
+) -> jax.Array:
     """Returns rows of a table; only they are fetched if the table lives in another process."""
-    ids = plain(ids)
+    ids: Array = to_array(asked)
     if table.source is None or not _is_untouched(table):
-        return taken(table.read_value(), ids, what, table.described)
+        return take_rows(table.read_value(), ids, what, table.described)
     context_rules.refuse_in_jit(table)
     check_kind(what, table.shape, table.described, ids.dtype)
     frame = frames.current()
     if frame is not None:
         rows, ids = row_lookups.look_up(frame, table, ids)
     else:
-        ids = jaxprs.find_in_trace(ids, None)
-        if ids is None:
+        known = jaxprs.find_in_trace(ids, None)
+        if known is None:
             raise RuntimeError(
                 f"{what}: the ids for {table.described} are values of a JAX transformation that "
                 "is still tracing (jax.jit, jax.vmap, jax.lax.scan, ...). Use @dx.function "
                 "instead of @jax.jit; for other transformations look up the rows outside, and "
                 "pass them in."
             )
-        ids = np.asarray(ids)
+        ids = np.asarray(known)
         rows = table.source.rows([(table, ids)])[0]
     return lookup_gradients.tap_rows(table, rows, ids)
 
 
-def taken(value: Any, ids: Any, what: str, described: str) -> Any:
+def take_rows(value: jax.Array, ids: Array, what: str, described: str) -> jax.Array:
     """Returns rows of an array that is here."""
     if jax_private.is_tracer(ids):
         check_kind(what, value.shape, described, ids.dtype)
@@ -105,7 +190,7 @@ def taken(value: Any, ids: Any, what: str, described: str) -> Any:
     return value.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
-def plain(array: Any) -> Any:
+def to_array(array: object) -> Any:
     """Returns what JAX, or else NumPy, computes with; NumPy's large integers stay what they are."""
     if isinstance(array, Mirrored):
         array = array.get()
@@ -118,7 +203,7 @@ def plain(array: Any) -> Any:
     return jnp.asarray(array) if is_traced else np.asarray(array)
 
 
-def _is_untouched(table: Any) -> bool:
+def _is_untouched(table: RowAccess) -> bool:
     """Tells whether the rows of the table are those that it has where it lives."""
     variables = [variable for _, variable in table.row_shards]
     frame = frames.current()
@@ -132,16 +217,16 @@ def _is_untouched(table: Any) -> bool:
 # Writing.
 
 
-def _parts(sparse: Any, what: str) -> tuple[Any, Any]:
+def _split(sparse: object, what: str) -> tuple[Array, Array]:
     if not isinstance(sparse, IndexedSlices):
         raise TypeError(
             f"{what}: sparse_delta={sparse!r} is not a dx.IndexedSlices. Pass the rows and their "
             "indices: dx.IndexedSlices(values, indices)."
         )
-    return plain(sparse.indices), plain(sparse.values)
+    return to_array(sparse.indices), to_array(sparse.values)
 
 
-def _check_rows(table: Any, what: str, indices: Any, rows: Any) -> None:
+def _check_rows(table: RowAccess, what: str, indices: Array, rows: Array) -> None:
     if jax_private.is_tracer(indices):
         check_kind(what, table.shape, table.described, indices.dtype)
     else:
@@ -159,7 +244,7 @@ def _check_rows(table: Any, what: str, indices: Any, rows: Any) -> None:
         )
 
 
-def _write_here(table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
+def _write_here(table: RowAccess, kind: WriteKind, indices: Array, rows: Array) -> None:
     for start, variable in table.row_shards:
         if kind is WriteKind.ASSIGN:
             changed = remote_writes.scatter_rows(variable.read_value(), kind, indices, rows, start)
@@ -169,7 +254,7 @@ def _write_here(table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
             variable.assign_add(remote_writes.scatter_rows(zeros, kind, indices, rows, start))
 
 
-def _send(table: Any, what: str, kind: WriteKind, indices: Any, rows: Any) -> None:
+def _send(table: RowAccess, what: str, kind: WriteKind, indices: Array, rows: Array) -> None:
     """Writes rows of a table that lives in another process: there, at once or after the step."""
     indices, rows = frames.detach(indices), frames.detach(rows).astype(table.dtype)
     # What stands in for the table, in a function that is being differentiated, changes as well.
@@ -188,6 +273,7 @@ def _send(table: Any, what: str, kind: WriteKind, indices: Any, rows: Any) -> No
             "rows, and write them outside."
         )
     else:
+        assert table.source is not None
         table.source.write_rows(table, kind, np.asarray(indices), np.asarray(rows))
     for values, start, variable, old in standing:
         changed = remote_writes.scatter_rows(old, kind, indices, rows, start)

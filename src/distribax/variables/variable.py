@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
+from typing_extensions import override
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
 from distribax.topology import device_name, local_devices
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
@@ -21,20 +24,31 @@ from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 
 
-class _Created(type):
-    """Makes replicas that create "their" variable share one."""
+class _CreatedByStrategy(type):
+    """Lets the strategy in scope create a variable, and replicas share the one they create."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        replica = context.get_replica_context()
-        extended = context.get_strategy().extended
-        make: Callable[..., Any] = super().__call__
-        create: Callable[[], Any] = lambda: extended.create_variable(make, args, kwargs)  # noqa: E731
-        if replica is None:
-            return create()
-        return replica.runner.create_variable(create, creation.user_frame(sys._getframe(1)))
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    if not TYPE_CHECKING:  # Type checkers read the signature of `__init__`.
+
+        def __call__(cls, *args: object, **kwargs: object) -> Any:
+            extended = context.get_strategy().extended
+            make = super().__call__
+
+            def create() -> Any:
+                return extended.create_variable(make, args, kwargs)
+
+            replica = context.get_replica_context()
+            if replica is None:
+                return create()
+            place = creation.find_user_line(sys._getframe(1))
+            return replica.runner.create_variable(create, place)
 
 
-class Variable(RowAccess, metaclass=_Created):
+class Variable(RowAccess, metaclass=_CreatedByStrategy):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
@@ -48,6 +62,10 @@ class Variable(RowAccess, metaclass=_Created):
         aggregation: How values that replicas write, or have, are combined.
         shape: If given, the initial value must have it.
 
+    Raises:
+        ValueError: The initial value is missing or has another shape, or the arguments contradict
+            each other.
+
     Example:
         >>> import distribax as dx
         >>> v = dx.Variable([1.0, 2.0])
@@ -57,30 +75,34 @@ class Variable(RowAccess, metaclass=_Created):
 
     def __init__(
         self,
-        initial_value: Any = None,
+        initial_value: jax.typing.ArrayLike
+        | Sequence[object]
+        | ArrayLike
+        | Callable[[], jax.typing.ArrayLike]
+        | None = None,
         trainable: bool | None = None,
         name: str | None = None,
-        dtype: Any = None,
+        dtype: jax.typing.DTypeLike | None = None,
         *,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
-        shape: Any = None,
+        shape: Sequence[int] | None = None,
     ) -> None:
-        policy = creation.policy_for(creation.Policy(synchronization, aggregation, trainable))
+        policy = creation.get_policy(creation.Policy(synchronization, aggregation, trainable))
         sync = VariableSynchronization.parse(policy.synchronization, "synchronization")
         self._aggregation = VariableAggregation.parse(policy.aggregation, "aggregation")
         self._name = name or "Variable"
         self._strategy = context.get_strategy()
-        self._trainable = creation.trainable(policy.trainable, sync, self._name)
-        self._where = creation.user_frame(sys._getframe(1))
-        value = creation.initial(initial_value, dtype, shape, self._name)
+        self._trainable = creation.decide_trainable(policy.trainable, sync, self._name)
+        self._where = creation.find_user_line(sys._getframe(1))
+        value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype
         self._placement: Placement = self._strategy.extended.variable_placement(
             sync, self._aggregation, self._name
         )
         self._synchronization = sync
-        self._buffer: jax.Array = creation.buffer(self._placement, value)
+        self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
         if self.source is not None:
@@ -94,12 +116,14 @@ class Variable(RowAccess, metaclass=_Created):
         return f"{self._name}:0"
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
         return self._shape
 
     @property
-    def dtype(self) -> Any:
+    @override
+    def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
         return self._dtype
 
@@ -129,7 +153,7 @@ class Variable(RowAccess, metaclass=_Created):
         return self._aggregation
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> contracts.Strategy:
         """The strategy that the variable was created under."""
         return self._strategy
 
@@ -152,6 +176,7 @@ class Variable(RowAccess, metaclass=_Created):
         return names[index] if isinstance(index, int) and index < len(names) else names[0]
 
     @property
+    @override
     def described(self) -> str:
         """The variable as error messages name it."""
         return f"variable {self._name!r} (shape {self._shape}, created at {self._where})"
@@ -168,11 +193,17 @@ class Variable(RowAccess, metaclass=_Created):
         """Returns the value as an array, like `read_value`."""
         return self.read_value()
 
+    @override
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
+    @override
     def numpy(self) -> np.ndarray:
-        """Returns the value as a NumPy array of its own."""
+        """Returns the value as a NumPy array of its own.
+
+        Raises:
+            RuntimeError: `dx.function` is tracing, so that there is no value yet.
+        """
         value = self.read_value()
         if jax_private.is_tracer(value):
             raise RuntimeError(
@@ -185,34 +216,74 @@ class Variable(RowAccess, metaclass=_Created):
 
     def assign(
         self,
-        value: Any,
+        value: context_rules.Assigned,
         use_locking: bool = False,
-        name: Any = None,
+        name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Replaces the value. In a replica the aggregation says how the replicas' are combined."""
+        """Replaces the value. In a replica the aggregation says how the replicas' are combined.
+
+        Args:
+            value: The new value, of the variable's shape.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+            read_value: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The value's shape or type does not fit, or the aggregation does not say how
+                the replicas' values become one.
+        """
         context_rules.write(self, value, WriteKind.ASSIGN)
         return self
 
     def assign_add(
         self,
-        delta: Any,
+        delta: context_rules.Assigned,
         use_locking: bool = False,
-        name: Any = None,
+        name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Adds `delta` to the value."""
+        """Adds `delta` to the value.
+
+        Args:
+            delta: What to add, of the variable's shape or a scalar.
+            use_locking: As for `assign`.
+            name: As for `assign`.
+            read_value: As for `assign`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: As for `assign`.
+        """
         context_rules.write(self, delta, WriteKind.ASSIGN_ADD)
         return self
 
     def assign_sub(
         self,
-        delta: Any,
+        delta: context_rules.Assigned,
         use_locking: bool = False,
-        name: Any = None,
+        name: str | None = None,
         read_value: bool = True,
     ) -> Variable:
-        """Subtracts `delta` from the value."""
+        """Subtracts `delta` from the value.
+
+        Args:
+            delta: What to subtract, of the variable's shape or a scalar.
+            use_locking: As for `assign`.
+            name: As for `assign`.
+            read_value: As for `assign`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: As for `assign`.
+        """
         context_rules.write(self, delta, WriteKind.ASSIGN_SUB)
         return self
 
@@ -229,9 +300,9 @@ class Variable(RowAccess, metaclass=_Created):
         """Returns the copies as a distributed value, for reductions and gathers."""
         frame = frames.current()
         value = frame.read(self) if frame is not None else self.share()
-        mesh = getattr(self._placement, "mesh", None)
+        mesh = self._placement.mesh
         if frame is not None and isinstance(frame, frames.RunFrame):
-            return context_rules.local(self, value, frame)
+            return context_rules.wrap_local(self, value, frame)
         if mesh is None or self.devices != local_devices(mesh):
             return Mirrored([value])
         if not self.per_replica:
@@ -251,7 +322,7 @@ class Variable(RowAccess, metaclass=_Created):
         return self._placement.per_replica
 
     @property
-    def sharding(self) -> Any:
+    def sharding(self) -> Sharding | None:
         """The sharding of the variable inside a compiled program, or None."""
         return self._placement.sharding
 
@@ -268,7 +339,11 @@ class Variable(RowAccess, metaclass=_Created):
         return self._placement.to_program(buffer)
 
     def store_program_value(self, value: jax.Array) -> None:
-        """Keeps what a compiled program has returned."""
+        """Keeps what a compiled program has returned.
+
+        Args:
+            value: The new value, as the program holds it.
+        """
         self._buffer = self._placement.from_program(value)
         self._shared = False
 
@@ -277,7 +352,8 @@ class Variable(RowAccess, metaclass=_Created):
         return np.array(self._placement.pieces(self._buffer)[0])
 
     @property
-    def source(self) -> Any:
+    @override
+    def source(self) -> contracts.Source | None:
         """Where the value is fetched from if it lives in another process, or None."""
         return self._placement.source
 
@@ -287,7 +363,11 @@ class Variable(RowAccess, metaclass=_Created):
         return self._placement.current(self._buffer)
 
     def store(self, buffer: jax.Array) -> None:
-        """Replaces the buffer by one that somebody else may hold too."""
+        """Replaces the buffer by one that somebody else may hold too.
+
+        Args:
+            buffer: The new buffer.
+        """
         self._buffer = buffer
         self._shared = True
 
@@ -303,9 +383,10 @@ class Variable(RowAccess, metaclass=_Created):
 
     # Sending it to another process.
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.source is not None:
-            return _received, (self._strategy, self._placement.specs, self._description())
+            return _get_or_attach, (self._strategy, self._placement.specs, self._description())
         if named_objects.get_destination() is not None:
             raise TypeError(
                 f"{self.described} lives in this process only, so a function that refers to it "
@@ -319,8 +400,19 @@ class Variable(RowAccess, metaclass=_Created):
         return {**{name: getattr(self, name) for name in kept}, "_dtype": np.dtype(self._dtype)}
 
     @classmethod
-    def attached(cls, strategy: Any, placement: Placement, description: dict[str, Any]) -> Variable:
-        """Makes the object for a variable that exists already, in another process."""
+    def attach(
+        cls, strategy: contracts.Strategy, placement: Placement, description: dict[str, Any]
+    ) -> Variable:
+        """Returns an object for a variable that exists already, in another process.
+
+        Args:
+            strategy: The strategy of this process.
+            placement: Where the value lives.
+            description: The attributes that the other process has sent.
+
+        Returns:
+            The new object; nothing is created where the value lives.
+        """
         variable = cls.__new__(cls)
         vars(variable).update(
             description, _strategy=strategy, _placement=placement, _buffer=None, _shared=False
@@ -328,10 +420,12 @@ class Variable(RowAccess, metaclass=_Created):
         return variable
 
 
-def _received(strategy: Any, specs: Any, description: dict[str, Any]) -> Variable:
+def _get_or_attach(
+    strategy: contracts.Strategy, specs: Sequence[Any], description: dict[str, Any]
+) -> Variable:
     return named_objects.get_or_create(
         specs[0].uid,
-        lambda: Variable.attached(
+        lambda: Variable.attach(
             strategy, strategy.extended.served_placement(specs, description["_name"]), description
         ),
     )
@@ -363,7 +457,7 @@ class VariableCopy(ArrayLike):
         return self.variable.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
         return self.variable.dtype
 
@@ -381,9 +475,11 @@ class VariableCopy(ArrayLike):
         """Returns this copy's value."""
         return self.read_value()
 
+    @override
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
+    @override
     def __repr__(self) -> str:
         shape, dtype = self.variable.shape, np.dtype(self.variable.dtype).name
         value = np.array(self._stored())

@@ -18,7 +18,7 @@ from distribax.topology import resolve_device
 from distribax.types import Nest, ReduceOp, StepFn, VariableSynchronization
 from distribax.values import DistributedValues, PerReplica
 from distribax.variables import Variable
-from distribax.variables.creation import Policy, imposing
+from distribax.variables.creation import Policy, impose
 
 _ATTRIBUTE = "_distribax_tower_view"
 
@@ -139,7 +139,7 @@ class DistributionStrategy:
                 f"tower_local_var_scope: {self!r} is not the current strategy. Call it inside "
                 "`with distribution.scope():`."
             )
-        with imposing(Policy(VariableSynchronization.ON_READ, op.name, trainable=False)):
+        with impose(Policy(VariableSynchronization.ON_READ, op.name, trainable=False)):
             yield
 
     # Towers.

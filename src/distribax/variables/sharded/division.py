@@ -36,7 +36,7 @@ class Division:
         """The rows of each shard."""
         return [slice(start, end) for start, end in pairwise(self.starts)]
 
-    def split(self, ids: np.ndarray) -> Iterator[tuple[int, Any, np.ndarray]]:
+    def split(self, ids: np.ndarray) -> Iterator[tuple[int, slice | np.ndarray, np.ndarray]]:
         """Yields each shard that has some of the rows: its index, where in `ids`, and its ids."""
         if not ids.size:
             return
@@ -63,7 +63,7 @@ def check_ids(what: str, shape: Sequence[int], described: str, ids: np.ndarray) 
         )
 
 
-def check_kind(what: str, shape: Sequence[int], described: str, dtype: Any) -> None:
+def check_kind(what: str, shape: Sequence[int], described: str, dtype: np.dtype[Any]) -> None:
     """Raises if a table of this shape has no rows, or ids of this type cannot name them."""
     if not len(shape):
         raise ValueError(f"{what}: {described} is a scalar; it has no rows.")

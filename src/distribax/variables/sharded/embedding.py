@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,15 @@ import numpy as np
 
 from distribax import jax_private
 from distribax.values import ArrayLike
-from distribax.variables.rows import RowAccess, looked_up, plain, taken
+from distribax.variables.rows import RowAccess, look_up, take_rows, to_array
 from distribax.variables.sharded.sharded_variable import ShardedVariable
 
 
 def embedding_lookup(
-    params: Any, ids: Any, max_norm: float | None = None, name: str | None = None
+    params: RowAccess | jax.typing.ArrayLike | Sequence[RowAccess | jax.typing.ArrayLike],
+    ids: jax.typing.ArrayLike | Sequence[object],
+    max_norm: float | None = None,
+    name: str | None = None,
 ) -> jax.Array:
     """Returns the rows of a table that `ids` names.
 
@@ -34,6 +37,10 @@ def embedding_lookup(
     Returns:
         An array of shape `ids.shape + table.shape[1:]`.
 
+    Raises:
+        ValueError: An id is not a row of the table, or `max_norm` is not positive.
+        TypeError: `params` is not a table.
+
     Example:
         >>> import distribax as dx
         >>> table = dx.Variable([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
@@ -41,18 +48,18 @@ def embedding_lookup(
         [[4.0, 5.0], [0.0, 1.0]]
     """
     _check_norm(max_norm)
-    ids = _of_any_shape(ids)
-    table = _joined(params)
+    ids = _to_ids(ids)
+    table = _join(params)
     if isinstance(table, RowAccess):
-        rows = looked_up(table, ids, "embedding_lookup")
+        rows = look_up(table, ids, "embedding_lookup")
     else:
-        rows = taken(table, ids, "embedding_lookup", f"the table of shape {table.shape}")
-    return rows if max_norm is None else _limited(rows, ids.ndim, max_norm)
+        rows = take_rows(table, ids, "embedding_lookup", f"the table of shape {table.shape}")
+    return rows if max_norm is None else _limit_norm(rows, ids.ndim, max_norm)
 
 
-def _of_any_shape(ids: Any) -> Any:
+def _to_ids(ids: object) -> jax.Array | np.ndarray:
     try:
-        found = plain(ids)
+        found = to_array(ids)
     except ValueError as error:
         raise ValueError(
             f"embedding_lookup: ids={ids!r:.100} is no array: {error} Expected integers of one "
@@ -63,17 +70,17 @@ def _of_any_shape(ids: Any) -> Any:
     return found.astype(np.int32) if is_empty_list else found
 
 
-def _joined(params: Any) -> Any:
+def _join(params: object) -> RowAccess | jax.Array:
     """Returns the table as one: a variable, or an array."""
     if isinstance(params, RowAccess):
         return params
-    is_list = isinstance(params, (list, tuple))
-    if is_list and params and all(isinstance(part, RowAccess) for part in params):
-        return ShardedVariable.of([each for part in params for _, each in part.row_shards])
+    parts = params if isinstance(params, (list, tuple)) else ()
+    if parts and all(isinstance(part, RowAccess) for part in parts):
+        return ShardedVariable.of([each for part in parts for _, each in part.row_shards])
     try:
-        if is_list and any(map(_has_rows, params)):
-            return jnp.concatenate([jnp.asarray(plain(part)) for part in params])
-        return jnp.asarray(plain(params))
+        if any(map(_has_rows, parts)):
+            return jnp.concatenate([jnp.asarray(to_array(part)) for part in parts])
+        return jnp.asarray(to_array(params))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"embedding_lookup: params={params!r:.100} is not a table: {error} Expected a "
@@ -82,18 +89,18 @@ def _joined(params: Any) -> Any:
         ) from error
 
 
-def _has_rows(part: Any) -> bool:
+def _has_rows(part: object) -> bool:
     return isinstance(part, (np.ndarray, jax.Array, ArrayLike)) and bool(np.ndim(part))
 
 
-def _check_norm(max_norm: Any) -> None:
+def _check_norm(max_norm: float | None) -> None:
     if max_norm is None or jax_private.is_tracer(max_norm):
         return
     if np.ndim(max_norm) or np.asarray(max_norm).dtype.kind not in "iuf" or not max_norm > 0:
         raise ValueError(f"embedding_lookup: max_norm={max_norm!r}. Expected a number above 0.")
 
 
-def _limited(rows: Any, ids_ndim: int, max_norm: float) -> Any:
+def _limit_norm(rows: jax.Array, ids_ndim: int, max_norm: float) -> jax.Array:
     """Scales rows down whose norm is too large."""
     dims = tuple(range(ids_ndim, rows.ndim))
     squares = jnp.sum(rows * rows, axis=dims, keepdims=True)

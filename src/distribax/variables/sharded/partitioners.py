@@ -6,9 +6,10 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import numpy as np
+from typing_extensions import override
 
 
 class Partitioner:
@@ -18,13 +19,22 @@ class Partitioner:
     variables along their first dimension, so the other numbers must be 1.
     """
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
+    ) -> list[int]:
         """Returns the number of parts along each dimension.
 
         Args:
             shape: The variable's shape.
             dtype: Its data type.
             axis: The dimension to divide.
+
+        Returns:
+            A number for each dimension: 1 for all but `axis`.
+
+        Raises:
+            NotImplementedError: A subclass does not define it.
+            ValueError: `shape` or `axis` is not one of a variable.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: a Partitioner has a method __call__(self, shape, dtype, "
@@ -53,8 +63,11 @@ class FixedShardsPartitioner(Partitioner):
     def __post_init__(self) -> None:
         _require_positive(self, "num_shards")
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        return _along(*_checked(shape, axis), self.num_shards)
+    @override
+    def __call__(
+        self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
+    ) -> list[int]:
+        return _along(*_check(shape, axis), self.num_shards)
 
 
 @dataclass(frozen=True)
@@ -81,8 +94,11 @@ class MinSizePartitioner(Partitioner):
     def __post_init__(self) -> None:
         _require_positive(self, "min_shard_bytes", "max_shards", "bytes_per_string")
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        shape, axis = _checked(shape, axis)
+    @override
+    def __call__(
+        self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
+    ) -> list[int]:
+        shape, axis = _check(shape, axis)
         nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
         shards = math.ceil(nbytes / self.min_shard_bytes)
         return _along(shape, axis, min(self.max_shards, shards))
@@ -114,8 +130,11 @@ class MaxSizePartitioner(Partitioner):
         if self.max_shards is not None:
             _require_positive(self, "max_shards")
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        shape, axis = _checked(shape, axis)
+    @override
+    def __call__(
+        self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
+    ) -> list[int]:
+        shape, axis = _check(shape, axis)
         rows = shape[axis]
         nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
         if nbytes == 0:
@@ -131,7 +150,7 @@ def _along(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     return parts
 
 
-def _checked(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
+def _check(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
     """Returns the shape as a tuple, and the axis counted from the front."""
     try:
         shape = tuple(map(operator.index, shape))
@@ -151,10 +170,10 @@ def _checked(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
             f"partitioner: axis={axis}, but shape={shape} has {len(shape)} dimension(s). "
             "Name one of them; a scalar cannot be divided."
         )
-    return shape, int(axis) % len(shape)
+    return tuple(shape), int(axis) % len(shape)
 
 
-def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
+def _element_bytes(dtype: jax.typing.DTypeLike, bytes_per_string: int) -> int:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation
-from distribax.variables.rows import RowAccess, looked_up, plain
+from distribax.variables.context_rules import Assigned
+from distribax.variables.rows import Array, RowAccess, look_up, to_array
 from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
@@ -30,6 +32,10 @@ class ShardedVariable(RowAccess):
         variables: The shards; their shapes may differ in the first dimension only.
         name: A name for messages and checkpoints.
 
+    Raises:
+        TypeError: `variables` is not a list of variables.
+        ValueError: The shards do not have the same columns, data type and strategy.
+
     Example:
         >>> import distribax as dx
         >>> v = dx.ShardedVariable([dx.Variable([0.0, 1.0]), dx.Variable([2.0])])
@@ -44,14 +50,22 @@ class ShardedVariable(RowAccess):
         self._division = Division.of([variable.shape[0] for variable in self._variables])
         self._shape = (self._division.starts[-1], *self._variables[0].shape[1:])
         if self.source is not None:
-            named_objects.register(_name_elsewhere(self._variables), self)
+            named_objects.register(_get_remote_name(self._variables), self)
 
     @classmethod
     def of(cls, variables: Sequence[Variable], name: str = "ShardedVariable") -> Any:
-        """Returns the sharded variable that this process has of these shards; or makes one."""
+        """Returns the sharded variable that this process has of these shards, or creates one.
+
+        Args:
+            variables: The shards.
+            name: The name of a new one.
+
+        Returns:
+            The sharded variable; the shard itself if there is only one.
+        """
         if len(variables) == 1:
             return variables[0]
-        known = named_objects.find(_name_elsewhere(variables))
+        known = named_objects.find(_get_remote_name(variables))
         return cls(variables, name) if known is None else known
 
     # What it is.
@@ -62,11 +76,15 @@ class ShardedVariable(RowAccess):
         return list(self._variables)
 
     @property
+    @override
     def row_shards(self) -> list[tuple[int, Variable]]:
+        """The shards, each with the number of its first row."""
         return list(zip(self._division.starts, self._variables, strict=False))
 
     @property
+    @override
     def division(self) -> Division:
+        """Which rows each shard has."""
         return self._division
 
     @property
@@ -75,12 +93,14 @@ class ShardedVariable(RowAccess):
         return self._name
 
     @property
+    @override
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole."""
         return self._shape
 
     @property
-    def dtype(self) -> Any:
+    @override
+    def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
         return self._variables[0].dtype
 
@@ -110,7 +130,7 @@ class ShardedVariable(RowAccess):
         return self._variables[0].aggregation
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> contracts.Strategy:
         """The strategy that the variable was created under."""
         return self._variables[0].distribute_strategy
 
@@ -125,11 +145,13 @@ class ShardedVariable(RowAccess):
         return tuple(variable.device for variable in self._variables)
 
     @property
-    def source(self) -> Any:
+    @override
+    def source(self) -> contracts.Source | None:
         """Where the value is fetched from if it lives in other processes, or None."""
         return self._variables[0].source
 
     @property
+    @override
     def described(self) -> str:
         """The variable as error messages name it."""
         count = len(self._variables)
@@ -137,6 +159,7 @@ class ShardedVariable(RowAccess):
 
     # Reading.
 
+    @override
     def read_value(self) -> jax.Array:
         """Returns the whole value as an array."""
         if self.source is not None and frames.current() is None and self._stands_alone():
@@ -148,9 +171,11 @@ class ShardedVariable(RowAccess):
         """Returns the whole value as an array, like `read_value`."""
         return self.read_value()
 
+    @override
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
+    @override
     def numpy(self) -> np.ndarray:
         """Returns the whole value as a NumPy array of its own."""
         if self.source is not None and frames.current() is None and self._stands_alone():
@@ -160,16 +185,17 @@ class ShardedVariable(RowAccess):
     def _stands_alone(self) -> bool:
         return all(overlay.find_overlay(variable) is None for variable in self._variables)
 
+    @override
     def __getitem__(self, index: Any) -> jax.Array:
         """Returns a part of the value; of rows that are named by numbers only those are read."""
         first, *others = index if isinstance(index, tuple) else (index,)
-        rows = self._rows_of(first)
+        rows = self._find_rows(first)
         if rows is None:
             return self.read_value()[index]
-        found = looked_up(self, rows, f"{self._name}[...]")
+        found = look_up(self, rows, f"{self._name}[...]")
         return found[(slice(None),) * rows.ndim + tuple(others)] if others else found
 
-    def _rows_of(self, index: Any) -> np.ndarray | None:
+    def _find_rows(self, index: object) -> np.ndarray | None:
         """Returns the numbers of the rows that an index along the first dimension names."""
         count = self._shape[0]
         if isinstance(index, (bool, np.bool_)) or index is None or index is Ellipsis:
@@ -191,43 +217,87 @@ class ShardedVariable(RowAccess):
             )
         return np.where(rows < 0, rows + count, rows)
 
+    @override
     def __iter__(self) -> Iterator[Variable]:
         return iter(self._variables)
 
+    @override
     def __len__(self) -> int:
         return self._shape[0]
 
     # Writing.
 
     def assign(
-        self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+        self,
+        value: Assigned,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
-        """Replaces the value."""
+        """Replaces the value.
+
+        Args:
+            value: The new value, of the variable's shape.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+            read_value: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+        """
         return self._write(WriteKind.ASSIGN, value)
 
     def assign_add(
-        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+        self,
+        delta: Assigned,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
-        """Adds `delta` to the value."""
+        """Adds `delta` to the value.
+
+        Args:
+            delta: What to add, of the variable's shape or a scalar.
+            use_locking: As for `assign`.
+            name: As for `assign`.
+            read_value: As for `assign`.
+
+        Returns:
+            The variable itself.
+        """
         return self._write(WriteKind.ASSIGN_ADD, delta)
 
     def assign_sub(
-        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+        self,
+        delta: Assigned,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
     ) -> ShardedVariable:
-        """Subtracts `delta` from the value."""
+        """Subtracts `delta` from the value.
+
+        Args:
+            delta: What to subtract, of the variable's shape or a scalar.
+            use_locking: As for `assign`.
+            name: As for `assign`.
+            read_value: As for `assign`.
+
+        Returns:
+            The variable itself.
+        """
         return self._write(WriteKind.ASSIGN_SUB, delta)
 
-    def _write(self, kind: WriteKind, value: Any) -> ShardedVariable:
+    def _write(self, kind: WriteKind, value: Assigned) -> ShardedVariable:
         if isinstance(value, PerReplica):
             # Whether that can be written is for the variables to say.
-            parts = [value] * len(self._variables)
+            parts: list[Any] = [value] * len(self._variables)
         else:
-            parts = self._parts(kind, plain(value))
+            parts = self._split(kind, to_array(value))
         for variable, part in zip(self._variables, parts, strict=True):
             getattr(variable, kind.value)(part)
         return self
 
-    def _parts(self, kind: WriteKind, value: Any) -> list[Any]:
+    def _split(self, kind: WriteKind, value: Array) -> list[Array]:
         if kind is not WriteKind.ASSIGN and value.shape == ():
             return [value] * len(self._variables)
         if value.shape != self._shape:
@@ -240,11 +310,26 @@ class ShardedVariable(RowAccess):
     # What optimizers need.
 
     def like(self, shards: Sequence[Variable], name: str) -> ShardedVariable:
-        """Returns other variables, divided in the same way, as one."""
+        """Returns other variables, divided in the same way, as one.
+
+        Args:
+            shards: The variables.
+            name: The name of the whole.
+
+        Returns:
+            The new sharded variable.
+        """
         return ShardedVariable(shards, name)
 
-    def divided(self, grad: Any) -> list[Any]:
-        """Returns each shard's part of a gradient; None where a sparse one has no rows."""
+    def divide(self, grad: Array | IndexedSlices) -> list[Any]:
+        """Returns each shard's part of a gradient.
+
+        Args:
+            grad: A gradient with respect to the whole.
+
+        Returns:
+            The parts; None where a sparse gradient has no rows.
+        """
         if not isinstance(grad, IndexedSlices):
             return [grad[rows] for rows in self._division.slices]
         parts: list[Any] = [None] * len(self._variables)
@@ -264,16 +349,19 @@ class ShardedVariable(RowAccess):
     def __str__(self) -> str:
         return repr(self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return ShardedVariable.of, (self._variables, self._name)
 
 
-def created(
-    create: Callable[..., Variable], arguments: dict[str, Any], partitioner: Callable[..., Any]
-) -> Any:
+def create_divided(
+    create: Callable[..., Variable],
+    arguments: dict[str, Any],
+    partitioner: Callable[..., Sequence[int]],
+) -> Variable | ShardedVariable:
     """Creates a variable, divided as `partitioner` says."""
     name = arguments.get("name") or "Variable"
-    value = creation.initial(
+    value = creation.compute_initial(
         arguments.get("initial_value"), arguments.get("dtype"), arguments.get("shape"), name
     )
     arguments = {**arguments, "initial_value": value}
@@ -291,7 +379,7 @@ def created(
     return ShardedVariable(shards, name)
 
 
-def _num_shards(partitioner: Callable[..., Any], value: Any, name: str) -> int:
+def _num_shards(partitioner: Callable[..., Sequence[int]], value: Array, name: str) -> int:
     parts = partitioner(shape=tuple(value.shape), dtype=value.dtype)
     numbers = list(parts) if isinstance(parts, (list, tuple)) else []
     fits = len(numbers) == value.ndim and all(
@@ -307,7 +395,7 @@ def _num_shards(partitioner: Callable[..., Any], value: Any, name: str) -> int:
     return min(int(numbers[0]), int(value.shape[0]) or 1)
 
 
-def _check_shards(variables: Any) -> None:
+def _check_shards(variables: Sequence[Variable]) -> None:
     is_list = isinstance(variables, (list, tuple)) and bool(variables)
     if not is_list or not all(isinstance(variable, Variable) for variable in variables):
         raise TypeError(
@@ -327,7 +415,7 @@ def _check_shards(variables: Any) -> None:
             )
 
 
-def _name_elsewhere(variables: Sequence[Variable]) -> str:
+def _get_remote_name(variables: Sequence[Variable]) -> str:
     if variables[0].source is None:
         return ""
     return "+".join(variable.placement.specs[0].uid for variable in variables)
