@@ -9,14 +9,11 @@ import pytest
 from tests.architecture.reference import find_gaps, public_objects
 
 PENDING = (
-    "distribax.cluster",
     "distribax.collectives",
     "distribax.contrib",
     "distribax.data",
     "distribax.errors",
     "distribax.execution",
-    "distribax.testing",
-    "distribax.topology",
     "distribax.training",
     "distribax.types",
     "distribax.values",

@@ -6,8 +6,9 @@ import argparse
 import itertools
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -23,20 +24,20 @@ from distribax.training.metrics import Accuracy, Mean
 from distribax.training.optimizer import Optimizer
 from distribax.variables import Variable
 
-_BATCH = 128
+_BATCH: Final = 128
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
     parser = commands.add_parser(
         "demo", help="train a digit classifier over several virtual CPU devices"
     )
-    parser.add_argument("--devices", type=_positive, default=4, help="virtual CPU devices")
-    parser.add_argument("--epochs", type=_positive, default=20, help="passes over the data")
+    parser.add_argument("--devices", type=_parse_positive, default=4, help="virtual CPU devices")
+    parser.add_argument("--epochs", type=_parse_positive, default=20, help="passes over the data")
     parser.set_defaults(run=run)
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -48,7 +49,7 @@ def _positive(text: str) -> int:
 
 @dataclass
 class _Digits:
-    """Images of handwritten digits, as rows of 64 numbers from 0 to 1, and their labels."""
+    """Images of handwritten digits, as rows of 64 numbers from 0 to 1, with their labels."""
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
@@ -80,7 +81,7 @@ class _Classifier:
         with strategy.scope():
             self.layers = [
                 (
-                    Variable(_glorot(random, rows, columns), name=f"kernel_{index}"),
+                    Variable(_draw_glorot(random, rows, columns), name=f"kernel_{index}"),
                     Variable(np.zeros(columns, np.float32), name=f"bias_{index}"),
                 )
                 for index, (rows, columns) in enumerate(itertools.pairwise(sizes))
@@ -94,14 +95,16 @@ class _Classifier:
     def variables(self) -> list[Variable]:
         return [variable for layer in self.layers for variable in layer]
 
-    def logits(self, images: Any) -> Any:
+    def compute_logits(self, images: jax.Array) -> jax.Array:
         (first, first_bias), (second, second_bias) = self.layers
         return jax.nn.relu(images @ first + first_bias) @ second + second_bias
 
-    def _train_step(self, batch: Any, size: Any) -> None:
-        def replica_step(images: Any, labels: Any) -> None:
-            def loss_fn() -> Any:
-                chosen = jax.nn.log_softmax(self.logits(images))[jnp.arange(len(labels)), labels]
+    def _train_step(self, batch: Sequence[object], size: int) -> None:
+        def replica_step(images: jax.Array, labels: jax.Array) -> None:
+            def loss_fn() -> jax.Array:
+                chosen = jax.nn.log_softmax(self.compute_logits(images))[
+                    jnp.arange(len(labels)), labels
+                ]
                 self.loss.update_state(-chosen)
                 return compute_average_loss(-chosen, global_batch_size=size)
 
@@ -110,20 +113,20 @@ class _Classifier:
 
         self.strategy.run(replica_step, args=batch)
 
-    def _test_step(self, batch: Any) -> None:
-        def replica_step(images: Any, labels: Any) -> None:
-            self.accuracy.update_state(labels, self.logits(images))
+    def _test_step(self, batch: Sequence[object]) -> None:
+        def replica_step(images: jax.Array, labels: jax.Array) -> None:
+            self.accuracy.update_state(labels, self.compute_logits(images))
 
         self.strategy.run(replica_step, args=batch)
 
 
-def _glorot(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+def _draw_glorot(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     scale = np.sqrt(2.0 / (rows + columns))
     return random.normal(scale=scale, size=(rows, columns)).astype(np.float32)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains and tests, with a progress bar and a table at the end."""
+    """Trains and tests, with a progress bar and a table at the end; returns the exit code."""
     try:
         digits = _Digits.load()
     except ImportError:
@@ -142,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(model: _Classifier, digits: _Digits, epochs: int) -> tuple[float, int]:
-    """Trains, and returns the seconds and examples of all epochs but the first, which compiles."""
+    """Trains; returns the seconds and examples of all epochs but the first, which compiles."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     rows = len(digits.train[1])
@@ -176,7 +179,7 @@ def _report(model: _Classifier, rate: float) -> None:
     parameters = sum(variable.size for variable in model.variables)
     table = Table(title="distribax: handwritten digits, MirroredStrategy", show_header=False)
     table.add_row("accuracy on unseen digits", f"{float(model.accuracy.result()):.1%}")
-    table.add_row("examples a second", f"{rate:,.0f}")
+    table.add_row("examples per second", f"{rate:,.0f}")
     table.add_row("devices", ", ".join(model.strategy.extended.worker_devices))
     table.add_row(
         "mirrored on each of them",

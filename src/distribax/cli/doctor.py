@@ -1,4 +1,4 @@
-"""`distribax doctor`: looks at this machine, and says what to mend before a program fails."""
+"""`distribax doctor`: examines this machine and says what to fix before a program fails."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import platform
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import Any, Final
+from typing import Final
 
 from distribax.cli.findings import Finding, Verdict, is_healthy
-from distribax.cli.version_ranges import Requirement, in_range, parse_requirement
+from distribax.cli.version_ranges import Requirement, is_in_range, parse_requirement
 from distribax.cluster import ClusterResolver, resolve, training_tasks
 from distribax.cluster.spec.address import parse_address
 from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 _NEEDED: Final = ("jax", "numpy", "optax", "orbax-checkpoint", "grain", "rich")
-"""What is looked for when distribax is not installed and cannot tell what it needs."""
+"""The packages to look for if distribax is not installed, so that its requirements are unknown."""
 
 _TOOLS: Final = ("all", "docs", "test")
-"""Extras for those who work on distribax itself; nobody lacks them."""
+"""Extras for those who work on distribax itself; users do not need them."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
     parser = commands.add_parser(
         "doctor", help="check devices, versions, network and cluster of this machine"
@@ -48,16 +48,16 @@ def run(options: argparse.Namespace) -> int:
 def examine() -> list[Finding]:
     """Returns all findings about this machine and this environment."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _versions,
-        _extras,
-        _network,
-        _cluster,
-        _devices,
+        _check_versions,
+        _check_extras,
+        _check_network,
+        _check_cluster,
+        _check_devices,
     )
     return [finding for check in checks for finding in check()]
 
 
-def _requirements() -> list[Requirement]:
+def _read_requirements() -> list[Requirement]:
     try:
         lines = metadata.requires("distribax") or []
     except metadata.PackageNotFoundError:
@@ -65,47 +65,47 @@ def _requirements() -> list[Requirement]:
     return [parse_requirement(line) for line in lines]
 
 
-def _installed(name: str) -> str | None:
+def _find_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     yield Finding("versions", "python", platform.python_version())
-    own = _installed("distribax")
+    own = _find_version("distribax")
     if own is None:
         yield Finding(
             "versions",
             "distribax",
-            "runs from its source, not installed: which versions it needs is not known",
+            "runs from its source and is not installed: the versions it needs are not known",
             Verdict.WARNING,
             "pip install . in the folder of the source",
         )
     else:
         yield Finding("versions", "distribax", own)
-    for needed in _requirements():
+    for needed in _read_requirements():
         if needed.extra is None:
-            yield _version("versions", needed, Verdict.PROBLEM)
+            yield _check_version("versions", needed, Verdict.PROBLEM)
             if needed.name == "jax":
-                yield _jaxlib()
+                yield _check_jaxlib()
 
 
-def _version(area: str, needed: Requirement, otherwise: Verdict) -> Finding:
-    """Returns whether a package is there, in a version that distribax is tested with."""
-    found = _installed(needed.name)
+def _check_version(area: str, needed: Requirement, otherwise: Verdict) -> Finding:
+    """Returns whether a package is installed, in a version that distribax is tested with."""
+    found = _find_version(needed.name)
     install = f"pip install '{needed.name}{needed.range}'"
     if found is None:
         return Finding(area, needed.name, "not installed", otherwise, install)
-    if not in_range(found, needed.range):
+    if not is_in_range(found, needed.range):
         value = f"{found}, outside of the tested range {needed.range}"
         return Finding(area, needed.name, value, otherwise, install)
     return Finding(area, needed.name, f"{found} (tested: {needed.range or 'not known'})")
 
 
-def _jaxlib() -> Finding:
-    jax, jaxlib = _installed("jax"), _installed("jaxlib")
+def _check_jaxlib() -> Finding:
+    jax, jaxlib = _find_version("jax"), _find_version("jaxlib")
     if jax is None or jaxlib is None or jax.split(".")[:2] != jaxlib.split(".")[:2]:
         value = f"{jaxlib or 'not installed'}, with jax {jax}"
         fix = f"pip install 'jaxlib=={jax}'"
@@ -113,22 +113,22 @@ def _jaxlib() -> Finding:
     return Finding("versions", "jaxlib", jaxlib)
 
 
-def _extras() -> Iterator[Finding]:
-    for needed in _requirements():
+def _check_extras() -> Iterator[Finding]:
+    for needed in _read_requirements():
         if needed.extra is None or needed.extra in _TOOLS:
             continue
         subject = f"{needed.extra}: {needed.name}"
-        found = _installed(needed.name)
+        found = _find_version(needed.name)
         if found is None:
-            # Nobody needs all extras, so this is no warning; the table still says how to get it.
+            # Nobody needs all extras, so this is not a warning; the table says how to get it.
             how = f"pip install 'distribax[{needed.extra}]'"
             yield Finding("extras", subject, f"not installed; if you need it: {how}")
         else:
-            judged = _version("extras", needed, Verdict.WARNING)
+            judged = _check_version("extras", needed, Verdict.WARNING)
             yield Finding("extras", subject, judged.value, judged.verdict, judged.fix)
 
 
-def _network() -> Iterator[Finding]:
+def _check_network() -> Iterator[Finding]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -142,11 +142,11 @@ def _network() -> Iterator[Finding]:
             "allow local TCP connections (firewall, sandbox): workers need them",
         )
     else:
-        yield Finding("network", "127.0.0.1", "free ports can be had and reached")
-    yield _host_name()
+        yield Finding("network", "127.0.0.1", "free ports can be opened and reached")
+    yield _check_host_name()
 
 
-def _host_name() -> Finding:
+def _check_host_name() -> Finding:
     name = socket.gethostname()
     fix = (
         "when other machines take part, describe this one in TF_CONFIG or --rdzv-endpoint by its "
@@ -163,7 +163,7 @@ def _host_name() -> Finding:
     return Finding("network", "host name", value)
 
 
-def _cluster() -> Iterator[Finding]:
+def _check_cluster() -> Iterator[Finding]:
     try:
         found = resolve()
         spec = found.resolver.cluster_spec()
@@ -187,11 +187,11 @@ def _cluster() -> Iterator[Finding]:
         )
         return
     yield Finding("cluster", "this task", f"{task[0]} {task[1]}")
-    yield from _leader(found.resolver, (task[0], task[1]))
+    yield from _check_leader(found.resolver, (task[0], task[1]))
 
 
-def _leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Finding]:
-    """Looks whether this task can listen, if it is the one that the others call."""
+def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Finding]:
+    """Checks that this task can listen at its address, if the other tasks connect to it."""
     tasks = training_tasks(resolver.cluster_spec())
     if len(tasks) < 2 or task != tasks[0]:
         return
@@ -199,7 +199,9 @@ def _leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Findin
     address = parse_address(text, "address")
     try:
         with socket.create_server((address.host, address.port or 0)):
-            yield Finding("cluster", "own address", f"{text} is free; the others will call it")
+            yield Finding(
+                "cluster", "own address", f"{text} is free; the others will connect to it"
+            )
     except OSError as error:
         yield Finding(
             "cluster",
@@ -210,10 +212,10 @@ def _leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Findin
         )
 
 
-def _devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[Finding]:
     try:
         devices = resolve_devices()
-    except Exception as error:  # JAX and its plug-ins raise all kinds when they start.
+    except Exception as error:  # JAX and its plug-ins raise any exception when they start.
         yield Finding(
             "devices",
             "JAX",
@@ -231,7 +233,7 @@ def _devices() -> Iterator[Finding]:
     try:
         check_cpu_pool(devices)
     except RuntimeError as error:
-        fix = "unset PJRT_NPROC and NPROC, or make them at least that large"
+        fix = "unset PJRT_NPROC and NPROC, or set them to at least that number"
         yield Finding("devices", "thread pool", f"{rule}: {error}", Verdict.PROBLEM, fix)
     else:
         yield Finding("devices", "thread pool", f"large enough: {rule}")
@@ -252,7 +254,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         area = finding.area
         table.add_row(
             Text(finding.verdict.value, style=_STYLES[finding.verdict]),
-            # Text: brackets in names of extras are no mark-up.
+            # As Text, so that the brackets of extras are not taken for mark-up.
             Text(f"{finding.area}: {finding.subject}"),
             Text(f"{finding.value}\nfix: {finding.fix}" if finding.fix else finding.value),
         )

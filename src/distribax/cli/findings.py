@@ -1,15 +1,14 @@
-"""What the doctor finds: one fact each, how it is judged, and what mends it."""
+"""The findings of the doctor: facts about this machine, and how to fix what is wrong."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 
 class Verdict(enum.Enum):
-    """How a fact is judged."""
+    """Whether a fact is a problem."""
 
     OK = "ok"
     WARNING = "warning"  # Something that only some programs need is missing or odd.
@@ -18,7 +17,15 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about this machine, and what mends it if it is not as it should be."""
+    """A fact about this machine.
+
+    Attributes:
+        area: What it belongs to, such as "network".
+        subject: What was examined.
+        value: What was found.
+        verdict: Whether it is a problem.
+        fix: How to fix it; empty if it is not a problem.
+    """
 
     area: str
     subject: str
@@ -27,13 +34,13 @@ class Finding:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        assert bool(self.fix) == (self.verdict is not Verdict.OK), "a fix for whatever is not ok"
+        assert bool(self.fix) == (self.verdict is not Verdict.OK), "only what is not ok has a fix"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the finding as JSON has it."""
+    def as_dict(self) -> dict[str, str]:
+        """Returns the finding as a JSON object."""
         return asdict(self) | {"verdict": self.verdict.value}
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Returns whether there is no problem; warnings are none."""
+    """Returns whether there is no problem; warnings do not count."""
     return all(finding.verdict is not Verdict.PROBLEM for finding in findings)

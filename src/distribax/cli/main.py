@@ -1,4 +1,4 @@
-"""The command line: which command, with which options."""
+"""The command line of `distribax`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What `distribax run --ps` runs as a worker or a parameter server: a Server, until it is ended.
+"""The program of the workers and parameter servers that `distribax run --ps` starts.
 
-The script may close its strategy and make another one, so a cluster that has ended is followed by
-the next one.
+The user's script may close its strategy and create another one. So when a cluster has ended, the
+process joins the next one, until the launcher ends it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Final
 
-# The launcher runs this file as a script; its folder is no place to look for modules.
+# The launcher runs this file as a script; modules must not be imported from its folder.
 if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 
 from distribax.cluster.ray.server import Server, ServerConfig
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 
-_UNTIL_THE_LAUNCHER_ENDS_IT = float(1 << 31)
+_JOIN_SECONDS: Final = float(1 << 31)
+"""Practically no limit: the launcher ends this process."""
 
 
 def main() -> None:
-    """Serves until SIGTERM comes."""
+    """Serves until SIGTERM ends the process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    config = ServerConfig(join_timeout_seconds=_UNTIL_THE_LAUNCHER_ENDS_IT)
+    config = ServerConfig(join_timeout_seconds=_JOIN_SECONDS)
     while True:
         with Server(TFConfigClusterResolver(), config=config) as server:
             server.join()

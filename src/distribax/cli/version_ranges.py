@@ -1,6 +1,6 @@
-"""Whether installed versions are in the ranges that a package asks for.
+"""Version ranges: whether an installed version is in the range that a package requires.
 
->>> in_range("0.10.2", "<0.11,>=0.10.2"), in_range("0.11.0", "<0.11,>=0.10.2")
+>>> is_in_range("0.10.2", "<0.11,>=0.10.2"), is_in_range("0.11.0", "<0.11,>=0.10.2")
 (True, False)
 >>> parse_requirement('flax>=0.12; extra == "flax"')
 Requirement(name='flax', range='>=0.12', extra='flax')
@@ -13,14 +13,15 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 _REQUIREMENT: Final = re.compile(
     r"(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?(?P<range>[^;)]*)\)?"
     r"(?:;.*?extra\s*==\s*['\"](?P<extra>[\w-]+)['\"])?"
 )
 _CLAUSE: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*([\d.]+)")
-_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+_Version = tuple[int, ...]
+_COMPARISONS: Final[dict[str, Callable[[_Version, _Version], bool]]] = {
     ">=": operator.ge,
     "<=": operator.le,
     "==": operator.eq,
@@ -32,7 +33,7 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package that is needed, or that an extra needs."""
+    """A package that distribax, or one of its extras, requires."""
 
     name: str
     range: str
@@ -40,24 +41,24 @@ class Requirement:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Takes a line of a package's requirements apart."""
+    """Returns what a line of a package's requirements says."""
     match = _REQUIREMENT.match(text)
     assert match is not None, text
     return Requirement(match["name"], match["range"].strip(), match["extra"])
 
 
-def in_range(version: str, wanted: str) -> bool:
-    """Returns whether a version satisfies all clauses; only its leading numbers count."""
+def is_in_range(version: str, wanted: str) -> bool:
+    """Returns whether a version is in the range; only its leading numbers are compared."""
     clauses = _CLAUSE.findall(wanted)
     return all(_compare(version, symbol, limit) for symbol, limit in clauses)
 
 
 def _compare(version: str, symbol: str, limit: str) -> bool:
-    pairs = itertools.zip_longest(_numbers(version), _numbers(limit), fillvalue=0)
+    pairs = itertools.zip_longest(_parse_numbers(version), _parse_numbers(limit), fillvalue=0)
     left, right = zip(*pairs, strict=True)
     return _COMPARISONS[symbol](left, right)
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_numbers(version: str) -> list[int]:
     match = re.match(r"\d+(\.\d+)*", version)
     return [int(part) for part in match[0].split(".")] if match else [0]

@@ -1,10 +1,10 @@
 """Runs a worker's script as `python script` would, and tells the launcher at once when it fails.
 
-A worker that fails does not end at once: JAX's exit waits for the other workers, which wait for
-this one. So the launcher hears of the failure before the exit begins. And should the launcher be
-killed, its end of the connection closes, and the worker ends instead of running on unseen.
+A worker that fails does not end at once: at exit, JAX waits for the other workers, which wait for
+this one. So the launcher is told of the failure before the exit begins. If the launcher is killed,
+its end of the connection closes, and the worker ends, too.
 
-The launcher starts this file by its path: it imports nothing of distribax, so that the script
+The launcher starts this file by its path. It imports nothing of distribax, so that the script
 decides what is imported, and in which order.
 """
 
@@ -20,16 +20,16 @@ import time
 import types
 
 
-def _watch(launcher: socket.socket) -> None:
+def _watch_launcher(launcher: socket.socket) -> None:
     """Ends this process and those it has started when the launcher is gone."""
     with contextlib.suppress(OSError):
         while launcher.recv(64):
             pass
-    # The launcher has made a group of processes for this worker alone.
+    # The launcher has created a process group for this worker alone.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _run(script: str) -> None:
+def _run_script(script: str) -> None:
     """Runs the script as the module `__main__`."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=script, __builtins__=__builtins__, __spec__=None)
@@ -39,13 +39,13 @@ def _run(script: str) -> None:
     exec(compile(source, script, "exec"), main.__dict__)
 
 
-def _without_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+def _strip_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback
 
 
-def _exit_code(error: SystemExit) -> int:
+def _get_exit_code(error: SystemExit) -> int:
     """Returns the code with which Python ends for a SystemExit."""
     if error.code is None:
         return 0
@@ -53,21 +53,23 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def main() -> None:
-    """Takes the launcher's file descriptor, the script and its arguments from the command line."""
+    """Runs the script on the command line, which follows the launcher's file descriptor."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
     sys.argv = sys.argv[2:]
     script = sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    threading.Thread(target=_watch, args=(launcher,), name="launcher-watch", daemon=True).start()
+    threading.Thread(
+        target=_watch_launcher, args=(launcher,), name="launcher-watch", daemon=True
+    ).start()
     try:
-        _run(script)
+        _run_script(script)
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
-        _leave(launcher, _exit_code(error))
+        _leave(launcher, _get_exit_code(error))
     except BaseException as error:
-        trace = _without_own_frames(error.__traceback__)
+        trace = _strip_own_frames(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         _leave(launcher, 130 if isinstance(error, KeyboardInterrupt) else 1)
 
@@ -78,7 +80,7 @@ def _leave(launcher: socket.socket, code: int) -> None:
         sys.stderr.flush()
     if code:
         with contextlib.suppress(OSError):
-            # Since the machine's start: tells which of several workers was the first.
+            # The clock of the machine: it tells which of several workers failed first.
             launcher.sendall(f"{code} {time.monotonic_ns()}\n".encode())
     sys.exit(code)
 
