@@ -11,7 +11,6 @@ from tests.architecture.reference import find_gaps, public_objects
 PENDING = (
     "distribax.collectives",
     "distribax.contrib",
-    "distribax.data",
     "distribax.errors",
     "distribax.execution",
     "distribax.training",

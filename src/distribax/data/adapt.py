@@ -1,10 +1,10 @@
-"""Data sets of anything that can be iterated: arrays, generators, loaders, other libraries'."""
+"""Makes data sets of anything iterable: arrays, generators, other libraries' loaders."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,15 @@ from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
 from distribax.data.plan.sources import Batches, Foreign
 
 
-def as_dataset(value: Any) -> Dataset:
+class _GrainIterator(Protocol):
+    """What saving needs of Grain's iterators: of data sets, and of data loaders."""
+
+    def get_state(self) -> dict[str, Any] | bytes: ...
+
+    def set_state(self, state: Any, /) -> None: ...
+
+
+def as_dataset(value: object) -> Dataset:
     """Makes a data set of anything iterable.
 
     - a `Dataset` is returned as it is;
@@ -26,6 +34,16 @@ def as_dataset(value: Any) -> Dataset:
 
     Grain's iterators can be saved and restored, and so can lists and generator functions; others
     cannot be. Nothing but a `Dataset` of files can be sharded by file.
+
+    Args:
+        value: What to iterate over.
+
+    Returns:
+        The data set.
+
+    Raises:
+        TypeError: `value` cannot be iterated, or is a dict that does not hold arrays.
+        ValueError: `value` is an empty list.
     """
     if isinstance(value, Dataset):
         return value
@@ -39,28 +57,27 @@ def as_dataset(value: Any) -> Dataset:
             "rows. Expected a dict of arrays, or a list of such dicts, one for each batch."
         )
     family = {module.split(".")[0] for module in _modules(value)}
-    if "grain" in family:
+    if "grain" in family and isinstance(value, Iterable):
         return _of_grain(value)
     if "tensorflow" in family and hasattr(value, "as_numpy_iterator"):
         return _of_tensorflow(value)
-    if "torch" in family and hasattr(value, "__iter__"):
+    if "torch" in family and isinstance(value, Iterable):
         return _foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
-    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
-        if callable(value):
-            make: Callable[[], Any] = value
-            return Dataset.from_generator(make)
-        raise TypeError(
-            f"a data set cannot be made of {value!r} of type {type(value).__name__}. Expected a "
-            "dx.data.Dataset, arrays, or something that can be iterated."
-        )
-    return _of_iterable(value)
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return _of_iterable(value)
+    if callable(value):
+        return Dataset.from_generator(value)
+    raise TypeError(
+        f"a data set cannot be made of {value!r} of type {type(value).__name__}. Expected a "
+        "dx.data.Dataset, arrays, or something that can be iterated."
+    )
 
 
-def _modules(value: Any) -> list[str]:
+def _modules(value: object) -> list[str]:
     return [kind.__module__ for kind in type(value).__mro__]
 
 
-def _is_nest_of_arrays(value: Any) -> bool:
+def _is_nest_of_arrays(value: object) -> bool:
     if isinstance(value, (tuple, dict)):
         return all(
             _is_nest_of_arrays(leaf) or isinstance(leaf, list) for leaf in nests.leaves(value)
@@ -81,18 +98,21 @@ def _foreign(kind: str, start: Callable[[], Iterator[Any]], **options: Any) -> D
     return Dataset(Foreign(kind, start, **options))
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
+    if not isinstance(value, Sized):
+        return UNKNOWN_CARDINALITY
     try:
         return len(value)
-    except TypeError:
+    except TypeError:  # A torch loader of an IterableDataset has the method, but no length.
         return UNKNOWN_CARDINALITY
 
 
-def _of_iterable(value: Any) -> Dataset:
-    if iter(value) is not value:
+def _of_iterable(value: Iterable[Any]) -> Dataset:
+    iterator = iter(value)
+    if iterator is not value:
         kind = f"an iterable of type {type(value).__name__}"
         return _foreign(kind, lambda: iter(value), length=_length(value), reuses_arrays=True)
-    once = _Once(value)
+    once = _Once(iterator)
     return _foreign("a generator or iterator", once.start, repeatable=False, reuses_arrays=True)
 
 
@@ -113,8 +133,8 @@ class _Once:
         return self._iterator
 
 
-def _of_grain(value: Any) -> Dataset:
-    if hasattr(value, "__next__"):
+def _of_grain(value: Iterable[Any]) -> Dataset:
+    if isinstance(value, Iterator):
         kind, repeatable, start = "a Grain iterator", False, _Once(value).start
     else:
         kind, repeatable, start = f"a Grain {type(value).__name__}", True, lambda: iter(value)
@@ -124,13 +144,13 @@ def _of_grain(value: Any) -> Dataset:
     )
 
 
-def _save_grain(iterator: Any) -> Any:
+def _save_grain(iterator: _GrainIterator) -> dict[str, str]:
     state = iterator.get_state()
     # A data loader's state is JSON in bytes already.
     return {"bytes": state.decode()} if isinstance(state, bytes) else {"dict": json.dumps(state)}
 
 
-def _load_grain(iterator: Any, saved: dict[str, str]) -> Any:
+def _load_grain(iterator: _GrainIterator, saved: dict[str, str]) -> _GrainIterator:
     state = saved["bytes"].encode() if "bytes" in saved else json.loads(saved["dict"])
     iterator.set_state(state)
     return iterator
@@ -139,12 +159,12 @@ def _load_grain(iterator: Any, saved: dict[str, str]) -> Any:
 def _of_tensorflow(value: Any) -> Dataset:
     length = int(value.cardinality())
 
-    def spec_of(leaf: Any) -> Any:
+    def find_spec(leaf: Any) -> TensorSpec | None:
         shape = None if leaf.shape.rank is None else leaf.shape.as_list()
         return None if shape is None else TensorSpec(shape, leaf.dtype.as_numpy_dtype)
 
     try:
-        signature = nests.map_leaves(spec_of, value.element_spec)
+        signature = nests.map_leaves(find_spec, value.element_spec)
     except AttributeError:
         # Ragged and sparse components have no shape of this kind.
         signature = None

@@ -5,33 +5,39 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike as DTypeLike
 
 from distribax.data.dataset_options import AUTOTUNE
 
+Path: TypeAlias = str | bytes | os.PathLike[str]
+"""The name of a file."""
 
-def whole_number(value: Any, name: str) -> int:
+_Fn = TypeVar("_Fn", bound=Callable[..., Any])
+
+
+def whole_number(value: object, name: str) -> int:
     """Returns an integer argument as an int."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError  # An index for Python, a mistake for a number of elements.
-        return operator.index(value)
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(
             f"{name}={value!r} of type {type(value).__name__} is not a whole number."
         ) from None
 
 
-def flag(value: Any, name: str) -> bool:
+def flag(value: object, name: str) -> bool:
     """Returns an argument that must be True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} of type {type(value).__name__} is not True or False.")
     return bool(value)
 
 
-def dtype(value: Any, name: str) -> np.dtype[Any]:
+def dtype(value: DTypeLike, name: str) -> np.dtype[Any]:
     """Returns a data type; text is kept as bytes objects, as tf.data's NumPy iterators give it."""
     if any(value is text or value == text for text in (str, bytes, "string")):
         return np.dtype(object)
@@ -43,7 +49,7 @@ def dtype(value: Any, name: str) -> np.dtype[Any]:
         ) from None
 
 
-def path(value: Any, name: str) -> str:
+def path(value: Path, name: str) -> str:
     """Returns the name of a file."""
     try:
         return os.fsdecode(value)
@@ -53,14 +59,14 @@ def path(value: Any, name: str) -> str:
         ) from None
 
 
-def paths(value: Any, name: str) -> list[str]:
+def paths(value: Path | Iterable[Path], name: str) -> list[str]:
     """Returns one file name or several as a list."""
     if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable):
         return [path(value, name)]
     return [path(item, name) for item in value]
 
 
-def positive(value: Any, name: str) -> int:
+def positive(value: object, name: str) -> int:
     """Returns an argument that must be at least 1."""
     number = whole_number(value, name)
     if number < 1:
@@ -68,7 +74,7 @@ def positive(value: Any, name: str) -> int:
     return number
 
 
-def buffer_size(value: Any, name: str) -> int:
+def buffer_size(value: object, name: str) -> int:
     """Returns the size of a prefetch buffer; None stands for AUTOTUNE."""
     number = AUTOTUNE if value is None else whole_number(value, name)
     if number < AUTOTUNE:
@@ -79,7 +85,7 @@ def buffer_size(value: Any, name: str) -> int:
     return number
 
 
-def num_threads(value: Any, name: str) -> int | None:
+def num_threads(value: object, name: str) -> int | None:
     """Returns a number of threads: None, AUTOTUNE or at least 1."""
     if value is None:
         return None
@@ -92,7 +98,7 @@ def num_threads(value: Any, name: str) -> int | None:
     return number
 
 
-def function(value: Any, name: str) -> Callable[..., Any]:
+def function(value: _Fn, name: str) -> _Fn:
     """Returns an argument that must be callable."""
     if not callable(value):
         raise TypeError(f"{name}={value!r} of type {type(value).__name__} is not a function.")

@@ -14,21 +14,19 @@ import numpy as np
 from distribax.data import arguments as check
 from distribax.data import elements as nests
 from distribax.data.dataset_options import AUTOTUNE, SHARD_HINT, Options
-from distribax.data.execution import runner
-from distribax.data.iterator import DatasetIterator, RunCounter
+from distribax.data.element_spec import Spec
 from distribax.data.plan import order, sources, transforms
 from distribax.data.plan.output_signature import parse_signature
 from distribax.data.plan.padding import parse_padded_shapes
-from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
-from distribax.execution import require_host
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
+from distribax.data.planned_dataset import PlannedDataset
 
 _T = TypeVar("_T")
-
 # tf.data takes the number of cores; a fixed number gives the same order on every machine.
 _DEFAULT_CYCLE_LENGTH = 4
 
 
-class Dataset:
+class Dataset(PlannedDataset):
     """A lazy pipeline of elements: nests of NumPy arrays, scalars and bytes.
 
     >>> dataset = Dataset.range(5).map(lambda x: x * x).batch(2)
@@ -37,64 +35,72 @@ class Dataset:
 
     Every step returns a new data set; nothing is read before iteration. A data set can be iterated
     many times, and its iterators can be saved in the middle (see `DatasetIterator`).
+
+    Args:
+        plan: The logical plan. Users make data sets with `from_tensor_slices` and its siblings.
     """
-
-    def __init__(self, plan: Node) -> None:
-        self._plan = plan
-        self._runs = RunCounter()
-
-    @property
-    def plan(self) -> Node:
-        """The logical plan, for rewrites and inspection."""
-        return self._plan
 
     # Sources.
 
     @staticmethod
-    def from_tensor_slices(tensors: Any) -> Dataset:
+    def from_tensor_slices(tensors: object) -> Dataset:
         """Makes a data set of the rows of arrays in memory, which must not change afterwards.
 
-        Rows are not copied, but for large ones that devices could not use as they are: then the
-        array is copied once, up to 256 MB.
+        Rows are not copied, except for large ones that are not aligned for devices: then the array
+        is copied once, up to 256 MB.
+
+        Args:
+            tensors: An array, or a tuple or dict of arrays with the same number of rows.
+
+        Returns:
+            The data set.
+
+        Raises:
+            ValueError: A component has no rows, or the numbers of rows differ.
 
         >>> list(Dataset.from_tensor_slices(([1, 2], ["a", "b"])))
         [(np.int32(1), b'a'), (np.int32(2), b'b')]
         """
-        arrays = nests.to_element(tensors)
-        sizes: set[int] = set()
-        if not nests.leaves(arrays):
-            raise ValueError(f"tensors={tensors!r} has no component. Expected at least one array.")
-        for leaf in nests.leaves(arrays):
-            if np.ndim(leaf) == 0:
-                raise ValueError(
-                    f"tensors has a component without rows: {nests.describe(arrays)}. Every "
-                    "component needs at least one dimension; for a single element use from_tensors."
-                )
-            sizes.add(len(leaf))
-        if len(sizes) != 1:
-            raise ValueError(
-                f"tensors has components with different numbers of rows: {nests.describe(arrays)}. "
-                "They must agree in their first dimension."
-            )
-        return Dataset(sources.Slices(arrays))
+        return Dataset(sources.Slices(nests.to_element(tensors)))
 
     @staticmethod
-    def from_tensors(tensors: Any) -> Dataset:
-        """Makes a data set of one element."""
+    def from_tensors(tensors: object) -> Dataset:
+        """Makes a data set of one element.
+
+        Args:
+            tensors: The element: an array, a number or text, or a tuple or dict of them.
+
+        Returns:
+            The data set.
+        """
         return Dataset(sources.Tensors(nests.to_element(tensors)))
 
     @staticmethod
     def from_generator(
         generator: Callable[..., Iterable[Any]],
-        output_types: Any = None,
-        output_shapes: Any = None,
+        output_types: object = None,
+        output_shapes: object = None,
         args: tuple[Any, ...] | None = None,
-        output_signature: Any = None,
+        output_signature: Spec | None = None,
     ) -> Dataset:
-        """Makes a data set of what a function yields; it is called anew for each iteration.
+        """Makes a data set of what a function yields; it is called again for each iteration.
 
-        `output_signature` is a nest of `TensorSpec`s; without it the first element tells. To resume
-        an iterator, the generator is started again and read up to the saved place.
+        To resume an iterator, the generator is started again and read up to the saved place.
+
+        Args:
+            generator: Returns something to iterate over, usually because it has a `yield`.
+            output_types: The data types of the elements, in their structure.
+            output_shapes: Their shapes; needs `output_types`.
+            args: The arguments of `generator`.
+            output_signature: A nest of `TensorSpec`s, instead of types and shapes. Without any of
+                them the first element tells.
+
+        Returns:
+            The data set.
+
+        Raises:
+            TypeError: `generator` is not callable, or another argument has the wrong type.
+            ValueError: Types or shapes are given twice, or shapes without types.
         """
         check.function(generator, "generator")
         if args is not None and not isinstance(args, (tuple, list)):
@@ -104,8 +110,20 @@ class Dataset:
         return Dataset(sources.Generator(make, signature, types))
 
     @staticmethod
-    def range(*args: int, output_type: Any = np.int64) -> Dataset:
-        """Makes a data set of a range of integers, with the arguments of Python's range."""
+    def range(*args: int, output_type: check.DTypeLike = np.int64) -> Dataset:
+        """Makes a data set of a range of integers.
+
+        Args:
+            *args: As for Python's `range`: the stop; start and stop; or start, stop and step.
+            output_type: The data type of the elements.
+
+        Returns:
+            The data set.
+
+        Raises:
+            TypeError: An argument is not a whole number, or there are too many or none.
+            ValueError: The step is 0.
+        """
         bounds = [check.whole_number(value, "range") for value in args]
         if not 1 <= len(bounds) <= 3:
             raise TypeError(f"range takes 1 to 3 whole numbers, but {len(bounds)} were given.")
@@ -117,11 +135,22 @@ class Dataset:
 
     @staticmethod
     def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None
+        file_pattern: check.Path | Iterable[check.Path],
+        shuffle: bool | None = None,
+        seed: int | None = None,
     ) -> Dataset:
         """Makes a data set of the names of files that match a glob pattern, or several.
 
-        The names are shuffled unless `shuffle` is False.
+        Args:
+            file_pattern: The pattern or patterns.
+            shuffle: Whether to shuffle the names; None means yes.
+            seed: The seed of the shuffle.
+
+        Returns:
+            A data set of names, as bytes.
+
+        Raises:
+            ValueError: No file matches.
         """
         patterns = check.paths(file_pattern, "file_pattern")
         in_order = shuffle is not None and not check.flag(shuffle, "shuffle")
@@ -132,8 +161,19 @@ class Dataset:
         return dataset if in_order else dataset.shuffle(len(names), seed=seed)
 
     @staticmethod
-    def zip(*args: Any, datasets: Any = None) -> Dataset:
+    def zip(*args: object, datasets: object = None) -> Dataset:
         """Makes a data set of elements of several data sets, side by side; the shortest ends it.
+
+        Args:
+            *args: The data sets, or a tuple or dict of them.
+            datasets: A tuple or dict of data sets, instead of `args`.
+
+        Returns:
+            A data set whose elements have the structure of the arguments.
+
+        Raises:
+            TypeError: An argument is not a data set, or both ways were used.
+            ValueError: There is no data set.
 
         >>> list(Dataset.zip(Dataset.range(2), Dataset.range(5, 9)))
         [(np.int64(0), np.int64(5)), (np.int64(1), np.int64(6))]
@@ -141,23 +181,7 @@ class Dataset:
         if args and datasets is not None:
             raise TypeError("zip was given data sets both as arguments and as datasets=. Keep one.")
         nest = datasets if datasets is not None else (args[0] if len(args) == 1 else args)
-        if isinstance(nest, list):
-            nest = tuple(nest)
-        parts = nests.leaves(nest)
-        for part in parts:
-            if not isinstance(part, Dataset):
-                raise TypeError(
-                    f"zip was given {part!r} of type {type(part).__name__}. Expected Datasets, or "
-                    "a tuple or dict of them."
-                )
-        if not parts:
-            raise ValueError("zip was given no data set. Expected at least one.")
-
-        def build(values: list[Any]) -> Any:
-            given = iter(values)
-            return nests.map_leaves(lambda _: next(given), nest)
-
-        return Dataset(order.Zip(tuple(part.plan for part in parts), build))
+        return Dataset(order.zip_plans(tuple(nest) if isinstance(nest, list) else nest))
 
     # Steps that change elements.
 
@@ -167,21 +191,41 @@ class Dataset:
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Puts every element through a function; a tuple becomes its arguments.
+        """Puts every element through a function.
 
-        With `num_parallel_calls` that many threads run ahead, which helps functions that release
-        Python's lock (NumPy, decoders, files). The order of the elements is always kept.
+        Args:
+            map_func: The function. A tuple is passed as several arguments.
+            num_parallel_calls: How many threads run it ahead of use, which helps functions that
+                release Python's lock (NumPy, decoders, files); None for no threads.
+            deterministic: Accepted; the order of the elements is always kept.
+
+        Returns:
+            The data set of what the function returns.
         """
         check.function(map_func, "map_func")
         threads = check.num_threads(num_parallel_calls, "num_parallel_calls")
         return Dataset(transforms.Map(self._plan, map_func, threads))
 
     def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keeps the elements for which `predicate` returns True."""
+        """Keeps the elements for which a function returns True.
+
+        Args:
+            predicate: The function. A tuple is passed as several arguments.
+
+        Returns:
+            The data set of the elements that are kept.
+        """
         return Dataset(transforms.Filter(self._plan, check.function(predicate, "predicate")))
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
-        """Makes a data set of every element and gives their elements, one after the other."""
+        """Makes a data set of every element and gives their elements, one after the other.
+
+        Args:
+            map_func: Returns the data set of an element.
+
+        Returns:
+            The data set of their elements.
+        """
         function = check.function(map_func, "map_func")
         return Dataset(order.Interleave(self._plan, function, step="flat_map"))
 
@@ -195,8 +239,15 @@ class Dataset:
     ) -> Dataset:
         """Makes a data set of every element and gives their elements in turns.
 
-        `cycle_length` of them are open at a time (4 if not given), and `block_length` elements come
-        from each in turn. A number of `num_parallel_calls` reads that many of them ahead.
+        Args:
+            map_func: Returns the data set of an element.
+            cycle_length: How many of them are open at a time; None for 4.
+            block_length: How many elements come from each in turn; None for 1.
+            num_parallel_calls: How many of them are read ahead of use, in threads.
+            deterministic: Accepted; the order of the elements is always the same.
+
+        Returns:
+            The data set of their elements.
         """
         cycle = _DEFAULT_CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
         node = order.Interleave(
@@ -215,7 +266,17 @@ class Dataset:
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
     ) -> Dataset:
-        """Stacks `batch_size` elements into one; the last batch may be smaller or left out."""
+        """Stacks consecutive elements into batches.
+
+        Args:
+            batch_size: How many elements make a batch.
+            drop_remainder: Whether a smaller last batch is left out.
+            num_parallel_calls: Accepted; batches are made in the thread that reads them.
+            deterministic: Accepted; the order of the elements is always kept.
+
+        Returns:
+            The data set of batches.
+        """
         size = check.positive(batch_size, "batch_size")
         return Dataset(
             transforms.Batch(self._plan, size, check.flag(drop_remainder, "drop_remainder"))
@@ -224,11 +285,22 @@ class Dataset:
     def padded_batch(
         self,
         batch_size: int,
-        padded_shapes: Any = None,
-        padding_values: Any = None,
+        padded_shapes: object = None,
+        padding_values: object = None,
         drop_remainder: bool = False,
     ) -> Dataset:
-        """Stacks elements of different shapes, padded to the largest or to `padded_shapes`.
+        """Stacks elements of different shapes, padded to one shape.
+
+        Args:
+            batch_size: How many elements make a batch.
+            padded_shapes: The shape of each component, in the structure of the elements; None, for
+                all or for one dimension, takes the largest size in the batch.
+            padding_values: What to pad with, one value or one for each component; None for zeros
+                and empty text.
+            drop_remainder: Whether a smaller last batch is left out.
+
+        Returns:
+            The data set of batches.
 
         >>> ragged = Dataset.range(1, 4).map(lambda n: np.full(n, n))
         >>> [batch.tolist() for batch in ragged.padded_batch(3)]
@@ -242,11 +314,18 @@ class Dataset:
         return Dataset(node)
 
     def unbatch(self) -> Dataset:
-        """Gives the rows of batches one by one."""
+        """Returns the data set of the rows of batches, one by one."""
         return Dataset(transforms.Unbatch(self._plan))
 
     def enumerate(self, start: int = 0) -> Dataset:
-        """Pairs every element with its number."""
+        """Pairs every element with its number.
+
+        Args:
+            start: The number of the first element.
+
+        Returns:
+            The data set of pairs.
+        """
         return Dataset(transforms.Enumerate(self._plan, check.whole_number(start, "start")))
 
     # Steps that choose and order elements.
@@ -254,7 +333,16 @@ class Dataset:
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Keeps every `num_shards`-th element, from number `index` on.
 
-        `shard(SHARD_HINT, SHARD_HINT)` leaves the numbers to AutoShardPolicy.HINT.
+        Args:
+            num_shards: How many shards there are. `shard(SHARD_HINT, SHARD_HINT)` leaves both
+                numbers to AutoShardPolicy.HINT.
+            index: Which of them to keep.
+
+        Returns:
+            The shard.
+
+        Raises:
+            ValueError: `num_shards` is less than 1, or there is no shard `index`.
         """
         count = check.whole_number(num_shards, "num_shards")
         number = check.whole_number(index, "index")
@@ -265,7 +353,14 @@ class Dataset:
         return Dataset(order.Shard(self._plan, count, number))
 
     def repeat(self, count: int | None = None) -> Dataset:
-        """Repeats the data set `count` times; without a number, or with -1, for ever."""
+        """Repeats the data set.
+
+        Args:
+            count: How many times it is iterated in all; None or -1 for endlessly.
+
+        Returns:
+            The repeated data set.
+        """
         number = None if count is None else check.whole_number(count, "count")
         forever = number is None or number < 0
         return Dataset(order.Repeat(self._plan, None if forever else number))
@@ -276,11 +371,19 @@ class Dataset:
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
     ) -> Dataset:
-        """Gives elements in a random order, drawn from a buffer of `buffer_size` elements.
+        """Gives elements in a random order, drawn from a buffer.
 
-        A buffer as large as the data set (or UNKNOWN_CARDINALITY) shuffles it perfectly. With
-        `seed` the orders are the same in every process; every iteration and repetition has another
-        order, unless `reshuffle_each_iteration` is False.
+        Args:
+            buffer_size: How many elements the buffer holds. One as large as the data set (or
+                UNKNOWN_CARDINALITY) shuffles it perfectly.
+            seed: Makes the order the same in every process.
+            reshuffle_each_iteration: Whether every iteration and repetition has another order.
+
+        Returns:
+            The shuffled data set.
+
+        Raises:
+            ValueError: `buffer_size` is less than 1.
         """
         size: int | None = check.whole_number(buffer_size, "buffer_size")
         if size == UNKNOWN_CARDINALITY:
@@ -296,19 +399,43 @@ class Dataset:
         return Dataset(order.Shuffle(self._plan, size, number, again))
 
     def take(self, count: int) -> Dataset:
-        """Gives the first `count` elements; -1 gives all."""
+        """Keeps the first elements.
+
+        Args:
+            count: How many; -1 for all.
+
+        Returns:
+            The shorter data set.
+        """
         number = check.whole_number(count, "count")
         return self if number < 0 else Dataset(order.Take(self._plan, number))
 
     def skip(self, count: int) -> Dataset:
-        """Leaves out the first `count` elements; -1 leaves out all."""
+        """Leaves out the first elements.
+
+        Args:
+            count: How many; -1 for all.
+
+        Returns:
+            The shorter data set.
+        """
         number = check.whole_number(count, "count")
         if number < 0:
             return Dataset(order.Take(self._plan, 0))
         return Dataset(order.Skip(self._plan, number))
 
     def concatenate(self, dataset: Dataset) -> Dataset:
-        """Gives the elements of another data set after those of this one."""
+        """Gives the elements of another data set after those of this one.
+
+        Args:
+            dataset: The other one, with elements of the same structure.
+
+        Returns:
+            The longer data set.
+
+        Raises:
+            TypeError: `dataset` is not a `Dataset`.
+        """
         if not isinstance(dataset, Dataset):
             raise TypeError(
                 f"dataset={dataset!r} of type {type(dataset).__name__} is not a Dataset. Make one "
@@ -319,78 +446,55 @@ class Dataset:
     # Steps about how and when.
 
     def prefetch(self, buffer_size: int | None) -> Dataset:
-        """Makes elements ahead of use in a background thread, up to `buffer_size` of them."""
+        """Makes elements ahead of use in a background thread.
+
+        Args:
+            buffer_size: How many elements; 0 for none, None or AUTOTUNE to let the library choose.
+
+        Returns:
+            The data set, read ahead.
+        """
         size = check.buffer_size(buffer_size, "buffer_size")
         return Dataset(transforms.Prefetch(self._plan, size))
 
     def cache(self, filename: str = "") -> Dataset:
-        """Keeps the elements of the first complete iteration, in memory or in a file.
+        """Keeps the elements of the first complete iteration, for later ones to read.
 
-        Later iterations read them from there. A file is used by later processes too; delete it when
-        the pipeline before it changes, and read only files that you trust (it holds pickles).
+        Args:
+            filename: A file to keep them in; "" keeps them in memory. Later processes read the file
+                too: delete it when the pipeline before it changes, and use only files that you
+                trust (it holds pickles).
+
+        Returns:
+            The cached data set.
         """
         return Dataset(transforms.Cache(self._plan, check.path(filename, "filename")))
 
     def with_options(self, options: Options) -> Dataset:
-        """Attaches options; of two settings of one option the later counts."""
+        """Attaches options; if an option was set before, the later setting counts.
+
+        Args:
+            options: The options.
+
+        Returns:
+            The data set with them.
+
+        Raises:
+            TypeError: `options` is not `dx.data.Options`.
+        """
         if not isinstance(options, Options):
             raise TypeError(
                 f"options={options!r} of type {type(options).__name__} is not dx.data.Options."
             )
         return Dataset(transforms.WithOptions(self._plan, copy.deepcopy(options)))
 
-    def options(self) -> Options:
-        """Returns the options that were attached along the pipeline."""
-        return transforms.merged_options(self._plan)
-
     def apply(self, transformation_func: Callable[[Dataset], _T]) -> _T:
-        """Returns what a function makes of this data set."""
+        """Returns what a function makes of this data set.
+
+        Args:
+            transformation_func: The function.
+
+        Returns:
+            Its result, usually another data set.
+        """
         return check.function(transformation_func, "transformation_func")(self)
-
-    # Looking at it.
-
-    def cardinality(self) -> int:
-        """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
-        return self._plan.cardinality()
-
-    def __len__(self) -> int:
-        count = self.cardinality()
-        if count == INFINITE_CARDINALITY:
-            raise TypeError("the data set is infinite, it has no length.")
-        if count == UNKNOWN_CARDINALITY:
-            raise TypeError("the length of the data set is unknown before it was iterated.")
-        return count
-
-    def __bool__(self) -> bool:
-        # Without this, `if dataset` would ask for a length that may be unknown.
-        return True
-
-    @functools.cached_property
-    def element_spec(self) -> Any:
-        """The nest of TensorSpecs of an element; for functions found by running them once."""
-        return self._plan.spec(runner.first_element)
-
-    @property
-    def is_batched(self) -> bool | None:
-        """Whether elements are batches; None if it takes the elements to know (a generator)."""
-        return self._plan.is_batched(runner.first_element)
-
-    @property
-    def static_batch_size(self) -> int | None:
-        """The size of a full batch, if the pipeline says it."""
-        return self._plan.static_batch_size(runner.first_element)
-
-    def make_iterator(self) -> DatasetIterator:
-        """Starts an iteration; the iterator can be saved, restored and closed."""
-        return DatasetIterator(self._plan, self._runs)
-
-    def __iter__(self) -> DatasetIterator:
-        require_host("a loop over a data set")
-        return self.make_iterator()
-
-    def as_numpy_iterator(self) -> DatasetIterator:
-        """Starts an iteration; elements are NumPy values in any case."""
-        return iter(self)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._plan.label or type(self._plan).__name__.lower()}>"

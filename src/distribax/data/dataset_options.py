@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from typing_extensions import override
 
 from distribax.types import ParsedEnum
 
@@ -38,21 +40,22 @@ class OptionGroup:
     _known: ClassVar[dict[str, type]] = {}
     _aliases: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: object) -> None:
         for name, kind in self._known.items():
             empty = kind() if issubclass(kind, OptionGroup) else None
             object.__setattr__(self, name, empty)
         for name, value in values.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
         name = self._aliases.get(name, name)
         if name not in self._known:
             known = ", ".join(sorted({*self._known, *self._aliases}))
             raise AttributeError(
                 f"{type(self).__name__} has no option {name!r}. The known options are: {known}."
             )
-        object.__setattr__(self, name, self._checked(name, self._known[name], value))
+        object.__setattr__(self, name, self._check(name, self._known[name], value))
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for names that are not stored: an alias, or a mistake.
@@ -60,21 +63,28 @@ class OptionGroup:
             return getattr(self, self._aliases[name])
         raise AttributeError(f"{type(self).__name__} has no option {name!r}.")
 
-    def _checked(self, name: str, kind: type, value: Any) -> Any:
+    def _check(self, name: str, kind: type, value: object) -> object:
         if value is None:
             return None
         where = f"{type(self).__name__}.{name}"
         if issubclass(kind, enum.Enum):
             assert issubclass(kind, ParsedEnum)
-            return kind.parse(value, where)
+            return kind.parse(value, where)  # type: ignore[arg-type]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise TypeError(f"{where}={value!r} is not allowed; expected a {kind.__name__}.")
         if isinstance(value, int) and value < 0:
             raise ValueError(f"{where}={value!r} is negative; expected a count of at least 0.")
         return value
 
-    def merge(self, later: OptionGroup) -> Any:
-        """Returns new options: these, overridden by those set in `later`."""
+    def merge(self, later: Self) -> Self:
+        """Returns new options: these, overridden by those set in `later`.
+
+        Args:
+            later: Options of the same class.
+
+        Returns:
+            The options of both.
+        """
         assert type(later) is type(self)
         merged = copy.deepcopy(self)
         for name in self._known:
@@ -92,7 +102,7 @@ class OptionGroup:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         duplicate = type(self)()
         for name in self._known:
             object.__setattr__(duplicate, name, copy.deepcopy(getattr(self, name), memo))
@@ -104,7 +114,12 @@ class OptionGroup:
 
 
 class DistributeOptions(OptionGroup):
-    """How a data set is divided over workers and devices."""
+    """How a data set is divided over workers and devices.
+
+    Attributes:
+        auto_shard_policy: How it is divided among workers; None stands for AUTO.
+        num_devices: Accepted and kept; strategies know their devices.
+    """
 
     auto_shard_policy: AutoShardPolicy | None
     num_devices: int | None
@@ -112,7 +127,12 @@ class DistributeOptions(OptionGroup):
 
 
 class ThreadingOptions(OptionGroup):
-    """How many threads a pipeline may use where it was left to the library (AUTOTUNE)."""
+    """How many threads a pipeline may use where the library chooses (AUTOTUNE).
+
+    Attributes:
+        private_threadpool_size: How many threads; None for as many as there are cores.
+        max_intra_op_parallelism: Accepted and kept; NumPy's functions use one thread.
+    """
 
     private_threadpool_size: int | None
     max_intra_op_parallelism: int | None
@@ -154,7 +174,8 @@ class Options(OptionGroup):
         "experimental_deterministic": "deterministic",
     }
 
-    def _checked(self, name: str, kind: type, value: Any) -> Any:
+    @override
+    def _check(self, name: str, kind: type, value: object) -> object:
         if value is None and issubclass(kind, OptionGroup):
             raise TypeError(f"Options.{name}=None is not allowed; expected a {kind.__name__}.")
-        return super()._checked(name, kind, value)
+        return super()._check(name, kind, value)

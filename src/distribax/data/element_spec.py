@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from distribax.data import arguments as check
 from distribax.data import elements as nests
 
+Spec: TypeAlias = object
+"""A nest of TensorSpecs."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
     """Shape and dtype of one component of an element; a dimension of None may vary.
+
+    Args:
+        shape: The sizes; None or -1 for a dimension that varies.
+        dtype: The data type; `str` or `bytes` for text.
+
+    Raises:
+        TypeError: The shape or the data type is none.
+        ValueError: A size is negative.
 
     >>> TensorSpec([None, 3], np.float32)
     TensorSpec(shape=(None, 3), dtype=dtype('float32'))
@@ -24,7 +35,9 @@ class TensorSpec:
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
 
-    def __init__(self, shape: Any = (), dtype: Any = np.float32) -> None:
+    def __init__(
+        self, shape: Iterable[SupportsIndex | None] = (), dtype: check.DTypeLike = np.float32
+    ) -> None:
         try:
             dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shape)
         except TypeError:
@@ -40,8 +53,15 @@ class TensorSpec:
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", check.dtype(dtype, "dtype"))
 
-    def is_compatible_with(self, value: Any) -> bool:
-        """Tells whether an array (or another spec) has this dtype and a shape that fits."""
+    def is_compatible_with(self, value: nests.Leaf | TensorSpec) -> bool:
+        """Tells whether an array (or another spec) has this dtype and a shape that fits.
+
+        Args:
+            value: The array or spec.
+
+        Returns:
+            Whether it fits. A dimension of None fits any size.
+        """
         shape = value.shape if isinstance(value, TensorSpec) else np.shape(value)
         dtype = value.dtype if isinstance(value, TensorSpec) else nests.leaf_dtype(value)
         return (
@@ -54,14 +74,14 @@ class TensorSpec:
         )
 
 
-def spec_of(element: nests.Element) -> Any:
+def spec_of(element: nests.Element) -> Spec:
     """Returns the nest of TensorSpecs that describes one element exactly."""
     return nests.map_leaves(
         lambda leaf: TensorSpec(np.shape(leaf), nests.leaf_dtype(leaf)), element
     )
 
 
-def common_spec(first: Any, second: Any) -> Any:
+def merge_specs(first: Spec, second: Spec) -> Spec:
     """Returns the spec that covers two specs: dimensions that differ become None."""
 
     def merge(one: TensorSpec, two: TensorSpec) -> TensorSpec:
@@ -78,12 +98,12 @@ def common_spec(first: Any, second: Any) -> Any:
     return nests.map_leaves(merge, first, second)
 
 
-def with_batch_dim(spec: Any, size: int | None) -> Any:
+def add_batch_dim(spec: Spec, size: int | None) -> Spec:
     """Returns the spec of a batch of such elements."""
     return nests.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
 
 
-def without_batch_dim(spec: Any) -> Any:
+def remove_batch_dim(spec: Spec) -> Spec:
     """Returns the spec of one row of such a batch."""
 
     def strip(leaf: TensorSpec) -> TensorSpec:
@@ -96,23 +116,23 @@ def without_batch_dim(spec: Any) -> Any:
     return nests.map_leaves(strip, spec)
 
 
-def resized(element: nests.Element, spec: Any) -> nests.Element | None:
+def resize_varying(element: nests.Element, spec: Spec) -> nests.Element | None:
     """Returns an element of other sizes in the dimensions that vary; None if none does."""
     varies = False
 
-    def resize(leaf: Any, leaf_spec: TensorSpec) -> Any:
+    def resize(leaf: np.ndarray[Any, Any], leaf_spec: TensorSpec) -> np.ndarray[Any, Any]:
         nonlocal varies
         for axis, dim in enumerate(leaf_spec.shape):
             if dim is None:
                 varies = True
-                leaf = _resized_axis(leaf, axis)
+                leaf = _resize_axis(leaf, axis)
         return leaf
 
     other = nests.map_leaves(resize, element, spec)
     return other if varies else None
 
 
-def _resized_axis(leaf: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
+def _resize_axis(leaf: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
     size = leaf.shape[axis]
     if size > 1:
         return leaf.take(range(size - 1), axis)
@@ -122,15 +142,15 @@ def _resized_axis(leaf: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]
     return np.full(shape, b"", object) if leaf.dtype.hasobject else np.zeros(shape, leaf.dtype)
 
 
-def varying_spec(
-    spec_for: Callable[[nests.Element], Any], sample: nests.Element, given: Any
-) -> Any:
+def infer_spec(
+    spec_for: Callable[[nests.Element], Spec], sample: nests.Element, given: Spec
+) -> Spec:
     """Returns what a function makes of specs, by running it on `sample` and on other sizes.
 
     The second run tells which dimensions of the result vary with those of the argument.
     """
     result = spec_for(sample)
-    other = resized(sample, given)
+    other = resize_varying(sample, given)
     if other is None:
         return result
     try:
@@ -138,13 +158,13 @@ def varying_spec(
     except Exception:
         # A function for just this size, such as a reshape to a fixed shape.
         return result
-    return common_spec(result, second)
+    return merge_specs(result, second)
 
 
-def zeros(spec: Any) -> nests.Element:
+def zeros(spec: Spec) -> nests.Element:
     """Returns an element of zeros that fits a spec, with 1 for dimensions that vary."""
 
-    def make(leaf: TensorSpec) -> Any:
+    def make(leaf: TensorSpec) -> nests.Leaf:
         if leaf.dtype == object and not leaf.shape:
             return b""
         shape = tuple(1 if dim is None else dim for dim in leaf.shape)

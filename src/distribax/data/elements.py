@@ -7,8 +7,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Element: TypeAlias = Any
-"""A nest whose leaves are NumPy arrays, NumPy scalars or `bytes`."""
+Leaf: TypeAlias = np.ndarray[Any, Any] | np.generic | bytes
+"""A component of an element."""
+
+Element: TypeAlias = object
+"""A nest (tuples, named tuples, dicts) of leaves."""
 
 _BYTES_DTYPE = np.dtype(object)
 _INT32 = np.iinfo(np.int32)
@@ -19,7 +22,7 @@ def is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def map_leaves(fn: Callable[..., Any], nest: Element, *others: Element) -> Any:
+def map_leaves(fn: Callable[..., Any], nest: Element, *others: Any) -> Any:
     """Applies `fn` to the leaves of one or several nests of the same structure."""
     if isinstance(nest, tuple):
         if others:
@@ -47,25 +50,25 @@ def describe(nest: Element) -> str:
     return str(map_leaves(lambda leaf: f"{leaf_dtype(leaf)}{list(np.shape(leaf))}", nest))
 
 
-def leaf_dtype(leaf: Any) -> np.dtype[Any]:
+def leaf_dtype(leaf: Leaf) -> np.dtype[Any]:
     """Returns the dtype of a leaf; text and bytes are objects, as in tf.data."""
     return _BYTES_DTYPE if isinstance(leaf, bytes) else leaf.dtype
 
 
-def to_element(value: Any) -> Element:
+def to_element(value: object) -> Element:
     """Turns what a user gives or returns into an element, with TensorFlow's dtype rules.
 
     Python floats become float32, ints int32 (int64 when they do not fit), text becomes bytes,
     lists become arrays; NumPy values keep their dtype; JAX and other arrays are fetched.
     """
-    kind = type(value)
-    if kind is np.ndarray:
+    # Not of a subclass: those are converted like other arrays.
+    if isinstance(value, np.ndarray) and type(value) is np.ndarray:
         return value if value.dtype.kind not in "USO" else _bytes_array(value)
     if isinstance(value, np.generic):
         return value if value.dtype.kind not in "US" else _to_bytes(value.item())
     if isinstance(value, tuple):
-        parts = [to_element(part) for part in value]
-        return kind(*parts) if is_namedtuple(value) else tuple(parts)
+        parts: list[Any] = [to_element(part) for part in value]
+        return type(value)(*parts) if is_namedtuple(value) else tuple(parts)
     if isinstance(value, Mapping):
         return {key: to_element(part) for key, part in value.items()}
     if isinstance(value, (bytes, str)):
@@ -73,12 +76,12 @@ def to_element(value: Any) -> Element:
     return _to_leaf(value)
 
 
-def from_return(value: Any) -> Element:
+def from_return(value: object) -> Element:
     """Like `to_element`, for a user function's result: there a list stands for a tuple."""
     return to_element(tuple(value) if type(value) is list else value)
 
 
-def _to_leaf(value: Any) -> Any:
+def _to_leaf(value: object) -> Leaf:
     if value is None or isinstance(value, (set, frozenset)) or callable(value):
         raise _not_an_element(value)
     if isinstance(value, Sequence):
@@ -110,7 +113,7 @@ def _from_sequence(value: Sequence[Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _holds_arrays(value: Any) -> bool:
+def _holds_arrays(value: object) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return any(_holds_arrays(item) for item in value)
     return hasattr(value, "dtype")
@@ -143,14 +146,14 @@ def _bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return result
 
 
-def _not_an_element(value: Any) -> TypeError:
+def _not_an_element(value: object) -> TypeError:
     return TypeError(
         f"{short(value)} of type {type(value).__name__} cannot be part of a data set's element. "
         "Expected arrays, numbers, text or bytes, in tuples, named tuples or dicts."
     )
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """Returns how a value reads, for error messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -168,7 +171,7 @@ def _check_keys(nest: dict[Any, Any], others: Sequence[Any]) -> None:
             raise _different_structures(nest, other)
 
 
-def _different_structures(first: Any, second: Any) -> ValueError:
+def _different_structures(first: object, second: object) -> ValueError:
     return ValueError(
         f"elements have different structures: {short(first)} and {short(second)}. Every element "
         "of a data set needs the same nest of tuples and dicts."
@@ -180,7 +183,7 @@ def call_with_element(fn: Callable[..., Any], element: Element) -> Any:
     return fn(*element) if type(element) is tuple else fn(element)
 
 
-def stack(elements: Sequence[Element]) -> Element:
+def stack(elements: Sequence[Any]) -> Any:
     """Batches elements: every leaf gets a new first dimension."""
     first = elements[0]
     if isinstance(first, tuple):

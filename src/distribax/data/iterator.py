@@ -6,7 +6,9 @@ import secrets
 import weakref
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from distribax.data.elements import Element
 from distribax.data.execution import runner
@@ -15,6 +17,9 @@ from distribax.data.plan.plan_node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator
+
+if TYPE_CHECKING:
+    from distribax.data.execution.pipeline_iterator import PipelineIterator
 
 _VERSION = 1
 
@@ -28,10 +33,10 @@ class RunCounter:
 
 
 class _Running:
-    """Holds the running pipeline apart from its user, so that it can be ended when that is gone."""
+    """Holds the running pipeline apart from the iterator, to end it when that is gone."""
 
     def __init__(self) -> None:
-        self.iterator: Any = None
+        self.iterator: PipelineIterator | None = None
 
     def close(self) -> None:
         iterator, self.iterator = self.iterator, None
@@ -47,6 +52,10 @@ class DatasetIterator(LiftedIterator):
     `set_state` reads again what a shuffle buffer or a half used batch held. Generators are resumed
     by starting them again and reading up to the place, so they must yield the same values again.
     Threads of the pipeline end when the iterator is exhausted, closed or no longer used.
+
+    Args:
+        plan: The data set's plan.
+        runs: Counts the iterators of the data set.
     """
 
     def __init__(self, plan: Node, runs: RunCounter) -> None:
@@ -65,8 +74,14 @@ class DatasetIterator(LiftedIterator):
         """The shapes and data types of the elements."""
         return self._plan.spec(runner.first_element)
 
+    @override
     def fetch(self) -> Element:
-        """Returns the next element, outside of any trace."""
+        """Returns the next element, outside of any trace.
+
+        Raises:
+            OutOfRangeError: The data set is at its end. It is a StopIteration too.
+            ValueError: The iterator was closed.
+        """
         iterator = self._running.iterator
         if iterator is None:
             raise ValueError("this iterator was closed; make a new one with iter(dataset).")
@@ -76,7 +91,11 @@ class DatasetIterator(LiftedIterator):
             raise OutOfRangeError("the data set is at its end") from None
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position: the elements given out so far and those yet to come."""
+        """Returns the position after the last element that was given out, as JSON-able data.
+
+        Raises:
+            ValueError: The data set cannot be resumed, or the iterator was closed.
+        """
         iterator = self._running.iterator
         if iterator is None:
             raise ValueError("this iterator was closed, its position is lost.")
@@ -95,10 +114,16 @@ class DatasetIterator(LiftedIterator):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position that `get_state` returned, of this or an equal pipeline.
+        """Goes to a saved position; the next element is the one after it.
 
-        Later iterations of the same data set are numbered on from the restored one, so that a
-        training that goes on after a restart shuffles as it would have without.
+        Later iterations of the same data set are numbered from the restored one, so that training
+        shuffles after a restart as it would have without one.
+
+        Args:
+            state: What `get_state` returned, of this or an equal pipeline.
+
+        Raises:
+            ValueError: `state` is not a position, or that of another pipeline.
         """
         own = fingerprint(self._plan)
         if not isinstance(state, dict) or state.get("version") != _VERSION or "run" not in state:

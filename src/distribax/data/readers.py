@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
@@ -18,10 +18,15 @@ from distribax.data.formats.tfrecord import TFRecordFormat
 from distribax.data.plan import order, sources
 from distribax.data.plan.plan_node import Node
 
+Filenames: TypeAlias = check.Path | Iterable[check.Path] | Dataset
+"""The name of a file, several of them, or a data set of them."""
+
 _AUTOMATIC_READS = 4
 
 
-def _reader_plan(filenames: Any, file_format: RecordFormat, num_parallel_reads: int | None) -> Node:
+def _plan_reader(
+    filenames: Filenames, file_format: RecordFormat[Any], num_parallel_reads: int | None
+) -> Node:
     reads = check.num_threads(num_parallel_reads, "num_parallel_reads")
     cycle = _AUTOMATIC_READS if reads == AUTOTUNE else reads or 1
 
@@ -29,12 +34,12 @@ def _reader_plan(filenames: Any, file_format: RecordFormat, num_parallel_reads: 
         return sources.FileReader(names, file_format, cycle)
 
     if not isinstance(filenames, Dataset):
-        return read(_names(filenames))
+        return read(_parse_names(filenames))
     # The names are a data set themselves: every one of them becomes a data set of records.
-    return order.Interleave(filenames.plan, lambda name: Dataset(read(_names(name))), cycle)
+    return order.Interleave(filenames.plan, lambda name: Dataset(read(_parse_names(name))), cycle)
 
 
-def _names(filenames: Any) -> tuple[str, ...]:
+def _parse_names(filenames: check.Path | Iterable[check.Path]) -> tuple[str, ...]:
     if isinstance(filenames, (str, bytes, os.PathLike)):
         filenames = [filenames]
     try:
@@ -52,41 +57,63 @@ def _names(filenames: Any) -> tuple[str, ...]:
 class TFRecordDataset(Dataset):
     """The records of TFRecord files, as bytes.
 
-    `num_parallel_reads` reads that many files in turns. A damaged file raises CorruptRecordError,
-    which names the file and the byte offset.
+    A damaged file raises `CorruptRecordError`, which names the file and the byte offset.
+
+    Args:
+        filenames: A file name, several of them, or a data set of them.
+        compression_type: "GZIP", "ZLIB", or "" or None for no compression.
+        buffer_size: How many bytes are read at a time; None for the default.
+        num_parallel_reads: How many files are read in turns; None for one after the other.
     """
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Filenames,
         compression_type: str | None = None,
         buffer_size: int | None = None,
         num_parallel_reads: int | None = None,
     ) -> None:
         file_format = TFRecordFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
 
 
 class TextLineDataset(Dataset):
-    """The lines of text files, as bytes without line ends."""
+    """The lines of text files, as bytes without line ends.
+
+    Args:
+        filenames: A file name, several of them, or a data set of them.
+        compression_type: "GZIP", "ZLIB", or "" or None for no compression.
+        buffer_size: How many bytes are read at a time; None for the default.
+        num_parallel_reads: How many files are read in turns; None for one after the other.
+    """
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Filenames,
         compression_type: str | None = None,
         buffer_size: int | None = None,
         num_parallel_reads: int | None = None,
     ) -> None:
         file_format = TextLineFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
 
 
 class FixedLengthRecordDataset(Dataset):
-    """Records of `record_bytes` bytes each, after a header and before a footer."""
+    """Records of one length, after a header and before a footer.
+
+    Args:
+        filenames: A file name, several of them, or a data set of them.
+        record_bytes: The length of a record.
+        header_bytes: How many bytes to skip at the start of a file.
+        footer_bytes: How many bytes to leave out at its end.
+        buffer_size: How many bytes are read at a time; None for the default.
+        compression_type: "GZIP", "ZLIB", or "" or None for no compression.
+        num_parallel_reads: How many files are read in turns; None for one after the other.
+    """
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Filenames,
         record_bytes: int,
         header_bytes: int | None = None,
         footer_bytes: int | None = None,
@@ -96,30 +123,40 @@ class FixedLengthRecordDataset(Dataset):
     ) -> None:
         opening = FileOpening(compression_type, buffer_size)
         file_format = FixedLengthFormat(record_bytes, header_bytes or 0, footer_bytes or 0, opening)
-        super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
 
 
 class ParquetDataset(Dataset):
-    """The rows of Parquet files, as dicts from column name to value (needs pyarrow)."""
+    """The rows of Parquet files, as dicts from column name to value (needs pyarrow).
+
+    Args:
+        filenames: A file name, several of them, or a data set of them.
+        columns: The columns to read; None for all.
+        num_parallel_reads: How many files are read in turns; None for one after the other.
+
+    Raises:
+        TypeError: `columns` is not a list of names.
+    """
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: Filenames,
         columns: list[str] | tuple[str, ...] | None = None,
         num_parallel_reads: int | None = None,
     ) -> None:
         if columns is not None and not isinstance(columns, (list, tuple)):
             raise TypeError(f"columns={columns!r} is not a list of names of columns.")
         file_format = ParquetFormat(None if columns is None else tuple(columns))
-        super().__init__(_reader_plan(filenames, file_format, num_parallel_reads))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
 
 
 class ArrayRecordDataset(Dataset):
-    """The records of ArrayRecord files, as bytes; a shuffle reads them in random order."""
+    """The records of ArrayRecord files, as bytes; a shuffle reads them in random order.
 
-    def __init__(self, filenames: Any) -> None:
-        opener: Callable[[tuple[str, ...]], Any] = open_array_records
-        names = _names(filenames)
-        super().__init__(
-            sources.RandomAccessFiles(names, "array_record", opener, TensorSpec((), bytes))
-        )
+    Args:
+        filenames: A file name, or several of them.
+    """
+
+    def __init__(self, filenames: check.Path | Iterable[check.Path]) -> None:
+        names, spec = _parse_names(filenames), TensorSpec((), bytes)
+        super().__init__(sources.RandomAccessFiles(names, "array_record", open_array_records, spec))

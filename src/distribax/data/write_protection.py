@@ -1,4 +1,4 @@
-"""Who may write to an array: elements are kept (cached, shuffled, prefetched) while users go on."""
+"""Who may write to an array: elements are kept (cached, shuffled) while users work with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distribax.data import elements as nests
-from distribax.data.elements import Element
+from distribax.data.elements import Element, Leaf
 
 # JAX takes host memory that is aligned like this as it is, without another copy.
 _ALIGNMENT = 64
@@ -17,8 +17,8 @@ _LARGE_BYTES = 64 * 1024
 _MAX_MOVED_BYTES = 256 * 1024 * 1024
 
 
-def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Returns a new array without content; a large one in memory that devices can use as it is."""
+def make_empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns a new array without content; a large one in memory that devices need not copy."""
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or size < _LARGE_BYTES:
         return np.empty(shape, dtype)
@@ -27,15 +27,15 @@ def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any,
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def with_usable_rows(element: Element) -> Element:
-    """Returns the arrays with rows that devices can use as they are, if they are large.
+def align_rows(element: Element) -> Element:
+    """Returns the arrays with large rows aligned so that devices can use them without a copy.
 
-    An array that has others is copied, unless it is very large.
+    An array that is not aligned is copied, unless it is very large.
     """
-    return nests.map_leaves(_with_usable_rows, element)
+    return nests.map_leaves(_align_rows, element)
 
 
-def _with_usable_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _align_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     row_bytes = array[:1].nbytes
     if (
         row_bytes < _LARGE_BYTES
@@ -45,17 +45,17 @@ def _with_usable_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         or array.dtype.hasobject
     ):
         return array
-    copy = empty_array(array.shape, array.dtype)
+    copy = make_empty_array(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
 
 
-def read_only(element: Element) -> Element:
+def make_read_only(element: Element) -> Element:
     """Returns views that a careless `x += 1` cannot write through."""
-    return nests.map_leaves(_read_only, element)
+    return nests.map_leaves(_make_read_only, element)
 
 
-def _read_only(leaf: Any) -> Any:
+def _make_read_only(leaf: Leaf) -> Leaf:
     if not isinstance(leaf, np.ndarray):
         return leaf
     view = leaf.view()
@@ -63,22 +63,20 @@ def _read_only(leaf: Any) -> Any:
     return view
 
 
-def owned(element: Element) -> Element:
-    """Returns the element in memory of its own, for a user may fill the same array again."""
-    return nests.map_leaves(_owned, element)
+def copy_changeable(element: Element) -> Element:
+    """Returns the element with its own copy of all arrays that somebody may still write to."""
+    return nests.map_leaves(_copy_changeable, element)
 
 
-def _owned(leaf: Any) -> Any:
+def _copy_changeable(leaf: Leaf) -> Leaf:
     if not isinstance(leaf, np.ndarray) or not _can_change(leaf):
         return leaf
-    copy = empty_array(leaf.shape, leaf.dtype)
+    copy = make_empty_array(leaf.shape, leaf.dtype)
     np.copyto(copy, leaf)
     return copy
 
 
-def _can_change(array: Any) -> bool:
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
-            return True
-        array = array.base
-    return False
+def _can_change(array: np.ndarray[Any, Any]) -> bool:
+    if array.flags.writeable:
+        return True
+    return isinstance(array.base, np.ndarray) and _can_change(array.base)

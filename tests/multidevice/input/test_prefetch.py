@@ -1,132 +1,88 @@
-"""The thread that makes batches ahead of use steps back, and is relieved where that is too much."""
+"""The thread that makes batches ahead of use: how far ahead, and how it ends."""
 
 from __future__ import annotations
 
-import os
-import sys
+import gc
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
-import distribax as dx
-from distribax.data.distributed import prefetch
-from distribax.data.distributed.priority import Background
+from distribax.data.distributed.prefetch import Prefetcher
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux")
+_NAME = "test-prefetch"
 
 
-def _input_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "distribax-input"]
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == _NAME]
 
 
-def _priority(thread: threading.Thread) -> int:
-    assert thread.native_id is not None
-    return os.getpriority(os.PRIO_PROCESS, thread.native_id)
-
-
-def _until(holds: Callable[[], bool]) -> None:
+def _wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-class _Reader:
-    """Reads batches slowly, so that the thread is ahead, and checks that none is missing."""
+class _Numbers:
+    """Counts, and remembers how far it came and whether it was released."""
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-        self._number = 0
+    def __init__(self, stop: int) -> None:
+        self._numbers: Iterator[int] = iter(range(stop))
+        self.made = 0
+        self.released = threading.Event()
 
-    def read(self) -> None:
-        numbers = [int(piece[0]) for piece in next(self._iterator).values]
-        assert numbers == [self._number, self._number + 1]
-        self._number += 2
-        time.sleep(0.002)
-
-    def read_until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            self.read()
+    def make(self) -> int:
+        number = next(self._numbers)
+        self.made += 1
+        return number
 
 
-@pytest.fixture
-def iterator(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Counts from 0, two numbers a batch; nothing is known of the machine yet."""
-    monkeypatch.setattr(prefetch, "_background", Background())
-    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
-    dataset = strategy.experimental_distribute_dataset(dx.data.Dataset.range(8000).batch(2))
-    iterator = iter(dataset)
-    yield iterator
-    iterator.close()
-    assert not _input_threads()
+def _prefetch(numbers: _Numbers, size: int) -> Prefetcher[int]:
+    return Prefetcher(numbers.make, size, numbers.released.set, _NAME)
 
 
-def test_a_thread_that_is_ahead_steps_back(iterator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_STARVED_SECONDS", float("inf"))
-    reader = _Reader(iterator)
-    reader.read()
-    (thread,) = _input_threads()
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert _priority(thread) == usual
-    reader.read_until(lambda: _priority(thread) == 19)
-    assert _priority(threading.main_thread()) == usual
-    for _ in range(5):
-        reader.read()
-    assert _input_threads() == [thread]
-
-
-def test_a_thread_that_comes_too_late_is_relieved(
-    iterator: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefetch, "_STARVED_SECONDS", -1.0)
-    reader = _Reader(iterator)
-    reader.read()
-    (first,) = _input_threads()
-    reader.read_until(lambda: not first.is_alive())
-    (second,) = _input_threads()
-    for _ in range(30):
-        reader.read()
-    # The machine is busy: this one does not step back.
-    assert _input_threads() == [second]
-    assert _priority(second) == os.getpriority(os.PRIO_PROCESS, 0)
-
-
-def test_relief_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "_background", Background())
-    monkeypatch.setattr(prefetch, "_STARVED_SECONDS", -1.0)
-    monkeypatch.setattr(prefetch, "_AHEAD", 1)
-    dataset = dx.data.Dataset.range(401).batch(4)
-    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
-    seen: list[int] = []
-    for batch in strategy.experimental_distribute_dataset(dataset):
-        time.sleep(0.001)
-        seen += [int(x) for piece in batch.values for x in np.asarray(piece)]
-    assert seen == list(range(401))
-    _until(lambda: not _input_threads())
-
-
-def test_a_busy_machine_is_left_alone_for_a_while() -> None:
-    background = Background()
-    entered: list[bool] = []
-
-    def enter() -> None:
-        entered.append(background.enter())
-
+@pytest.mark.parametrize("size", [1, 3])
+def test_items_come_in_order_until_the_end_which_is_final(size: int) -> None:
+    numbers = _Numbers(20)
+    prefetcher = _prefetch(numbers, size)
+    assert [prefetcher.next() for _ in range(20)] == list(range(20))
     for _ in range(2):
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
-        background.note_starvation()
-    assert entered == [True, False]
+        with pytest.raises(StopIteration):
+            prefetcher.next()
+    assert numbers.released.wait(20)
+    _wait_until(lambda: not _threads())
 
 
-def test_where_priorities_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
+def test_the_thread_is_ahead_by_its_buffer_and_the_item_in_its_hand() -> None:
+    numbers = _Numbers(100)
+    prefetcher = _prefetch(numbers, 3)
+    _wait_until(lambda: numbers.made == 4)
+    time.sleep(0.05)
+    assert numbers.made == 4
+    prefetcher.next()
+    _wait_until(lambda: numbers.made == 5)
+    prefetcher.close()
+    assert not _threads()
 
-    monkeypatch.setattr(os, "setpriority", forbidden)
-    assert not Background().enter()
+
+def test_close_ends_the_thread() -> None:
+    numbers = _Numbers(100)
+    prefetcher = _prefetch(numbers, 1)
+    prefetcher.next()
+    prefetcher.close()
+    assert numbers.released.is_set()
+    assert not _threads()
+    with pytest.raises(ValueError, match="closed"):
+        prefetcher.next()
+
+
+def test_a_prefetcher_that_nobody_uses_ends_its_thread() -> None:
+    numbers = _Numbers(100)
+    prefetcher = _prefetch(numbers, 1)
+    prefetcher.next()
+    del prefetcher
+    gc.collect()
+    assert numbers.released.wait(20)
+    _wait_until(lambda: not _threads())

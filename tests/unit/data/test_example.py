@@ -101,9 +101,9 @@ def test_lists_that_are_not_packed() -> None:
         (BY_TENSORFLOW, FixedLenFeature([2], np.int64), ValueError, "has 3 values"),
         (BY_TENSORFLOW, FixedLenFeature([3], bytes), TypeError, "holds int64, not object"),
         (b"", FixedLenFeature([3], np.int64), ValueError, "missing in an example"),
-        (b"no example", FixedLenFeature([3], np.int64), ValueError, "not a serialised"),
-        (b"\x0a\x7f", FixedLenFeature([3], np.int64), ValueError, "not a serialised"),
-        (b"\x0b", FixedLenFeature([3], np.int64), ValueError, "not a serialised"),
+        (b"no example", FixedLenFeature([3], np.int64), ValueError, "not a serialized"),
+        (b"\x0a\x7f", FixedLenFeature([3], np.int64), ValueError, "not a serialized"),
+        (b"\x0b", FixedLenFeature([3], np.int64), ValueError, "not a serialized"),
     ],
 )
 def test_records_that_do_not_fit(

@@ -18,22 +18,27 @@ from distribax.data.distributed.input_options import (
     InputContext,
     InputOptions,
     InputReplicationMode,
-    checked_options,
+    check_options,
     context_of_worker,
     contexts_of_replicas,
 )
+from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
+from distribax.data.element_spec import Spec
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
 from distribax.topology import InputTarget
-from distribax.types import Nest
 
 
 @dataclass(frozen=True)
 class PerReplicaSpec:
-    """The shape and data type of a value in each replica."""
+    """The shape and data type of a value in each replica.
 
-    specs: tuple[Any, ...]
+    Attributes:
+        specs: A `dx.data.TensorSpec` for each replica.
+    """
+
+    specs: tuple[Spec, ...]
 
 
 class DistributedDataset:
@@ -41,21 +46,28 @@ class DistributedDataset:
 
     Made by `strategy.experimental_distribute_dataset` and
     `strategy.distribute_datasets_from_function`.
+
+    Args:
+        start: Starts the pipeline that feeds this worker.
+        spec: Returns the shapes and data types of the elements.
+        target: The replicas that are fed.
+        options: How they are fed.
+        owner: Whose positions the iterators save.
     """
 
     def __init__(
         self,
         start: Callable[[], Steps],
-        spec: Callable[[], Any],
+        spec: Callable[[], Spec],
         target: InputTarget,
         options: InputOptions,
-        shard: dict[str, Any],
+        owner: PositionOwner,
     ) -> None:
         self._start = start
         self._spec = spec
         self._feeder = Feeder(target, options.experimental_fetch_to_device)
         self._buffer_size = options.experimental_per_replica_buffer_size
-        self._shard = shard
+        self._owner = owner
 
     @property
     def element_spec(self) -> Any:
@@ -65,7 +77,7 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         require_host("a loop over a distributed data set")
         return DistributedIterator(
-            self._start, self._feeder, self._buffer_size, self._spec, self._shard
+            self._start, self._feeder, self._buffer_size, self._spec, self._owner
         )
 
     def make_one_shot_iterator(self) -> DistributedIterator:
@@ -73,19 +85,19 @@ class DistributedDataset:
         return iter(self)
 
     def make_initializable_iterator(self) -> DistributedIterator:
-        """Returns an iterator, under TensorFlow 1's name; it needs no initialising."""
+        """Returns an iterator, under TensorFlow 1's name; it needs no initialization."""
         return iter(self)
 
 
 def distribute_dataset(
-    dataset: Any, target: InputTarget, options: InputOptions | None = None
+    dataset: object, target: InputTarget, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Divides a data set of global batches among the workers' replicas."""
-    options = checked_options(options)
+    options = check_options(options)
     if isinstance(dataset, DistributedDataset):
         raise ValueError(
             "experimental_distribute_dataset: the data set is distributed already. Pass the "
-            "ordinary data set that it was made of."
+            "ordinary data set that it was made from."
         )
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise ValueError(
@@ -104,20 +116,20 @@ def distribute_dataset(
     pieces = lambda: part.element_spec[0]  # noqa: E731
     return DistributedDataset(
         lambda: SplitSteps(part) if together else AgreedSteps(SplitSteps(part), target, pieces()),
-        lambda: _merged_spec(part.element_spec),
+        lambda: _merge_specs(part.element_spec),
         target,
         options,
-        _shard(target, "global" if together else "per_worker"),
+        PositionOwner() if together else PositionOwner(target.num_workers, target.worker_id),
     )
 
 
 def distribute_from_function(
-    dataset_fn: Callable[[InputContext], Any],
+    dataset_fn: Callable[[InputContext], object],
     target: InputTarget,
     options: InputOptions | None = None,
 ) -> DistributedDataset:
     """Feeds each replica a batch of the data set that `dataset_fn` makes for this worker."""
-    options = checked_options(options)
+    options = check_options(options)
     if not callable(dataset_fn):
         raise TypeError(
             f"distribute_datasets_from_function: dataset_fn={dataset_fn!r} is not callable. "
@@ -128,7 +140,7 @@ def distribute_from_function(
         contexts = contexts_of_replicas(target)
     else:
         contexts = [context_of_worker(target)]
-    datasets = [_called(dataset_fn, context) for context in contexts]
+    datasets = [_call(dataset_fn, context) for context in contexts]
 
     def start() -> Steps:
         steps = DequeueSteps(datasets, target.num_local_replicas)
@@ -138,7 +150,7 @@ def distribute_from_function(
 
     return DistributedDataset(
         start,
-        lambda: _merged_spec(
+        lambda: _merge_specs(
             tuple(
                 datasets[index % len(datasets)].element_spec
                 for index in range(target.num_local_replicas)
@@ -146,26 +158,20 @@ def distribute_from_function(
         ),
         target,
         options,
-        _shard(target, "global" if target.num_workers == 1 else "per_worker"),
+        PositionOwner(target.num_workers, target.worker_id),
     )
 
 
-def _called(dataset_fn: Callable[[InputContext], Any], context: InputContext) -> Dataset:
-    made = dataset_fn(context)
-    if made is None:
+def _call(dataset_fn: Callable[[InputContext], object], context: InputContext) -> Dataset:
+    dataset = dataset_fn(context)
+    if dataset is None:
         raise ValueError(
             "distribute_datasets_from_function: dataset_fn returned None. Return the data set."
         )
-    return as_dataset(made)
+    return as_dataset(dataset)
 
 
-def _shard(target: InputTarget, kind: str) -> dict[str, Any]:
-    if kind == "global":
-        return {"kind": kind}
-    return {"kind": kind, "num_workers": target.num_workers, "worker_id": target.worker_id}
-
-
-def _merged_spec(pieces: tuple[Nest, ...]) -> Nest:
+def _merge_specs(pieces: tuple[Spec, ...]) -> Spec:
     if len(pieces) == 1:
         return pieces[0]
     return jax.tree.map(lambda *specs: PerReplicaSpec(specs), *pieces)

@@ -3,59 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from typing_extensions import override
 
 from distribax.data.distributed.feed import Feeder
+from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
 from distribax.data.distributed.steps import Steps
+from distribax.data.element_spec import Spec
+from distribax.data.elements import Element
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator
 from distribax.topology import InputTarget
-from distribax.types import Nest
 
-_VERSION = 1
+_VERSION: Final = 1
 # Asking a pipeline for its position costs time; between two answers, steps are counted.
-_STEPS_PER_SNAPSHOT = 32
+_STEPS_PER_SNAPSHOT: Final = 32
+
+
+@dataclass(frozen=True)
+class _Position:
+    """A position of the pipeline, and how many steps were taken since.
+
+    `base` is an error if the pipeline has no position: the reason why.
+    """
+
+    base: dict[str, Any] | ValueError
+    num_steps: int = 0
 
 
 class _Source:
-    """The pipeline's side: makes fed steps, each with the position after it."""
+    """The pipeline's side: makes elements, each with the position after it."""
 
     def __init__(self, steps: Steps, feeder: Feeder) -> None:
-        self.steps = steps
-        self.feeder = feeder
-        self.count = 0
-        self.base: tuple[int, Any] = (0, _position(steps))
+        self._steps = steps
+        self._feeder = feeder
+        self.position = self._ask_position()
+        self.close = steps.close
 
-    def __call__(self) -> tuple[Nest, int, tuple[int, Any]]:
+    def _ask_position(self) -> _Position:
         try:
-            step = self.steps.pull()
+            return _Position(self._steps.get_state())
+        except ValueError as error:
+            return _Position(error)
+
+    def pull(self) -> tuple[Element, _Position]:
+        try:
+            step = self._steps.pull()
         except StopIteration:
             raise
         except Exception:
             # What failed was passed over; counting on from before it would come to it again.
-            self.base = (self.count, _position(self.steps))
+            self.position = self._ask_position()
             raise
-        element = self.feeder(step)
-        self.count += 1
-        if self.count - self.base[0] >= _STEPS_PER_SNAPSHOT:
-            self.base = (self.count, _position(self.steps))
-        return element, self.count, self.base
-
-
-def _position(steps: Steps) -> Any:
-    """Returns the pipeline's position, or the reason why it has none."""
-    try:
-        return steps.get_state()
-    except ValueError as error:
-        return error
+        element = self._feeder(step)
+        position = replace(self.position, num_steps=self.position.num_steps + 1)
+        if position.num_steps >= _STEPS_PER_SNAPSHOT:
+            position = self._ask_position()
+        self.position = position
+        return element, position
 
 
 class DistributedIterator(LiftedIterator):
     """Iterates over a distributed data set.
 
     `next` works inside `dx.function`: the element is fetched at each call and fed to the step.
-    Batches are made and put on the devices ahead of use by a thread that ends with the iterator.
+    A thread makes batches and puts them on the devices ahead of use; it ends with the iterator.
+
+    Args:
+        start: Starts the pipeline that feeds this worker.
+        feeder: Puts its batches on the devices.
+        buffer_size: How many elements are made ahead of use; 0 makes each when it is asked for.
+        element_spec: Returns the shapes and data types of the elements.
+        owner: Whose positions the iterator saves.
     """
 
     def __init__(
@@ -63,23 +85,21 @@ class DistributedIterator(LiftedIterator):
         start: Callable[[], Steps],
         feeder: Feeder,
         buffer_size: int,
-        element_spec: Callable[[], Any],
-        shard: dict[str, Any],
+        element_spec: Callable[[], Spec],
+        owner: PositionOwner,
     ) -> None:
         self._start = start
         self._feeder = feeder
         self._buffer_size = buffer_size
         self._spec = element_spec
-        self._shard = shard
-        self._prefetcher: Prefetcher | None = None
-        self._source: _Source | None = None
+        self._owner = owner
         self._open(start())
 
     def _open(self, steps: Steps) -> None:
-        self._source = source = _Source(steps, self._feeder)
-        self._at: tuple[int, tuple[int, Any]] = (0, source.base)
-        self._prefetcher = None
-        self._closed = False
+        self._source = _Source(steps, self._feeder)
+        self._position = self._source.position
+        self._prefetcher: Prefetcher[tuple[Element, _Position]] | None = None
+        self._is_closed = False
 
     @property
     def element_spec(self) -> Any:
@@ -88,65 +108,79 @@ class DistributedIterator(LiftedIterator):
 
     @property
     def input_target(self) -> InputTarget:
-        """Who is fed, and which of the workers this is."""
+        """The replicas that are fed, and which of the workers this is."""
         return self._feeder.target
 
-    def fetch(self) -> Nest:
-        """Returns the next element, outside of any trace."""
-        source = self._source
-        if source is None or self._closed:
+    @override
+    def fetch(self) -> Any:
+        """Returns the next element, outside of any trace.
+
+        Raises:
+            OutOfRangeError: The data set is at its end. It is a StopIteration too.
+            ValueError: The iterator was closed.
+        """
+        if self._is_closed:
             raise ValueError("this iterator was closed; make a new one with iter(dist_dataset).")
         try:
             if self._buffer_size == 0:
-                element, count, base = source()
-            else:
-                if self._prefetcher is None:
-                    # Started on the first use, so that a position can be restored before.
-                    self._prefetcher = Prefetcher(
-                        source, self._buffer_size, source.steps.close, "distribax-input"
-                    )
-                element, count, base = self._prefetcher.next()
+                element, self._position = self._source.pull()
+                return element
+            if self._prefetcher is None:
+                # Started on the first use, so that a position can be restored before.
+                self._prefetcher = Prefetcher(
+                    self._source.pull, self._buffer_size, self._source.close, "distribax-input"
+                )
+            element, self._position = self._prefetcher.next()
+            return element
         except StopIteration:
             raise OutOfRangeError("the distributed data set is at its end") from None
-        self._at = (count, base)
-        return element
 
     def initialize(self) -> None:
-        """Does nothing: the iterator is ready. It stands for TensorFlow 1's initializers."""
+        """Does nothing, as the iterator is ready. Exists for TensorFlow 1's initializers."""
 
     @property
     def initializer(self) -> None:
-        """None; stands for TensorFlow 1's initializers."""
+        """None. Exists for TensorFlow 1's initializers."""
         return None
 
-    # Saving and restoring.
-
     def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last element that was given out, as JSON-able data."""
-        count, (base_count, base) = self._at
+        """Returns the position after the last element that was given out, as JSON-able data.
+
+        Raises:
+            ValueError: The data set cannot be resumed, for example a generator object.
+        """
+        base = self._position.base
         if isinstance(base, ValueError):
             raise base
         return {
             "version": _VERSION,
-            "shard": self._shard,
+            "shard": self._owner.save(),
             "base": base,
-            "skip": count - base_count,
+            "skip": self._position.num_steps,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position that `get_state` returned; the next element is the one after it."""
+        """Goes to a saved position; the next element is the one after it.
+
+        Args:
+            state: What `get_state` returned, of an iterator of an equal data set.
+
+        Raises:
+            ValueError: `state` is not a position, or that of another pipeline or worker. The
+                iterator stays where it is.
+        """
         if not isinstance(state, dict) or state.get("version") != _VERSION or "shard" not in state:
             raise ValueError(
                 f"set_state: state={str(state)[:80]!r} is not a position of a distributed "
                 "iterator. Expected what get_state() returned."
             )
-        saved = state["shard"]
-        if saved != self._shard and "per_worker" in (saved["kind"], self._shard["kind"]):
+        saved = PositionOwner.load(state["shard"])
+        if saved != self._owner:
             raise ValueError(
-                f"set_state: the position was saved by {_described(saved)}, but this iterator is "
-                f"{_described(self._shard)}. Where each worker reads its own files or its own "
-                "data set, a position fits only the same worker of the same number of workers. "
-                "AutoShardPolicy.DATA has positions that fit any number."
+                f"set_state: the position was saved by {saved}, but this iterator is {self._owner}."
+                " Where each worker reads its own files or its own data set, a position fits only "
+                "the same worker of the same number of workers. AutoShardPolicy.DATA has positions "
+                "that fit any number."
             )
         steps = self._start()
         try:
@@ -161,14 +195,8 @@ class DistributedIterator(LiftedIterator):
 
     def close(self) -> None:
         """Ends the iterator and its threads; further calls do nothing."""
-        self._closed = True
+        self._is_closed = True
         if self._prefetcher is not None:
             self._prefetcher.close()
-        elif self._source is not None:
-            self._source.steps.close()
-
-
-def _described(shard: dict[str, Any]) -> str:
-    if shard["kind"] == "global":
-        return "all workers together"
-    return f"worker {shard['worker_id']} of {shard['num_workers']}, which has its own data"
+        else:
+            self._source.close()

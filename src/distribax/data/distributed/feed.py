@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import jax_private
 from distribax.data.distributed.steps import Step
+from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS, InputTarget
-from distribax.types import Nest
 from distribax.values import Global, PerReplica, Pieces
 from distribax.values.layout import join
 
@@ -32,10 +32,10 @@ class Feeder:
 
     @property
     def target(self) -> InputTarget:
-        """Who is fed."""
+        """The replicas that are fed."""
         return self._target
 
-    def __call__(self, step: Step) -> Nest:
+    def __call__(self, step: Step) -> Element:
         if self._target.num_replicas_in_sync == 1:
             device = self._target.devices[0]
             return jax.tree.map(lambda leaf: self._put(leaf, device), step.pieces[0])
@@ -71,13 +71,13 @@ class Feeder:
         joined = join(placed, mesh) if mesh is not None and not uneven else None
         return PerReplica.of(joined or Pieces(placed, mesh, uneven))
 
-    def _put(self, leaf: Any, device: jax.Device | None) -> Any:
+    def _put(self, leaf: object, device: jax.Device | None) -> object:
         if not self._to_device or not _is_numeric(leaf):
             return leaf
         return jax_private.uncommit(jax.device_put(leaf, device))
 
 
-def _is_numeric(leaf: Any) -> bool:
+def _is_numeric(leaf: object) -> bool:
     return isinstance(leaf, (jax.Array, int, float, complex)) or (
         isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufcV"
     )

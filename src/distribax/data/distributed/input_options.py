@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class InputReplicationMode(ParsedEnum):
 
 @dataclass(frozen=True)
 class InputContext:
-    """What a `dataset_fn` is told about the pipeline it makes.
+    """What a `dataset_fn` is told about the pipeline that it makes.
 
     Attributes:
         num_input_pipelines: How many pipelines feed the replicas: one for each worker.
@@ -43,7 +42,16 @@ class InputContext:
             )
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns the batch size of one replica; the global one must divide evenly.
+        """Returns the batch size of one replica.
+
+        Args:
+            global_batch_size: The batch size of all replicas together.
+
+        Returns:
+            The global batch size over the number of replicas.
+
+        Raises:
+            ValueError: The global batch size does not divide evenly.
 
         >>> InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(8)
         4
@@ -69,8 +77,7 @@ class InputOptions:
             otherwise replicas get host arrays.
         experimental_replication_mode: Whether an input function is called for each worker or for
             each replica.
-        experimental_place_dataset_on_device: Has no meaning here, as data sets run on the host; it
-            must be False.
+        experimental_place_dataset_on_device: Must be False, as data sets run on the host.
         experimental_per_replica_buffer_size: How many batches of each replica are made ready ahead
             of use; 0 makes each batch when it is asked for.
     """
@@ -112,7 +119,7 @@ def contexts_of_replicas(target: InputTarget) -> list[InputContext]:
     return [InputContext(count, first + i, count) for i in range(target.num_local_replicas)]
 
 
-def checked_options(options: Any) -> InputOptions:
+def check_options(options: InputOptions | None) -> InputOptions:
     """Returns `options`, or the defaults for None."""
     if options is None:
         return InputOptions()

@@ -4,75 +4,68 @@ from __future__ import annotations
 
 import atexit
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
-from distribax.data.distributed.priority import Background
+_CLOSE_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
 
-_CLOSE_SECONDS = 10.0
-_LOOK_SECONDS = 1.0
-# A consumer that has just taken an item starts its step with it; the thread lets it go first.
-_STEP_ASIDE_SECONDS = 0.0005
-# So many full buffers in a row show that there is time to spare.
-_AHEAD = 4
-# A thread that did not get to run for so long within one item, or so many empty buffers in a row,
-# show that there is none. A consumer may well run 32 steps ahead of its devices.
-_STARVED_SECONDS = 0.03
-_BEHIND = 64
+_T = TypeVar("_T")
 
 
-class _Buffer:
-    """What the thread and the consumer share; it outlives neither."""
+class _Buffer(Generic[_T]):
+    """What the thread and the consumer share."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
-        self.ready: deque[tuple[Any, BaseException | None]] = deque()
-        self.changed = threading.Condition()
-        self.closed = False
-        # How many times in a row the thread has found it full, and the consumer empty.
-        self.num_full = 0
-        self.num_empty = 0
+        self._size = size
+        self._ready: deque[_T] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._is_closed = False
 
-    def put(self, item: Any, error: BaseException | None = None) -> bool:
-        """Adds an item once there is room; False when the consumer has gone."""
-        with self.changed:
-            was_full = len(self.ready) >= self.size
-            self.num_full = self.num_full + 1 if was_full else 0
-            while len(self.ready) >= self.size and not self.closed:
-                self.changed.wait()
-            if self.closed:
-                return False
-            self.ready.append((item, error))
-            self.changed.notify_all()
-        if was_full:
-            # There is time: the consumer is the slower of the two.
-            time.sleep(_STEP_ASIDE_SECONDS)
-        return True
+    def put(self, item: _T) -> bool:
+        """Adds an item once there is room, and returns True; False when the consumer has gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._size)
+            if not self._is_closed:
+                self._ready.append(item)
+                self._changed.notify_all()
+            return not self._is_closed
 
-    def get(self, is_alive: Callable[[], bool]) -> tuple[Any, BaseException | None]:
-        """Takes the next item, as long as there is a thread that can still bring one."""
-        with self.changed:
-            self.num_empty = 0 if self.ready else self.num_empty + 1
-            while not self.ready and not self.closed:
-                if not self.changed.wait(_LOOK_SECONDS) and not is_alive() and not self.ready:
-                    return None, RuntimeError("the input thread has ended without a word.")
-            if not self.ready:
-                return None, ValueError("this iterator was closed; make a new one.")
-            item = self.ready.popleft()
-            self.changed.notify_all()
-            return item
+    def end(self, error: BaseException) -> None:
+        """Makes `get` raise `error` after the last item, for good."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def get(self, thread: threading.Thread) -> _T:
+        """Takes the next item, waiting for it as long as `thread` can bring one."""
+        with self._changed:
+            while not self._changed.wait_for(self._has_answer, _LOOK_SECONDS):
+                if not thread.is_alive():
+                    raise RuntimeError(
+                        "the input thread has ended, which happens in a forked process. Make a "
+                        "new iterator there."
+                    )
+            if self._ready:
+                item = self._ready.popleft()
+                self._changed.notify_all()
+                return item
+            raise self._error or ValueError("this iterator was closed; make a new one.")
+
+    def _has_answer(self) -> bool:
+        return bool(self._ready) or self._error is not None or self._is_closed
 
     def close(self) -> None:
-        with self.changed:
-            self.closed = True
-            self.ready.clear()
-            self.changed.notify_all()
+        with self._changed:
+            self._is_closed = True
+            self._ready.clear()
+            self._changed.notify_all()
 
 
 # Threads that are still running: a thread inside JAX when Python ends would abort the process.
-_running: dict[threading.Thread, _Buffer] = {}
+_running: dict[threading.Thread, _Buffer[Any]] = {}
 
 
 @atexit.register
@@ -84,129 +77,48 @@ def _end_all() -> None:
         thread.join(_CLOSE_SECONDS)
 
 
-class Prefetcher:
+class Prefetcher(Generic[_T]):
     """Calls `produce` in a thread, ahead of `next`, and passes on what it raises.
 
-    The thread knows only the buffer and `produce`, so that dropping the prefetcher ends it.
+    The thread does not know the prefetcher, so that it ends when nobody uses that any more. Grain's
+    prefetch would wait for its thread without a bound, and this one may wait for other workers.
+
+    Args:
+        produce: Returns the next item, or raises StopIteration.
+        size: How many items are kept ready.
+        release: Called at the end of the thread.
+        name: The thread's name.
     """
 
     def __init__(
-        self, produce: Callable[[], Any], size: int, release: Callable[[], None], name: str
+        self, produce: Callable[[], _T], size: int, release: Callable[[], None], name: str
     ) -> None:
-        self._buffer = _Buffer(size)
-        self._error: BaseException | None = None
-        self._producer = _Producer(produce, self._buffer, release, name)
+        buffer = _Buffer[_T](size)
 
-    def next(self) -> Any:
-        """Returns the next item, or raises what `produce` has raised."""
-        if self._error is not None:
-            raise self._error
-        item, error = self._buffer.get(self._producer.is_alive)
-        if error is not None:
-            # The end, or a failure, is final: asking again must not wait for a thread that ended.
-            self._error = error
-            raise error
-        self._producer.relieve()
-        return item
+        def fill() -> None:
+            try:
+                while buffer.put(produce()):
+                    pass
+            except BaseException as error:
+                buffer.end(error)
+            finally:
+                release()
+                _running.pop(threading.current_thread(), None)
+
+        self._buffer = buffer
+        self._thread = threading.Thread(target=fill, name=name, daemon=True)
+        _running[self._thread] = buffer
+        self._thread.start()
+
+    def next(self) -> _T:
+        """Returns the next item, or raises what `produce` has raised, every time from then on."""
+        return self._buffer.get(self._thread)
 
     def close(self) -> None:
-        """Ends the thread, and waits until it has ended."""
+        """Ends the thread, and waits for it a while."""
         self._buffer.close()
-        self._producer.join(_CLOSE_SECONDS)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
 
     def __del__(self) -> None:
         self._buffer.close()
-
-
-class _Producer:
-    """The thread that fills a buffer.
-
-    What it uses of the processor it takes from the step that it makes batches for, if that keeps
-    all cores busy. So once it is well ahead it steps back behind all other threads, and works
-    where they leave a gap. Where gaps are too few, as other programs keep the cores busy as well, a
-    new thread takes its place: it has the priority of the consumer, who starts it.
-    """
-
-    def __init__(
-        self, produce: Callable[[], Any], buffer: _Buffer, release: Callable[[], None], name: str
-    ) -> None:
-        self._produce = produce
-        self._buffer = buffer
-        self._release = release
-        self._name = name
-        self._in_background = False
-        self._is_late = False
-        self._start(None)
-
-    def _start(self, before: threading.Thread | None) -> None:
-        self._thread = threading.Thread(
-            target=self._work, args=(before,), name=self._name, daemon=True
-        )
-        _running[self._thread] = self._buffer
-        self._thread.start()
-
-    def relieve(self) -> None:
-        """Starts another thread if this one comes too late."""
-        if not self._is_late:
-            return
-        with self._buffer.changed:
-            if self._is_late:
-                self._is_late = self._in_background = False
-                self._start(self._thread)
-
-    def is_alive(self) -> bool:
-        """Tells whether there is a thread that may bring something."""
-        return self._thread.is_alive()
-
-    def join(self, timeout: float) -> None:
-        """Waits until the thread has ended, unless it is this one."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-
-    def _work(self, before: threading.Thread | None) -> None:
-        own = threading.current_thread()
-        try:
-            if before is not None:
-                before.join()
-            while self._thread is own and self._advance():
-                pass
-        finally:
-            with self._buffer.changed:
-                self._is_late = False
-                is_last = self._thread is own
-            if is_last:
-                self._release()
-            _running.pop(own, None)
-
-    def _advance(self) -> bool:
-        """Makes the next item; False if it was the last one."""
-        buffer = self._buffer
-        if buffer.closed:
-            return False
-        starved = -_starved_seconds()
-        try:
-            item = self._produce()
-        except BaseException as error:
-            buffer.put(None, error)
-            return False
-        starved += _starved_seconds()
-        if not buffer.put(item):
-            return False
-        if self._thread is not threading.current_thread():
-            return True  # Another one has taken its place.
-        if not self._in_background:
-            if buffer.num_full >= _AHEAD:
-                buffer.num_full = 0
-                self._in_background = _background.enter()
-        elif starved > _STARVED_SECONDS or buffer.num_empty > _BEHIND:
-            _background.note_starvation()
-            self._is_late = True
-        return True
-
-
-_background = Background()
-
-
-def _starved_seconds() -> float:
-    """Returns a clock of the time in which this thread did not run."""
-    return time.monotonic() - time.thread_time()

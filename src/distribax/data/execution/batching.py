@@ -41,10 +41,10 @@ class PadAndStack:
         )
 
 
-def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: Any) -> np.ndarray[Any, Any]:
+def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: object) -> np.ndarray[Any, Any]:
     dtype = nests.leaf_dtype(leaves[0])
     target = pad_to.target([np.shape(leaf) for leaf in leaves])
-    result = np.full((len(leaves), *target), _padding(value, dtype), dtype)
+    result = np.full((len(leaves), *target), _parse_padding(value, dtype), dtype)
     for row, leaf in zip(result, leaves, strict=True):
         if target:
             row[tuple(slice(size) for size in np.shape(leaf))] = leaf
@@ -53,7 +53,7 @@ def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: Any) -> np.ndarray[
     return result
 
 
-def _check_structure(nest: Any, element: Element, name: str) -> None:
+def _check_structure(nest: object, element: Element, name: str) -> None:
     try:
         same = nests.map_leaves(lambda _, leaf: not isinstance(leaf, (tuple, dict)), nest, element)
     except ValueError:
@@ -65,7 +65,7 @@ def _check_structure(nest: Any, element: Element, name: str) -> None:
         )
 
 
-def _padding(value: Any, dtype: np.dtype[Any]) -> Any:
+def _parse_padding(value: object, dtype: np.dtype[Any]) -> Any:
     """Returns what fills up a component of this dtype."""
     if value is None:
         return b"" if dtype.hasobject else np.zeros((), dtype)[()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator
@@ -37,6 +39,7 @@ class CacheIterator(PipelineIterator):
         self._given = 0
         self._ended = False
 
+    @override
     def __next__(self) -> Element:
         if self._ended:
             raise StopIteration
@@ -83,18 +86,21 @@ class CacheIterator(PipelineIterator):
             self._kept.close()
         self._writer = self._input = self._kept = None
 
+    @override
     def get_state(self) -> State:
         origin = self._origin
         if origin is None and not self._given:
             origin = self._store.origin if self._store.is_complete else self._own_pass
         return State(given=self._given, origin=origin)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop()
         self._given = state["given"]
         self._origin = state.get("origin")
         self._ended = False
 
+    @override
     def close(self) -> None:
         """Drops an unfinished cache and closes the input."""
         if hasattr(self, "_ended"):

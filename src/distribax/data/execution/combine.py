@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator
@@ -26,6 +28,7 @@ class Opener(PipelineIterator):
         self._number = number
         self._current = self._open(number)
 
+    @override
     def close(self) -> None:
         """Closes the open input."""
         current, self._current = getattr(self, "_current", None), None
@@ -42,6 +45,7 @@ class RepeatIterator(Opener):
         self._count = count
         self._gave = False
 
+    @override
     def __next__(self) -> Element:
         while True:
             assert self._current is not None
@@ -58,10 +62,12 @@ class RepeatIterator(Opener):
                 self._gave = True
                 return element
 
+    @override
     def get_state(self) -> State:
         assert self._current is not None
         return State(number=self._number, gave=self._gave, input=self._current.get_state())
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._switch(state["number"])
         self._gave = state["gave"]
@@ -76,6 +82,7 @@ class ConcatenateIterator(Opener):
         super().__init__(open_input)
         self._num_inputs = num_inputs
 
+    @override
     def __next__(self) -> Element:
         while True:
             assert self._current is not None
@@ -86,10 +93,12 @@ class ConcatenateIterator(Opener):
                     raise
                 self._switch(self._number + 1)
 
+    @override
     def get_state(self) -> State:
         assert self._current is not None
         return State(number=self._number, input=self._current.get_state())
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._switch(state["number"])
         assert self._current is not None
@@ -108,12 +117,15 @@ class ZipIterator(PipelineIterator):
         self._inputs = list(parents)
         self._build = build
 
+    @override
     def __next__(self) -> Element:
         return self._build([next(parent) for parent in self._inputs])
 
+    @override
     def get_state(self) -> State:
         return State(inputs=[parent.get_state() for parent in self._inputs])
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         for parent, saved in zip(self._inputs, state["inputs"], strict=True):
             parent.set_state(saved)
@@ -122,11 +134,14 @@ class ZipIterator(PipelineIterator):
 class EmptyIterator(PipelineIterator):
     """No element at all."""
 
+    @override
     def __next__(self) -> Element:
         raise StopIteration
 
+    @override
     def get_state(self) -> State:
         return State()
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         pass

@@ -39,7 +39,7 @@ class Seeds:
     def of(cls, plan: Node, common: int) -> Seeds:
         """Returns the seeds of a new iterator: the nodes' own, or those all workers agree on."""
         agreed = [node.seed for node in walk(plan) if isinstance(node, WorkerPart)]
-        shuffles = unseeded(plan)
+        shuffles = find_unseeded(plan)
         if agreed and agreed[0] is not None:
             common = agreed[0]
             return cls(common, {id(node): common + i + 1 for i, node in enumerate(shuffles)})
@@ -47,13 +47,13 @@ class Seeds:
 
     def save(self, plan: Node) -> list[int]:
         """Returns the seeds as a list, in an order that an equal plan has too."""
-        return [self.common, *(self.by_node.get(id(n), self.common) for n in unseeded(plan))]
+        return [self.common, *(self.by_node.get(id(n), self.common) for n in find_unseeded(plan))]
 
     @classmethod
     def load(cls, plan: Node, saved: list[int]) -> Seeds:
         """Returns the seeds of a saved iterator."""
         common, *seeds = saved
-        pairs = zip(unseeded(plan), seeds, strict=True)
+        pairs = zip(find_unseeded(plan), seeds, strict=True)
         return cls(common, {id(node): seed for node, seed in pairs})
 
 
@@ -93,7 +93,7 @@ class Context:
         return (seed, self.run, *self.path) if node.reshuffle_each_iteration else (seed,)
 
 
-def unseeded(node: Node) -> list[Shuffle]:
+def find_unseeded(node: Node) -> list[Shuffle]:
     """Returns the shuffles of a plan that have no seed, each once, in a fixed order."""
     found = {id(step): step for step in walk(node) if isinstance(step, Shuffle)}
     return [step for step in found.values() if step.seed is None]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.execution.context import Context, State
@@ -19,7 +20,7 @@ from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.pieces import WorkerPart, piece_size, split
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.sources import IndexedSource
-from distribax.data.plan.transforms import Batch, PaddedBatch, without_options
+from distribax.data.plan.transforms import Batch, PaddedBatch, strip_options
 
 Order: TypeAlias = "range | np.ndarray[Any, np.dtype[np.int64]]"
 
@@ -42,21 +43,21 @@ def match(node: Node) -> IndexedPlan | None:
     """Recognises a source, steps that reorder it, and then perhaps repeat, batch and a part."""
     part = batch = None
     repeat: int | None = 1
-    node = without_options(node)
+    node = strip_options(node)
     if isinstance(node, WorkerPart) and not node.in_turn:
-        part, node = node, without_options(node.input)
+        part, node = node, strip_options(node.input)
         if not isinstance(node, Batch):
             return None
     if isinstance(node, Batch) and not isinstance(node, PaddedBatch):
-        batch, node = node, without_options(node.input)
+        batch, node = node, strip_options(node.input)
     if isinstance(node, Repeat):
-        repeat, node = node.count, without_options(node.input)
+        repeat, node = node.count, strip_options(node.input)
     source = _source_of(node)
     return None if source is None else IndexedPlan(source, node, repeat, batch, part)
 
 
 def _source_of(node: Node) -> IndexedSource | None:
-    node = without_options(node)
+    node = strip_options(node)
     if isinstance(node, IndexedSource):
         return node
     if isinstance(node, Shard) and node.is_hint:
@@ -72,7 +73,7 @@ def _source_of(node: Node) -> IndexedSource | None:
 
 def positions(node: Node, context: Context) -> Order:
     """Returns the positions in the source that one pass over `node` reads."""
-    node = without_options(node)
+    node = strip_options(node)
     if isinstance(node, IndexedSource):
         return range(node.cardinality())
     if isinstance(node, Repeat):
@@ -118,6 +119,7 @@ class IndexedIterator(PipelineIterator):
         context = self._context if plan.repeat == 1 else self._context.child(epoch)
         self._order: Order = range(0) if ended else positions(plan.order, context)
 
+    @override
     def __next__(self) -> nests.Element:
         plan = self._plan
         if plan.batch is None:
@@ -163,8 +165,10 @@ class IndexedIterator(PipelineIterator):
         self._begin(self._epoch + 1, 0)
         return True
 
+    @override
     def get_state(self) -> State:
         return State(epoch=self._epoch, position=self._position)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._begin(state["epoch"], state["position"])

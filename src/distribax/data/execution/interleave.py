@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from typing_extensions import override
+
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
@@ -19,7 +21,7 @@ class _Slot:
     """A place of the cycle: an open iterator, and how to find its element again."""
 
     number: int
-    before: Any
+    before: dict[str, Any]
     iterator: PipelineIterator
 
 
@@ -46,6 +48,7 @@ class InterleaveIterator(Stage):
         self._opened = 0
         self._input_ended = False
 
+    @override
     def __next__(self) -> Element:
         while True:
             slot = self._slots[self._index]
@@ -83,6 +86,7 @@ class InterleaveIterator(Stage):
         self._slots[self._index] = _Slot(self._opened, before, inner)
         self._opened += 1
 
+    @override
     def get_state(self) -> State:
         cycle = [
             None if slot is None else [slot.number, slot.before, slot.iterator.get_state()]
@@ -97,6 +101,7 @@ class InterleaveIterator(Stage):
             ended=self._input_ended,
         )
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._close_slots()
         for index, saved in enumerate(state["cycle"]):
@@ -119,6 +124,7 @@ class InterleaveIterator(Stage):
                 slot.iterator.close()
             self._slots[index] = None
 
+    @override
     def close(self) -> None:
         """Closes the open iterators and the input."""
         if hasattr(self, "_slots"):

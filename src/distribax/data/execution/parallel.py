@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
@@ -37,7 +39,7 @@ class _Chunk:
     `before` is the parent's position before the element that has `skipped` predecessors there.
     """
 
-    before: Any
+    before: dict[str, Any]
     skipped: int
     elements: list[Element]
     future: Future[_Outcome]
@@ -80,6 +82,7 @@ class ParallelMapIterator(Stage):
         self._input_ended = False
         self._executor: ThreadPoolExecutor | None = None
 
+    @override
     def __next__(self) -> Element:
         if self._left_to_measure:
             return self._measured_call()
@@ -128,13 +131,13 @@ class ParallelMapIterator(Stage):
                 failed = Future()
                 failed.set_result(_Outcome([], error, 0.0))
             if elements:
-                self._chunks.append(self._started(before, 0, elements))
+                self._chunks.append(self._start_chunk(before, 0, elements))
             if failed is not None:
                 # An error of the input keeps its place: first come the elements before it.
                 self._chunks.append(_Chunk(before, len(elements), [None], failed))
                 return
 
-    def _started(self, before: Any, skipped: int, elements: list[Element]) -> _Chunk:
+    def _start_chunk(self, before: dict[str, Any], skipped: int, elements: list[Element]) -> _Chunk:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
                 self._num_threads, thread_name_prefix="distribax-map"
@@ -152,19 +155,21 @@ class ParallelMapIterator(Stage):
         rest = chunk.elements[chunk.given :]
         if rest:
             skipped = chunk.skipped + chunk.given
-            self._chunks.appendleft(self._started(chunk.before, skipped, rest))
+            self._chunks.appendleft(self._start_chunk(chunk.before, skipped, rest))
 
     def _stop_threads(self) -> None:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
 
+    @override
     def get_state(self) -> State:
         if not self._chunks:
             return State(parent=self._input.get_state(), skip=0)
         chunk = self._chunks[0]
         return State(parent=chunk.before, skip=chunk.skipped + chunk.given)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop_threads()
         self._chunks.clear()
@@ -173,6 +178,7 @@ class ParallelMapIterator(Stage):
         for _ in range(state["skip"]):
             self._next()
 
+    @override
     def close(self) -> None:
         """Ends the threads."""
         if hasattr(self, "_executor"):

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import grain
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.dataset_options import AUTOTUNE
@@ -51,7 +52,7 @@ _DEFAULT_PREFETCH = 2
 
 def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan."""
-    options = transforms.merged_options(plan)
+    options = transforms.merge_options(plan)
     context = Context(
         run,
         threads=options.threading.private_threadpool_size or os.cpu_count() or 1,
@@ -103,6 +104,7 @@ class _Started(grain.IterDataset[Any]):
         self._node = node
         self._context = context
 
+    @override
     def __iter__(self) -> PipelineIterator:
         return build(self._node, self._context)
 
@@ -119,7 +121,7 @@ def _(node: sources.FileReader, context: Context) -> PipelineIterator:
     names = build(sources.Batches(node.filenames), context)
 
     def open_file(name: Element, number: int, place: int) -> PipelineIterator:
-        return FileIterator(sources.FileReader((name,), node.format))
+        return FileIterator(sources.FileReader((str(name),), node.format))
 
     return InterleaveIterator(names, open_file, node.cycle_length, 1)
 

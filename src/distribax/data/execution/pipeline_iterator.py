@@ -6,6 +6,7 @@ import abc
 from typing import Any
 
 import grain
+from typing_extensions import override
 
 from distribax.data.elements import Element
 
@@ -17,14 +18,18 @@ class PipelineIterator(grain.DatasetIterator[Any]):
     """
 
     @abc.abstractmethod
+    @override
     def __next__(self) -> Element: ...
 
     @abc.abstractmethod
+    @override
     def get_state(self) -> dict[str, Any]: ...
 
     @abc.abstractmethod
+    @override
     def set_state(self, state: dict[str, Any]) -> None: ...
 
+    @override
     def close(self) -> None:
         """Ends the iterator and those it reads from; further calls do nothing."""
         super().close()
@@ -38,8 +43,10 @@ class Stage(PipelineIterator):
         self._input = parent
         self._next = parent.__next__
 
+    @override
     def get_state(self) -> dict[str, Any]:
         return self._input.get_state()
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._input.set_state(state)

@@ -6,24 +6,27 @@ Grain is imported when the first plan runs, not before: it takes half a second.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import Seeds
 from distribax.data.plan.plan_node import Node
 
+if TYPE_CHECKING:
+    from distribax.data.execution.pipeline_iterator import PipelineIterator
 
-def _engine() -> ModuleType:
+
+def _load_engine() -> ModuleType:
     from distribax.data.execution import pipeline
 
     return pipeline
 
 
-def start(plan: Node, run: int, seeds: Seeds) -> Any:
+def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan; returns a Grain iterator."""
-    return _engine().start(plan, run, seeds)
+    return _load_engine().start(plan, run, seeds)
 
 
 def first_element(plan: Node) -> Element | None:
     """Runs a plan up to its first element; None if it has none."""
-    return _engine().first_element(plan)
+    return _load_engine().first_element(plan)

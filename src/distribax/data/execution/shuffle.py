@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.context import State
@@ -39,6 +41,7 @@ class ShuffleIterator(Stage):
         self._last: list[int] = []
         self._origins: deque[tuple[int, Any]] = deque()
 
+    @override
     def __next__(self) -> Element:
         if not self._filled:
             self._fill()
@@ -99,6 +102,7 @@ class ShuffleIterator(Stage):
         self._ended = True
         self._last = permutation.last_order(self._key, len(self._places)).tolist()
 
+    @override
     def get_state(self) -> State:
         if not self._given:
             # Nothing was given out: what was read can be read again.
@@ -111,6 +115,7 @@ class ShuffleIterator(Stage):
             origin=list(self._origins[0]),
         )
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._restart()
         start, origin = state["origin"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec
@@ -16,7 +17,7 @@ from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator
 from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, Generator
-from distribax.data.write_protection import owned
+from distribax.data.write_protection import copy_changeable
 
 
 class CountingSource(PipelineIterator):
@@ -31,8 +32,9 @@ class CountingSource(PipelineIterator):
     def _start(self) -> Iterator[Any]: ...
 
     @abc.abstractmethod
-    def _convert(self, value: Any) -> Element: ...
+    def _convert(self, value: object) -> Element: ...
 
+    @override
     def __next__(self) -> Element:
         if self._iterator is None:
             self._iterator = self._start()
@@ -46,9 +48,11 @@ class CountingSource(PipelineIterator):
             close()
         self._iterator = None
 
+    @override
     def get_state(self) -> State:
         return State(given=self._given)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop()
         self._given = state["given"]
@@ -57,6 +61,7 @@ class CountingSource(PipelineIterator):
             for _ in range(self._given):
                 next(self._iterator)
 
+    @override
     def close(self) -> None:
         """Ends the source."""
         if hasattr(self, "_iterator"):
@@ -71,6 +76,7 @@ class GeneratorIterator(CountingSource):
         super().__init__()
         self._node = node
 
+    @override
     def _start(self) -> Iterator[Any]:
         made = self._node.make()
         if not hasattr(made, "__iter__") and not hasattr(made, "__getitem__"):
@@ -81,20 +87,23 @@ class GeneratorIterator(CountingSource):
             )
         return iter(made)
 
-    def _convert(self, value: Any) -> Element:
+    @override
+    def _convert(self, value: object) -> Element:
         if self._node.signature is not None:
-            return owned(nests.map_leaves(_fitted, self._node.signature, _as_nest(value)))
+            return copy_changeable(nests.map_leaves(_fit, self._node.signature, _as_nest(value)))
         if self._node.types is not None:
-            return owned(nests.map_leaves(_typed, self._node.types, _as_nest(value)))
-        return owned(nests.from_return(value))
+            return copy_changeable(
+                nests.map_leaves(_convert_dtype, self._node.types, _as_nest(value))
+            )
+        return copy_changeable(nests.from_return(value))
 
 
-def _as_nest(value: Any) -> Any:
+def _as_nest(value: object) -> Element:
     return tuple(value) if type(value) is list else value
 
 
-def _fitted(spec: TensorSpec, value: Any) -> Any:
-    leaf = _typed(spec.dtype, value)
+def _fit(spec: TensorSpec, value: object) -> Element:
+    leaf = _convert_dtype(spec.dtype, value)
     if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
         raise ValueError(
             f"the generator yielded {nests.describe(leaf)}, which does not fit its "
@@ -103,8 +112,8 @@ def _fitted(spec: TensorSpec, value: Any) -> Any:
     return leaf
 
 
-def _typed(dtype: np.dtype[Any], value: Any) -> Any:
-    leaf = _wide(value)
+def _convert_dtype(dtype: np.dtype[Any], value: object) -> Any:
+    leaf = _widen(value)
     if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype == dtype:
         return leaf
     if not leaf.size and isinstance(value, (list, tuple)):
@@ -124,7 +133,7 @@ def _typed(dtype: np.dtype[Any], value: Any) -> Any:
     )
 
 
-def _wide(value: Any) -> Any:
+def _widen(value: object) -> Element:
     """Returns a leaf; Python numbers in full width, as the signature says what they become."""
     if isinstance(value, tuple):
         value = list(value)
@@ -143,9 +152,10 @@ class FileIterator(PipelineIterator):
         super().__init__()
         self._node = node
         self._file = 0
-        self._reader: RecordReader | None = None
+        self._reader: RecordReader[Any] | None = None
         self._offset: Any = None
 
+    @override
     def __next__(self) -> Element:
         while True:
             if self._reader is None:
@@ -165,14 +175,17 @@ class FileIterator(PipelineIterator):
             self._reader.close()
         self._reader = None
 
+    @override
     def get_state(self) -> State:
         offset = self._offset if self._reader is None else self._reader.offset
         return State(file=self._file, offset=offset)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop()
         self._file, self._offset = state["file"], state["offset"]
 
+    @override
     def close(self) -> None:
         """Closes the open file."""
         if hasattr(self, "_reader"):
@@ -187,13 +200,16 @@ class ForeignIterator(CountingSource):
         super().__init__()
         self._node = node
 
+    @override
     def _start(self) -> Iterator[Any]:
         return self._node.start()
 
-    def _convert(self, value: Any) -> Element:
+    @override
+    def _convert(self, value: object) -> Element:
         element = _to_nest(value)
-        return owned(element) if self._node.reuses_arrays else element
+        return copy_changeable(element) if self._node.reuses_arrays else element
 
+    @override
     def get_state(self) -> State:
         if self._node.save is None:
             return State(given=self._given)
@@ -201,6 +217,7 @@ class ForeignIterator(CountingSource):
             self._iterator = self._start()
         return State(given=self._given, saved=self._node.save(self._iterator))
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         # Positions of what cannot be resumed are refused when they are asked for.
         assert self._node.load is not None, self._node.kind
@@ -210,7 +227,7 @@ class ForeignIterator(CountingSource):
         self._given = state["given"]
 
 
-def _to_nest(value: Any) -> Element:
+def _to_nest(value: object) -> Element:
     # Loaders collate pairs into lists, where a list stands for a tuple at every level.
     if isinstance(value, list) and any(hasattr(item, "__array__") for item in value):
         return tuple(_to_nest(item) for item in value)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
@@ -47,6 +48,7 @@ class MappedCall(UserCall):
     def __init__(self, fn: Callable[..., Any]) -> None:
         super().__init__(fn, "map")
 
+    @override
     def __call__(self, element: Element) -> Element:
         result = super().__call__(element)
         return result if type(result) is np.ndarray else nests.from_return(result)
@@ -59,6 +61,7 @@ class MapIterator(Stage):
         super().__init__(parent)
         self._call = call
 
+    @override
     def __next__(self) -> Element:
         return self._call(self._next())
 
@@ -70,6 +73,7 @@ class FilterIterator(Stage):
         super().__init__(parent)
         self._call = call
 
+    @override
     def __next__(self) -> Element:
         while True:
             element = self._next()
@@ -80,7 +84,7 @@ class FilterIterator(Stage):
                 return element
 
 
-def _as_bool(answer: Any) -> bool:
+def _as_bool(answer: object) -> bool:
     array = np.asarray(answer)
     if array.dtype != np.bool_ or array.ndim:
         raise ValueError(
@@ -98,6 +102,7 @@ class TakeIterator(Stage):
         self._count = count
         self._taken = 0
 
+    @override
     def __next__(self) -> Element:
         if self._taken >= self._count:
             raise StopIteration
@@ -105,9 +110,11 @@ class TakeIterator(Stage):
         self._taken += 1
         return element
 
+    @override
     def get_state(self) -> State:
         return State(parent=self._input.get_state(), taken=self._taken)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._input.set_state(state["parent"])
         self._taken = state["taken"]
@@ -122,15 +129,18 @@ class StrideIterator(Stage):
         self._between = step - 1
         self._started = False
 
+    @override
     def __next__(self) -> Element:
         for _ in range(self._between if self._started else self._skip):
             self._next()
         self._started = True
         return self._next()
 
+    @override
     def get_state(self) -> State:
         return State(parent=self._input.get_state(), started=self._started)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._input.set_state(state["parent"])
         self._started = state["started"]
@@ -143,15 +153,18 @@ class EnumerateIterator(Stage):
         super().__init__(parent)
         self._number = start
 
+    @override
     def __next__(self) -> Element:
         element = self._next()
         number = np.int64(self._number)
         self._number += 1
         return (number, element)
 
+    @override
     def get_state(self) -> State:
         return State(parent=self._input.get_state(), number=self._number)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._input.set_state(state["parent"])
         self._number = state["number"]
@@ -170,6 +183,7 @@ class ManyIterator(Stage):
         self._parts: Any = ()
         self._given = 0
 
+    @override
     def __next__(self) -> Element:
         while self._given >= len(self._parts):
             self._advance()
@@ -181,11 +195,13 @@ class ManyIterator(Stage):
         self._parts = self._divide(self._next())
         self._before, self._given = before, 0
 
+    @override
     def get_state(self) -> State:
         if self._given >= len(self._parts):
             return State(parent=self._input.get_state(), given=0)
         return State(parent=self._before, given=self._given)
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._input.set_state(state["parent"])
         self._parts, self._given = (), 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import grain
 from absl import flags
+from typing_extensions import override
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import BuildIterator, Context, Seeds, State
@@ -37,6 +38,7 @@ class _WorkerPlan(grain.IterDataset[Any]):
         self._seeds = context.seeds.save(node)
         self._build = build
 
+    @override
     def __iter__(self) -> PipelineIterator:
         seeds = Seeds.load(self._node, self._seeds)
         return self._build(self._node, dataclasses.replace(self._context, seeds=seeds))
@@ -63,6 +65,7 @@ class ProcessMapIterator(PipelineIterator):
         self._turn = 0
         self._started = False
 
+    @override
     def __next__(self) -> Element:
         if not self._started:
             # All at once, before the first is waited for.
@@ -73,14 +76,17 @@ class ProcessMapIterator(PipelineIterator):
         self._turn = (self._turn + 1) % len(self._workers)
         return element
 
+    @override
     def get_state(self) -> State:
         return State(turn=self._turn, workers=[worker.get_state() for worker in self._workers])
 
+    @override
     def set_state(self, state: dict[str, Any]) -> None:
         self._turn = state["turn"]
         for worker, saved in zip(self._workers, state["workers"], strict=True):
             worker.set_state(saved)
 
+    @override
     def close(self) -> None:
         """Ends the processes."""
         for worker in getattr(self, "_workers", ()):

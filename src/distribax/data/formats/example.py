@@ -6,11 +6,12 @@ An Example is a protocol buffer: a map from names to lists of bytes, floats or i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from distribax.data import elements as nests
 
@@ -20,48 +21,79 @@ _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
 
 @dataclass(frozen=True)
 class FixedLenFeature:
-    """A feature with as many values as its shape holds; `default_value` is for those missing."""
+    """A feature with as many values as its shape holds.
+
+    Attributes:
+        shape: The shape; [] for a single value.
+        dtype: The data type; `str` or `bytes` for text.
+        default_value: Takes the place of a feature that is missing in a record.
+    """
 
     shape: tuple[int, ...] | list[int]
-    dtype: Any
-    default_value: Any = None
+    dtype: DTypeLike
+    default_value: ArrayLike | None = None
 
 
 @dataclass(frozen=True)
 class VarLenFeature:
-    """A feature with any number of values, parsed to a 1-D array."""
+    """A feature with any number of values, parsed to a 1-D array.
 
-    dtype: Any
+    Attributes:
+        dtype: The data type; `str` or `bytes` for text.
+    """
+
+    dtype: DTypeLike
 
 
 def parse_single_example(
     serialized: bytes, features: Mapping[str, FixedLenFeature | VarLenFeature]
 ) -> dict[str, Any]:
-    """Parses one serialised tf.train.Example into a dict of arrays.
+    """Parses one serialized tf.train.Example into a dict of arrays.
+
+    Args:
+        serialized: The record.
+        features: What to read, by name.
+
+    Returns:
+        An array, a NumPy scalar or bytes for each of `features`.
+
+    Raises:
+        ValueError: The record is not an Example, or a feature is missing or has another shape.
+        TypeError: A feature has another data type.
 
     >>> record = serialize_example({"label": 3, "pixels": [0.5, 1.0]})
     >>> parsed = parse_single_example(record, {"label": FixedLenFeature([], np.int64)})
     >>> int(parsed["label"])
     3
     """
-    found = _features(serialized)
-    return {name: _value(name, feature, found.get(name)) for name, feature in features.items()}
+    found = _parse_features(serialized)
+    return {
+        name: _parse_value(name, feature, found.get(name)) for name, feature in features.items()
+    }
 
 
 def parse_example(
-    serialized: Any, features: Mapping[str, FixedLenFeature]
+    serialized: Iterable[bytes], features: Mapping[str, FixedLenFeature]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Parses a batch of serialised tf.train.Examples into a dict of batches."""
+    """Parses a batch of serialized tf.train.Examples into a dict of batches.
+
+    Args:
+        serialized: The records.
+        features: What to read, by name.
+
+    Returns:
+        An array for each of `features`, with the records along its first dimension.
+    """
     return nests.stack([parse_single_example(record, features) for record in serialized])
 
 
-def _value(
+def _parse_value(
     name: str, feature: FixedLenFeature | VarLenFeature, found: np.ndarray[Any, Any] | None
 ) -> Any:
     is_text = feature.dtype in (str, bytes, object, "string")
     dtype = np.dtype(object if is_text else feature.dtype)
     if isinstance(feature, VarLenFeature):
-        return np.empty(0, dtype) if found is None else _checked(name, found, dtype)
+        return np.empty(0, dtype) if found is None else _convert(name, found, dtype)
     shape = tuple(feature.shape)
     if found is None:
         if feature.default_value is None:
@@ -75,10 +107,10 @@ def _value(
             f"the feature {name!r} has {found.size} values in an example, which do not fill the "
             f"shape {list(shape)}. Correct its FixedLenFeature, or use VarLenFeature."
         )
-    return _checked(name, found, dtype).reshape(shape)[()]
+    return _convert(name, found, dtype).reshape(shape)[()]
 
 
-def _checked(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
+def _convert(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
     if (found.dtype.kind == "O") != (dtype.kind == "O") or (
         found.dtype.kind == "f" and dtype.kind in "iub"
     ):
@@ -87,25 +119,25 @@ def _checked(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> An
     return found.astype(dtype, copy=False)
 
 
-def _features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:
+def _parse_features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:
     found: dict[str, np.ndarray[Any, Any]] = {}
     try:
-        for number, features in _fields(example):
+        for number, features in _iterate_fields(example):
             if number != 1:
                 continue
-            for _, entry in _fields(features):
-                parts = dict(_fields(entry))
+            for _, entry in _iterate_fields(features):
+                parts = dict(_iterate_fields(entry))
                 # A feature that was never set has no list, and counts as missing.
-                for kind, values in _fields(parts.get(2, b"")):
-                    found[parts[1].decode()] = _list(kind, values)
+                for kind, values in _iterate_fields(parts.get(2, b"")):
+                    found[parts[1].decode()] = _parse_list(kind, values)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise ValueError(
-            f"the record of {len(example)} bytes is not a serialised tf.train.Example."
+            f"the record of {len(example)} bytes is not a serialized tf.train.Example."
         ) from error
     return found
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+def _iterate_fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yields the number and content of every field of a message."""
     position, end = 0, len(message)
     while position < end:
@@ -139,8 +171,8 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-def _list(kind: int, values: bytes) -> np.ndarray[Any, Any]:
-    contents = [content for _, content in _fields(values)]
+def _parse_list(kind: int, values: bytes) -> np.ndarray[Any, Any]:
+    contents = [content for _, content in _iterate_fields(values)]
     if kind == _BYTES:
         result = np.empty(len(contents), object)
         result[:] = contents
@@ -150,11 +182,11 @@ def _list(kind: int, values: bytes) -> np.ndarray[Any, Any]:
         return np.frombuffer(b"".join(contents), "<f4").astype(np.float32, copy=False)
     integers: list[int] = []
     for content in contents:
-        integers += [content] if isinstance(content, int) else _packed(content)
+        integers += [content] if isinstance(content, int) else _unpack_varints(content)
     return np.array(integers, np.uint64).astype(np.int64)
 
 
-def _packed(content: bytes) -> list[int]:
+def _unpack_varints(content: bytes) -> list[int]:
     position, found = 0, []
     while position < len(content):
         value, position = _read_varint(content, position)
@@ -162,32 +194,43 @@ def _packed(content: bytes) -> list[int]:
     return found
 
 
-def serialize_example(features: Mapping[str, Any]) -> bytes:
-    """Serialises a dict of numbers, text, bytes or lists of them as a tf.train.Example."""
+def serialize_example(features: Mapping[str, object]) -> bytes:
+    """Serializes values as a tf.train.Example.
+
+    Args:
+        features: Numbers, text, bytes, or lists or arrays of them, by name.
+
+    Returns:
+        The record.
+    """
     entries = b"".join(
-        _field(1, _field(1, name.encode()) + _field(2, _feature(nests.to_element(value))))
+        _encode_field(
+            1,
+            _encode_field(1, name.encode())
+            + _encode_field(2, _encode_feature(nests.to_element(value))),
+        )
         for name, value in features.items()
     )
-    return _field(1, entries)
+    return _encode_field(1, entries)
 
 
-def _feature(value: Any) -> bytes:
+def _encode_feature(value: nests.Element) -> bytes:
     if isinstance(value, bytes):
-        return _field(_BYTES, _field(1, value))
+        return _encode_field(_BYTES, _encode_field(1, value))
     flat = np.asarray(value).ravel()
     if flat.dtype.kind == "O":
-        return _field(_BYTES, b"".join(_field(1, item) for item in flat))
+        return _encode_field(_BYTES, b"".join(_encode_field(1, item) for item in flat))
     if flat.dtype.kind == "f":
-        return _field(_FLOATS, _field(1, flat.astype("<f4").tobytes()))
+        return _encode_field(_FLOATS, _encode_field(1, flat.astype("<f4").tobytes()))
     words = flat.astype(np.int64).astype(np.uint64).tolist()
-    return _field(_INTEGERS, _field(1, b"".join(map(_varint, words))))
+    return _encode_field(_INTEGERS, _encode_field(1, b"".join(map(_encode_varint, words))))
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH) + _varint(len(content)) + content
+def _encode_field(number: int, content: bytes) -> bytes:
+    return _encode_varint(number << 3 | _LENGTH) + _encode_varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)

@@ -1,15 +1,18 @@
-"""Parquet files: one dict of columns a row (needs the package pyarrow)."""
+"""Parquet files: each row is a dict from column name to value (needs the package pyarrow)."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distribax.data.elements import Element, to_element
 
+if TYPE_CHECKING:
+    import pyarrow
 
-def _pyarrow_parquet() -> Any:
+
+def _import_parquet() -> Any:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -25,9 +28,9 @@ class ParquetFormat:
 
     columns: tuple[str, ...] | None = None
     name: str = "parquet"
-    spec: Any = None
+    spec: None = None
 
-    def open(self, filename: str, offset: Any = None) -> ParquetReader:
+    def open(self, filename: str, offset: list[int] | None = None) -> ParquetReader:
         """Opens a file at [row group, row in it]."""
         return ParquetReader(filename, self.columns, list(offset or (0, 0)))
 
@@ -37,7 +40,7 @@ class ParquetReader:
 
     def __init__(self, filename: str, columns: tuple[str, ...] | None, offset: list[int]) -> None:
         self.offset = offset
-        self._file: Any = _pyarrow_parquet().ParquetFile(filename)
+        self._file: Any = _import_parquet().ParquetFile(filename)
         known = self._file.schema_arrow.names
         unknown = sorted(set(columns or ()) - set(known))
         if unknown:
@@ -72,7 +75,7 @@ class ParquetReader:
             first_row = 0
 
 
-def _to_numpy(column: Any) -> Any:
+def _to_numpy(column: pyarrow.ChunkedArray) -> Any:
     values = column.to_numpy()
     # Lists and text come as objects; their cells are converted one by one when they are used.
     return values if values.dtype != object else values.tolist()

@@ -7,9 +7,10 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 from distribax.data import arguments as check
+from distribax.data.element_spec import TensorSpec
 from distribax.errors import DistribaxError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -33,10 +34,13 @@ class CorruptRecordError(DistribaxError, ValueError):
         return f"{self.filename}: {self.problem} at byte offset {self.offset}"
 
 
-class RecordReader(Protocol):
+_Offset = TypeVar("_Offset")
+
+
+class RecordReader(Protocol[_Offset]):
     """An open file: an iterator of records that knows where the next one begins."""
 
-    offset: Any
+    offset: _Offset
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -45,7 +49,7 @@ class RecordReader(Protocol):
     def close(self) -> None: ...
 
 
-class RecordFormat(Protocol):
+class RecordFormat(Protocol[_Offset]):
     """How the records of one file are found."""
 
     @property
@@ -54,12 +58,12 @@ class RecordFormat(Protocol):
         ...
 
     @property
-    def spec(self) -> Any:
-        """The spec of a record; None if it takes a file to know."""
+    def spec(self) -> TensorSpec | None:
+        """The spec of a record; None if only a file can tell."""
         ...
 
-    def open(self, filename: str, offset: Any = None) -> RecordReader:
-        """Opens a file at a record's offset (as a reader told it), or at its start."""
+    def open(self, filename: str, offset: _Offset | None = None) -> RecordReader[_Offset]:
+        """Opens a file at a record's offset, as a reader gave it, or at its start."""
         ...
 
 
@@ -100,7 +104,7 @@ class ByteFile(Protocol):
 
     def read(self, size: int, /) -> bytes: ...
 
-    def seek(self, offset: int, /) -> Any: ...
+    def seek(self, offset: int, /) -> object: ...
 
     def close(self) -> None: ...
 
@@ -150,11 +154,11 @@ class ChunkedFile:
         self._chunk_size = opening.chunk_size
         self._file = opening.open(filename)
         if offset:
-            with self._damage_named():
+            with self._name_damage():
                 self._file.seek(offset)
 
     @contextlib.contextmanager
-    def _damage_named(self) -> Iterator[None]:
+    def _name_damage(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -163,7 +167,7 @@ class ChunkedFile:
 
     def read(self, size: int = 0) -> bytes:
         """Returns the next chunk, of at least `size` bytes unless the file ends."""
-        with self._damage_named():
+        with self._name_damage():
             data = self._file.read(max(size, self._chunk_size))
         self.position += len(data)
         return data

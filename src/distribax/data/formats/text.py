@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
 
 from distribax.data import arguments as check
 from distribax.data.element_spec import TensorSpec
@@ -17,9 +16,9 @@ class TextLineFormat:
 
     opening: FileOpening = field(default_factory=FileOpening)
     name: str = "text_line"
-    spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
+    spec: TensorSpec = field(default_factory=lambda: TensorSpec((), bytes))
 
-    def open(self, filename: str, offset: Any = None) -> _Reader:
+    def open(self, filename: str, offset: int | None = None) -> _Reader:
         """Opens a file at the byte where a line begins."""
         return _Reader(ChunkedFile(filename, self.opening, offset or 0), _lines)
 
@@ -33,7 +32,7 @@ class FixedLengthFormat:
     footer_bytes: int = 0
     opening: FileOpening = field(default_factory=FileOpening)
     name: str = "fixed_length_record"
-    spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
+    spec: TensorSpec = field(default_factory=lambda: TensorSpec((), bytes))
 
     def __post_init__(self) -> None:
         if check.whole_number(self.record_bytes, "record_bytes") <= 0:
@@ -47,12 +46,12 @@ class FixedLengthFormat:
                     f"{name}={getattr(self, name)} is negative. Expected a number of bytes to skip."
                 )
 
-    def open(self, filename: str, offset: Any = None) -> _Reader:
+    def open(self, filename: str, offset: int | None = None) -> _Reader:
         """Opens a file at the byte where a record begins."""
         start = self.header_bytes if offset is None else offset
         return _Reader(ChunkedFile(filename, self.opening, start), self._records)
 
-    def _records(self, file: ChunkedFile, reader: _Reader) -> Iterator[bytes]:
+    def _records(self, file: ChunkedFile, reader: _Reader) -> Generator[bytes, None, None]:
         size, kept = self.record_bytes, self.footer_bytes
         buffer = b""
         while chunk := file.read(size):
@@ -72,7 +71,7 @@ class FixedLengthFormat:
             raise CorruptRecordError(file.filename, reader.offset, problem)
 
 
-def _lines(file: ChunkedFile, reader: _Reader) -> Iterator[bytes]:
+def _lines(file: ChunkedFile, reader: _Reader) -> Generator[bytes, None, None]:
     buffer = b""
     while chunk := file.read():
         *lines, buffer = (buffer + chunk).split(b"\n")
@@ -88,10 +87,14 @@ def _lines(file: ChunkedFile, reader: _Reader) -> Iterator[bytes]:
 class _Reader:
     """An open file and where its next record begins."""
 
-    def __init__(self, file: ChunkedFile, records: Any) -> None:
+    def __init__(
+        self,
+        file: ChunkedFile,
+        records: Callable[[ChunkedFile, _Reader], Generator[bytes, None, None]],
+    ) -> None:
         self._file = file
         self.offset = file.position
-        self._records: Any = records(file, self)
+        self._records = records(file, self)
 
     def __iter__(self) -> _Reader:
         return self

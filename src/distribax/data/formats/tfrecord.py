@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 import google_crc32c
 
@@ -33,9 +33,9 @@ class TFRecordFormat:
 
     opening: FileOpening = field(default_factory=FileOpening)
     name: str = "tfrecord"
-    spec: Any = field(default_factory=lambda: TensorSpec((), bytes))
+    spec: TensorSpec = field(default_factory=lambda: TensorSpec((), bytes))
 
-    def open(self, filename: str, offset: Any = None) -> TFRecordReader:
+    def open(self, filename: str, offset: int | None = None) -> TFRecordReader:
         """Opens a file at the byte where a record begins."""
         return TFRecordReader(ChunkedFile(filename, self.opening, offset or 0))
 
@@ -69,12 +69,12 @@ class TFRecordReader:
                 if not buffer:
                     return
                 if len(buffer) < _HEADER.size:
-                    raise self._damaged(offset, f"record header cut short ({len(buffer)} bytes)")
+                    raise self._make_error(offset, f"record header cut short ({len(buffer)} bytes)")
             length, stored = header_of(buffer, begin)
             # Masking is written out in this loop: a call per record would cost as much again.
             check = crc(buffer[begin : begin + 8])
             if ((check >> 15 | check << 17) + _MASK_DELTA) & 0xFFFFFFFF != stored:
-                raise self._damaged(offset, "damaged record length (its checksum is wrong)")
+                raise self._make_error(offset, "damaged record length (its checksum is wrong)")
             end = begin + _HEADER.size + length
             if len(buffer) < end + _CRC.size:
                 missing = end + _CRC.size - len(buffer)
@@ -82,25 +82,32 @@ class TFRecordReader:
                 begin, end = 0, _HEADER.size + length
                 if len(buffer) < end + _CRC.size:
                     have = len(buffer) - _HEADER.size
-                    raise self._damaged(
+                    raise self._make_error(
                         offset, f"record cut short ({have} of {length + _CRC.size} bytes)"
                     )
             data = buffer[begin + _HEADER.size : end]
             (stored,) = crc_of(buffer, end)
             check = crc(data)
             if ((check >> 15 | check << 17) + _MASK_DELTA) & 0xFFFFFFFF != stored:
-                raise self._damaged(offset, "damaged record (its checksum is wrong)")
+                raise self._make_error(offset, "damaged record (its checksum is wrong)")
             begin = end + _CRC.size
             offset += _FRAME + length
             self.offset = offset
             yield data
 
-    def _damaged(self, offset: int, problem: str) -> CorruptRecordError:
+    def _make_error(self, offset: int, problem: str) -> CorruptRecordError:
         return CorruptRecordError(self._file.filename, offset, problem)
 
 
 class TFRecordWriter:
     """Writes TFRecord files that TensorFlow and `TFRecordDataset` read.
+
+    Args:
+        path: The name of the file; an existing one is replaced.
+        compression_type: "GZIP", "ZLIB", or "" or None for no compression.
+
+    Raises:
+        ValueError: The compression type is not known.
 
     >>> with TFRecordWriter("example.tfrecord") as writer:  # doctest: +SKIP
     ...     writer.write(b"one record")
@@ -114,7 +121,14 @@ class TFRecordWriter:
         self._deflate = zlib.compressobj(wbits=wbits) if wbits else None
 
     def write(self, record: bytes) -> None:
-        """Appends one record."""
+        """Appends one record.
+
+        Args:
+            record: Its content.
+
+        Raises:
+            TypeError: `record` is not bytes.
+        """
         if not isinstance(record, bytes):
             raise TypeError(
                 f"record={record!r} of type {type(record).__name__} is not bytes. Serialise it "

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data import elements as nests
 from distribax.data.dataset_options import SHARD_HINT
-from distribax.data.element_spec import common_spec, varying_spec, zeros
+from distribax.data.element_spec import Spec, infer_spec, merge_specs, zeros
 from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     HasPlan,
     Node,
     Probe,
-    Spec,
     UnaryNode,
     UnknownSpec,
 )
@@ -33,6 +34,7 @@ class Shuffle(UnaryNode):
     entropy: int = field(default_factory=lambda: secrets.randbits(63))
 
     @property
+    @override
     def label(self) -> str:
         size = "all" if self.buffer_size is None else self.buffer_size
         return f"shuffle({size})"
@@ -44,6 +46,7 @@ class Repeat(UnaryNode):
 
     count: int | None
 
+    @override
     def cardinality(self) -> int:
         size = self.input.cardinality()
         if size == 0 or self.count == 0:
@@ -53,6 +56,7 @@ class Repeat(UnaryNode):
         return size * self.count if size > 0 else size
 
     @property
+    @override
     def label(self) -> str:
         return f"repeat({'' if self.count is None else self.count})"
 
@@ -63,6 +67,7 @@ class Take(UnaryNode):
 
     count: int
 
+    @override
     def cardinality(self) -> int:
         size = self.input.cardinality()
         if size == INFINITE_CARDINALITY:
@@ -70,6 +75,7 @@ class Take(UnaryNode):
         return min(size, self.count) if size >= 0 else size
 
     @property
+    @override
     def label(self) -> str:
         return f"take({self.count})"
 
@@ -80,11 +86,13 @@ class Skip(UnaryNode):
 
     count: int
 
+    @override
     def cardinality(self) -> int:
         size = self.input.cardinality()
         return max(0, size - self.count) if size >= 0 else size
 
     @property
+    @override
     def label(self) -> str:
         return f"skip({self.count})"
 
@@ -101,6 +109,7 @@ class Shard(UnaryNode):
         """Whether auto-sharding is to fill in the numbers."""
         return self.num_shards == SHARD_HINT
 
+    @override
     def cardinality(self) -> int:
         size = self.input.cardinality()
         if size < 0 or self.is_hint:
@@ -108,6 +117,7 @@ class Shard(UnaryNode):
         return max(0, -((self.index - size) // self.num_shards))
 
     @property
+    @override
     def label(self) -> str:
         return f"shard({self.num_shards}, {self.index})"
 
@@ -125,32 +135,39 @@ class Concatenate(Node):
     parts: tuple[Node, ...]
 
     @property
+    @override
     def inputs(self) -> tuple[Node, ...]:
         return self.parts
 
+    @override
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         return Concatenate(inputs)
 
+    @override
     def cardinality(self) -> int:
         sizes = [part.cardinality() for part in self.parts]
         if INFINITE_CARDINALITY in sizes:
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         first, *others = (part.spec(probe) for part in self.parts)
         for other in others:
-            first = common_spec(first, other)
+            first = merge_specs(first, other)
         return first
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return _all([part.is_batched(probe) for part in self.parts])
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         sizes = {part.static_batch_size(probe) for part in self.parts}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    @override
     def label(self) -> str:
         return "concatenate"
 
@@ -163,12 +180,15 @@ class Zip(Node):
     build: Callable[[list[Any]], Any]
 
     @property
+    @override
     def inputs(self) -> tuple[Node, ...]:
         return self.parts
 
+    @override
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         return Zip(inputs, self.build)
 
+    @override
     def cardinality(self) -> int:
         sizes = [part.cardinality() for part in self.parts]
         if 0 in sizes or UNKNOWN_CARDINALITY not in sizes:
@@ -176,19 +196,42 @@ class Zip(Node):
             return min(finite) if finite else INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return self.build([part.spec(probe) for part in self.parts])
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return _all([part.is_batched(probe) for part in self.parts])
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         sizes = {part.static_batch_size(probe) for part in self.parts}
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    @override
     def label(self) -> str:
         return "zip"
+
+
+def zip_plans(nest: object) -> Zip:
+    """Returns a step that reads a nest of data sets side by side, in the structure of the nest."""
+    parts = nests.leaves(nest)
+    for part in parts:
+        if not isinstance(part, HasPlan):
+            raise TypeError(
+                f"zip was given {part!r} of type {type(part).__name__}. Expected Datasets, or a "
+                "tuple or dict of them."
+            )
+    if not parts:
+        raise ValueError("zip was given no data set. Expected at least one.")
+
+    def build(values: list[Any]) -> Any:
+        given = iter(values)
+        return nests.map_leaves(lambda _: next(given), nest)
+
+    return Zip(tuple(part.plan for part in parts), build)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +248,7 @@ class Interleave(UnaryNode):
     # What the user called it, for the notes on errors.
     step: str = "interleave"
 
-    def plan_of(self, made: Any) -> Node:
+    def plan_of(self, made: object) -> Node:
         """Returns the plan of what the user's function returned."""
         if not isinstance(made, HasPlan):
             raise TypeError(
@@ -219,15 +262,17 @@ class Interleave(UnaryNode):
         first = probe(self.input)
         return None if first is None else self.plan_of(nests.call_with_element(self.fn, first))
 
+    @override
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         given = self.input.spec(probe)
         sample = probe(self.input)
         empty = sample is None
         try:
-            return varying_spec(
+            return infer_spec(
                 lambda element: self._inner_spec(element, probe),
                 zeros(given) if empty else sample,
                 given,
@@ -243,14 +288,17 @@ class Interleave(UnaryNode):
     def _inner_spec(self, element: nests.Element, probe: Probe) -> Spec:
         return self.plan_of(nests.call_with_element(self.fn, element)).spec(probe)
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         inner = self.first_inner(probe)
         return None if inner is None else inner.is_batched(probe)
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         inner = self.first_inner(probe)
         return None if inner is None else inner.static_batch_size(probe)
 
     @property
+    @override
     def label(self) -> str:
         return f"interleave({self.cycle_length}, {self.block_length})"

@@ -1,21 +1,21 @@
-"""What a user says that a generator yields."""
+"""What a generator yields, as the user declares it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from distribax.data import arguments as check
 from distribax.data import elements as nests
-from distribax.data.element_spec import TensorSpec
+from distribax.data.element_spec import Spec, TensorSpec
 from distribax.data.plan.padding import parse_padded_shapes
 
 
-def parse_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
-    """Returns a nest of TensorSpecs if all is said, and a nest of dtypes if only they are."""
+def parse_signature(
+    signature: Spec | None, types: object, shapes: object
+) -> tuple[Spec | None, object]:
+    """Returns a nest of TensorSpecs if shapes are given, or else a nest of dtypes if they are."""
     if signature is not None:
         if types is not None or shapes is not None:
             raise ValueError(
-                "output_signature and output_types or output_shapes were both given; they say the "
+                "output_signature and output_types or output_shapes were both given; they mean the "
                 "same. Keep output_signature."
             )
         for leaf in nests.leaves(signature):
@@ -40,7 +40,7 @@ def parse_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
     return nests.map_leaves(lambda dtype, shape: TensorSpec(shape.dims, dtype), dtypes, dims), None
 
 
-def _as_tuple(nest: Any) -> Any:
+def _as_tuple(nest: object) -> object:
     # A list of sizes is one shape; a list of anything else stands for a tuple.
     if isinstance(nest, list) and any(isinstance(part, (list, tuple, dict, type)) for part in nest):
         return tuple(nest)

@@ -38,7 +38,7 @@ class PadTo:
         return tuple(sizes)
 
 
-def parse_padded_shapes(shapes: Any, name: str = "padded_shapes") -> Any:
+def parse_padded_shapes(shapes: object, name: str = "padded_shapes") -> Any:
     """Turns a user's nest of shapes into a nest of PadTo.
 
     A shape is a list, or a tuple of sizes; a tuple that holds anything else is a nest.
@@ -56,7 +56,7 @@ def parse_padded_shapes(shapes: Any, name: str = "padded_shapes") -> Any:
             return PadTo(dims)
         if isinstance(shapes, tuple):
             return tuple(parse_padded_shapes(shape, name) for shape in shapes)
-    if nests.is_namedtuple(shapes):
+    if isinstance(shapes, tuple):  # A named tuple.
         return type(shapes)(*(parse_padded_shapes(shape, name) for shape in shapes))
     raise TypeError(
         f"{name}={shapes!r} is not understood. Expected a shape such as [None] or (3, -1) "

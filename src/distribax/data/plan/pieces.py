@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data import elements as nests
-from distribax.data.element_spec import TensorSpec
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, Spec, UnaryNode
+from distribax.data.element_spec import Spec, TensorSpec
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
 
 
 def piece_size(num_rows: int, num_pieces: int) -> int:
@@ -74,9 +76,11 @@ class WorkerPart(UnaryNode):
     # Stands for seeds that were not given, where all workers must shuffle alike.
     seed: int | None = None
 
+    @override
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY if self.in_turn else self.input.cardinality()
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         part: Any = nests.map_leaves(self._part_of, self.input.spec(probe))
         return (part,) * self.share.replicas_per_worker if self.split else part
@@ -94,6 +98,7 @@ class WorkerPart(UnaryNode):
         nominal = self.batch_size or num_rows
         return self.share.replicas_per_worker * piece_size(nominal, self.share.num_pieces)
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         size = self.input.static_batch_size(probe)
         if size is None:
@@ -102,6 +107,7 @@ class WorkerPart(UnaryNode):
         return self.turn_size(size) if self.in_turn else stop - start
 
     @property
+    @override
     def label(self) -> str:
         # Aligned parts of any number of workers share one position: the global batch's.
         return f"in_turn({self.share.num_pieces})" if self.in_turn else ""

@@ -6,28 +6,28 @@ import abc
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from typing_extensions import override
+
+from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.errors import DistribaxError
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 
-Spec: TypeAlias = Any
-"""A nest of TensorSpecs."""
-
 Probe: TypeAlias = Callable[["Node"], "Element | None"]
 """Runs a plan up to its first element; None if it has none."""
 
 
 class UnknownSpec(DistribaxError, ValueError):
-    """Raised where an element_spec cannot be found out, because there is no element to look at."""
+    """Raised where an element_spec cannot be known, because there is no element to look at."""
 
 
 @runtime_checkable
 class HasPlan(Protocol):
-    """What a data set is for the plan: something that holds one."""
+    """What the plan needs of a data set: its own plan."""
 
     @property
     def plan(self) -> Node: ...
@@ -76,22 +76,28 @@ class UnaryNode(Node):
     input: Node
 
     @property
+    @override
     def inputs(self) -> tuple[Node, ...]:
         return (self.input,)
 
+    @override
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         (only,) = inputs
         return dataclasses.replace(self, input=only)
 
+    @override
     def cardinality(self) -> int:
         return self.input.cardinality()
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return self.input.spec(probe)
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return self.input.is_batched(probe)
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         return self.input.static_batch_size(probe)
 

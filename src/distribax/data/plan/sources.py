@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import TensorSpec, spec_of, without_batch_dim
+from distribax.data.element_spec import Spec, TensorSpec, remove_batch_dim, spec_of
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, Spec, UnknownSpec
-from distribax.data.write_protection import empty_array, read_only, with_usable_rows
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, UnknownSpec
+from distribax.data.write_protection import align_rows, make_empty_array, make_read_only
 
 
 class IndexedSource(Node):
@@ -31,11 +32,11 @@ class IndexedSource(Node):
         return nests.stack([self.element(int(index)) for index in indices])
 
 
-def _picked(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
+def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns rows of an array; a large batch in memory that devices can use as it is."""
     if array.dtype.hasobject:
         return array.take(indices, axis=0)
-    rows = empty_array((len(indices), *array.shape[1:]), array.dtype)
+    rows = make_empty_array((len(indices), *array.shape[1:]), array.dtype)
     # Positions are always valid; "clip" only spares NumPy a buffer of its own.
     return np.take(array, indices, axis=0, out=rows, mode="clip")
 
@@ -48,30 +49,49 @@ class Slices(IndexedSource):
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        sizes = {len(leaf) for leaf in nests.leaves(self.arrays)}
-        assert len(sizes) == 1, sizes
+        arrays = nests.leaves(self.arrays)
+        if not arrays:
+            raise ValueError(
+                f"tensors={self.arrays!r} has no component. Expected at least one array."
+            )
+        if any(np.ndim(array) == 0 for array in arrays):
+            raise ValueError(
+                f"tensors has a component without rows: {nests.describe(self.arrays)}. Every "
+                "component needs at least one dimension; for a single element use from_tensors."
+            )
+        sizes = {len(array) for array in arrays}
+        if len(sizes) != 1:
+            raise ValueError(
+                "tensors has components with different numbers of rows: "
+                f"{nests.describe(self.arrays)}. They must agree in their first dimension."
+            )
         # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
-        object.__setattr__(self, "arrays", read_only(with_usable_rows(self.arrays)))
+        object.__setattr__(self, "arrays", make_read_only(align_rows(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
 
+    @override
     def cardinality(self) -> int:
         return self.size
 
+    @override
     def element(self, index: int) -> nests.Element:
         if type(self.arrays) is np.ndarray:
             return self.arrays[index]
         return nests.map_leaves(lambda array: array[index], self.arrays)
 
+    @override
     def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
         if isinstance(indices, range):
             picked = _as_slice(indices)
             return nests.map_leaves(lambda array: np.ascontiguousarray(array[picked]), self.arrays)
-        return nests.map_leaves(lambda array: _picked(array, indices), self.arrays)
+        return nests.map_leaves(lambda array: _pick_rows(array, indices), self.arrays)
 
+    @override
     def spec(self, probe: Probe) -> Spec:
-        return without_batch_dim(spec_of(self.arrays))
+        return remove_batch_dim(spec_of(self.arrays))
 
     @property
+    @override
     def label(self) -> str:
         return f"from_tensor_slices({self.size})"
 
@@ -89,18 +109,22 @@ class Tensors(IndexedSource):
     value: nests.Element
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))
+        object.__setattr__(self, "value", make_read_only(self.value))
 
+    @override
     def cardinality(self) -> int:
         return 1
 
+    @override
     def element(self, index: int) -> nests.Element:
         return self.value
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return spec_of(self.value)
 
     @property
+    @override
     def label(self) -> str:
         return "from_tensors()"
 
@@ -112,22 +136,27 @@ class Range(IndexedSource):
     values: range
     dtype: np.dtype[Any]
 
+    @override
     def cardinality(self) -> int:
         return len(self.values)
 
+    @override
     def element(self, index: int) -> nests.Element:
         return self.dtype.type(self.values[index])
 
+    @override
     def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
         if isinstance(indices, range):
             picked = self.values[_as_slice(indices)]
             return np.arange(picked.start, picked.stop, picked.step, dtype=self.dtype)
         return (self.values.start + self.values.step * indices).astype(self.dtype)
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return TensorSpec((), self.dtype)
 
     @property
+    @override
     def label(self) -> str:
         return f"range({self.values.start}, {self.values.stop}, {self.values.step})"
 
@@ -137,6 +166,7 @@ class FileNames(Slices):
     """The names of files, as `list_files` gives them: auto-sharding may divide them."""
 
     @property
+    @override
     def label(self) -> str:
         return f"list_files({self.size})"
 
@@ -148,24 +178,30 @@ class Batches(IndexedSource):
     items: tuple[nests.Element, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(read_only(item) for item in self.items))
+        object.__setattr__(self, "items", tuple(make_read_only(item) for item in self.items))
 
+    @override
     def cardinality(self) -> int:
         return len(self.items)
 
+    @override
     def element(self, index: int) -> nests.Element:
         return self.items[index]
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return open_batch_dim(spec_of(self.items[0]))
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return True
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         return nests.num_rows(self.items[0])
 
     @property
+    @override
     def label(self) -> str:
         return f"batches({len(self.items)})"
 
@@ -186,21 +222,25 @@ class Generator(Node):
     # Data types in the structure of the elements, where only they were given.
     types: Any = None
 
+    @override
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
+    @override
     def spec(self, probe: Probe) -> Spec:
-        return self.signature if self.signature is not None else probed_spec(self, probe)
+        return self.signature if self.signature is not None else probe_spec(self, probe)
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return None
 
     @property
+    @override
     def label(self) -> str:
         return "from_generator()"
 
 
-def probed_spec(node: Node, probe: Probe) -> Spec:
+def probe_spec(node: Node, probe: Probe) -> Spec:
     """Returns the spec of a source's first element."""
     first = probe(node)
     if first is None:
@@ -219,17 +259,20 @@ class FileReader(Node):
     """
 
     filenames: tuple[str, ...]
-    format: RecordFormat
+    format: RecordFormat[Any]
     cycle_length: int = 1
 
+    @override
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         known = self.format.spec
-        return known if known is not None else probed_spec(self, probe)
+        return known if known is not None else probe_spec(self, probe)
 
     @property
+    @override
     def label(self) -> str:
         return f"{self.format.name}({len(self.filenames)} files, cycle {self.cycle_length})"
 
@@ -248,16 +291,20 @@ class RandomAccessFiles(IndexedSource):
         """The opened files."""
         return self.open(self.filenames)
 
+    @override
     def cardinality(self) -> int:
         return len(self.source)
 
+    @override
     def element(self, index: int) -> nests.Element:
         return self.source[index]
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return self.record_spec
 
     @property
+    @override
     def label(self) -> str:
         return f"{self.name}({len(self.filenames)} files)"
 
@@ -280,17 +327,21 @@ class Foreign(Node):
     # Whether it may fill the same arrays again for the next batch.
     reuses_arrays: bool = False
 
+    @override
     def cardinality(self) -> int:
         return self.length
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         if self.signature is not None:
             return self.signature
-        return open_batch_dim(probed_spec(self, probe))
+        return open_batch_dim(probe_spec(self, probe))
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return None
 
     @property
+    @override
     def label(self) -> str:
         return f"<{self.kind}>"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from distribax.data.elements import Element
 from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
-from distribax.data.write_protection import read_only
+from distribax.data.write_protection import make_read_only
 
 
 class CacheWriter(Protocol):
@@ -74,7 +74,7 @@ class _MemoryWriter:
         self._elements: list[Element] = []
 
     def add(self, element: Element) -> Element:
-        element = read_only(element)
+        element = make_read_only(element)
         self._elements.append(element)
         return element
 

@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.dataset_options import Options
 from distribax.data.element_spec import (
+    Spec,
     TensorSpec,
+    add_batch_dim,
+    infer_spec,
+    remove_batch_dim,
     spec_of,
-    varying_spec,
-    with_batch_dim,
-    without_batch_dim,
     zeros,
 )
 from distribax.data.elements import call_with_element, from_return
@@ -23,7 +25,6 @@ from distribax.data.plan.plan_node import (
     UNKNOWN_CARDINALITY,
     Node,
     Probe,
-    Spec,
     UnaryNode,
 )
 from distribax.data.plan.stores import CacheStore, FileStore, MemoryStore
@@ -36,16 +37,18 @@ class Map(UnaryNode):
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         given = self.input.spec(probe)
         sample = probe(self.input)
         if sample is None:
             sample = zeros(given)
-        return varying_spec(
+        return infer_spec(
             lambda element: spec_of(from_return(call_with_element(self.fn, element))), sample, given
         )
 
     @property
+    @override
     def label(self) -> str:
         return "map()"
 
@@ -56,10 +59,12 @@ class Filter(UnaryNode):
 
     predicate: Callable[..., Any]
 
+    @override
     def cardinality(self) -> int:
         return UNKNOWN_CARDINALITY
 
     @property
+    @override
     def label(self) -> str:
         return "filter()"
 
@@ -71,23 +76,28 @@ class Batch(UnaryNode):
     batch_size: int
     drop_remainder: bool = False
 
+    @override
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if count < 0:
             return count
         return count // self.batch_size if self.drop_remainder else -(-count // self.batch_size)
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         size = self.batch_size if self.drop_remainder else None
-        return with_batch_dim(self.input.spec(probe), size)
+        return add_batch_dim(self.input.spec(probe), size)
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return True
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         return self.batch_size
 
     @property
+    @override
     def label(self) -> str:
         return f"batch({self.batch_size}{', drop' if self.drop_remainder else ''})"
 
@@ -99,6 +109,7 @@ class PaddedBatch(Batch):
     padded_shapes: Any = None
     padding_values: Any = None
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         size = self.batch_size if self.drop_remainder else None
         rows = self.input.spec(probe)
@@ -111,9 +122,10 @@ class PaddedBatch(Batch):
             padded = nests.map_leaves(
                 lambda leaf, dims: TensorSpec(dims.dims, leaf.dtype), rows, self.padded_shapes
             )
-        return with_batch_dim(padded, size)
+        return add_batch_dim(padded, size)
 
     @property
+    @override
     def label(self) -> str:
         return f"padded_{super().label}"
 
@@ -130,11 +142,12 @@ def _refuse(node: Node) -> nests.Element | None:
 class Unbatch(UnaryNode):
     """The rows of batches, one by one."""
 
+    @override
     def cardinality(self) -> int:
         count = self.input.cardinality()
         if count <= 0:
             return count
-        batches = without_options(self.input)
+        batches = strip_options(self.input)
         if isinstance(batches, Batch) and batches.drop_remainder:
             return count * batches.batch_size
         try:
@@ -145,16 +158,20 @@ class Unbatch(UnaryNode):
         size = sizes.pop() if len(sizes) == 1 else None
         return UNKNOWN_CARDINALITY if size is None else count * size
 
+    @override
     def spec(self, probe: Probe) -> Spec:
-        return without_batch_dim(self.input.spec(probe))
+        return remove_batch_dim(self.input.spec(probe))
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         return False
 
+    @override
     def static_batch_size(self, probe: Probe) -> int | None:
         return None
 
     @property
+    @override
     def label(self) -> str:
         return "unbatch()"
 
@@ -165,14 +182,17 @@ class Enumerate(UnaryNode):
 
     start: int = 0
 
+    @override
     def spec(self, probe: Probe) -> Spec:
         return (TensorSpec((), np.int64), self.input.spec(probe))
 
+    @override
     def is_batched(self, probe: Probe) -> bool | None:
         # The number has no batch dimension, so such elements cannot be split.
         return False
 
     @property
+    @override
     def label(self) -> str:
         return f"enumerate({self.start})"
 
@@ -184,6 +204,7 @@ class Prefetch(UnaryNode):
     buffer_size: int
 
     @property
+    @override
     def label(self) -> str:
         return ""
 
@@ -199,12 +220,14 @@ class Cache(UnaryNode):
         store = FileStore(self.filename) if self.filename else MemoryStore()
         object.__setattr__(self, "store", store)
 
+    @override
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         # Other inputs are other elements: what was kept so far must not answer for them.
         (only,) = inputs
         return self if only is self.input else Cache(only, self.filename)
 
     @property
+    @override
     def label(self) -> str:
         return "cache()"
 
@@ -216,19 +239,20 @@ class WithOptions(UnaryNode):
     options: Options
 
     @property
+    @override
     def label(self) -> str:
         return ""
 
 
-def merged_options(node: Node) -> Options:
+def merge_options(node: Node) -> Options:
     """Returns the options of a plan; of two settings the later in the pipeline counts."""
     merged = Options()
     for child in node.inputs:
-        merged = merged.merge(merged_options(child))
+        merged = merged.merge(merge_options(child))
     return merged.merge(node.options) if isinstance(node, WithOptions) else merged
 
 
-def without_options(node: Node) -> Node:
+def strip_options(node: Node) -> Node:
     """Returns the node below any attached options."""
     while isinstance(node, WithOptions):
         node = node.input

@@ -12,7 +12,7 @@ from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.plan_node import Node, walk
 from distribax.data.plan.transforms import replace_inputs
-from distribax.data.rewrites.file_sharding import NotFileBased, own_cache, shard_files
+from distribax.data.rewrites.file_sharding import NotFileBased, give_own_cache, shard_files
 from distribax.data.rewrites.rebatch import add_worker_part, require_batched
 
 _log = logging.getLogger("distribax")
@@ -134,4 +134,4 @@ def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
         return Shard(filled.input, num_workers, worker_id)
     if filled is node or num_workers == 1:
         return filled
-    return own_cache(filled, num_workers, worker_id)
+    return give_own_cache(filled, num_workers, worker_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from distribax.data import elements as nests
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
@@ -29,7 +30,7 @@ def shard_files(
     return sharder.visit(plan)
 
 
-def own_cache(node: Node, num_workers: int, worker_id: int) -> Node:
+def give_own_cache(node: Node, num_workers: int, worker_id: int) -> Node:
     """Returns the node; a cache in a file gets a file for each worker."""
     if not isinstance(node, Cache) or not node.filename:
         return node
@@ -61,13 +62,13 @@ class _FileSharder:
             return node.with_inputs((self._shard_names(node.input),))
         if self._exact and isinstance(node, (Take, Skip, Shard)):
             raise NotFileBased(f"its {node.label} counts what is read from all files together")
-        return own_cache(replace_inputs(node, self.visit), self._num_workers, self._worker_id)
+        return give_own_cache(replace_inputs(node, self.visit), self._num_workers, self._worker_id)
 
     def _shard_names(self, node: Node) -> Node:
         # Below what only reorders or looks up names, so that a worker keeps its files.
         if isinstance(node, (Shuffle, Map, Prefetch, Cache, WithOptions, Repeat)):
             rewritten = replace_inputs(node, self._shard_names)
-            return own_cache(rewritten, self._num_workers, self._worker_id)
+            return give_own_cache(rewritten, self._num_workers, self._worker_id)
         if isinstance(node, FileNames):
             return self._own_names(node)
         # Above what counts names or pairs them, so that all workers mean the same ones.
@@ -78,7 +79,8 @@ class _FileSharder:
 
     def _own_names(self, node: FileNames) -> Node:
         self._check_enough(node.size, node.label)
-        return FileNames(node.arrays[self._worker_id :: self._num_workers])
+        own = slice(self._worker_id, None, self._num_workers)
+        return FileNames(nests.map_leaves(lambda names: names[own], node.arrays))
 
     def _check_enough(self, num_files: int, label: str) -> None:
         if num_files < self._num_workers:
