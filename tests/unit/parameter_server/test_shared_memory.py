@@ -7,10 +7,14 @@ import gc
 import mmap
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -85,16 +89,16 @@ def test_a_reader_tries_again_when_the_server_has_written_meanwhile(
     left = [times]
     original = SharedReader._consistent
 
-    def disturbed(reader: SharedReader, look: Callable[[int], Any]) -> Any:
-        def look_and_write(number: int) -> Any:
-            result = look(number)
+    def disturbed(reader: SharedReader, copy: Callable[[], Any]) -> Any:
+        def copy_and_write() -> Any:
+            result = copy()
             if left[0]:
                 left[0] -= 1
                 other.push({0: [AssignAdd("v", ONES)]})
                 other.flush()
             return result
 
-        return original(reader, look_and_write)
+        return original(reader, copy_and_write)
 
     other.push({0: [AssignAdd("v", ONES)]})
     other.flush()
@@ -102,6 +106,71 @@ def test_a_reader_tries_again_when_the_server_has_written_meanwhile(
         patch.setattr(SharedReader, "_consistent", disturbed)
         (value,) = client.pull([SPEC])
     np.testing.assert_array_equal(value, (2 + times) * ONES)
+
+
+def test_what_is_held_never_changes(cluster: Cluster) -> None:
+    client = cluster.client()
+    client.create(SPEC, 0 * ONES)
+    held = []
+    for _ in range(4):
+        held.append(jax.device_put(client.pull([SPEC])[0]))
+        client.push({0: [AssignAdd("v", ONES)]})
+    for number, value in enumerate(held):
+        assert np.all(np.asarray(value) == number)
+
+
+def test_what_is_deleted_can_be_created_again(cluster: Cluster) -> None:
+    client = cluster.client()
+    client.create(SPEC, ONES)
+    (value,) = client.pull([SPEC])
+    client.delete(["v"])
+    client.create(SPEC, 7 * ONES)
+    assert np.all(client.pull([SPEC])[0] == 7)
+    assert np.all(value == 1)
+
+
+def test_numbers_that_numpy_does_not_know_are_shared(cluster: Cluster) -> None:
+    spec = ParameterSpec("b", "b", (1 << 16,), "bfloat16", 0)
+    client = cluster.client()
+    client.create(spec, np.zeros(spec.shape, ml_dtypes.bfloat16))
+    client.push({0: [Assign("b", np.full(spec.shape, 3, ml_dtypes.bfloat16))]})
+    (value,) = client.pull([spec])
+    assert value.dtype == ml_dtypes.bfloat16 and np.all(value == 3)
+
+
+def test_readers_and_writers_at_the_same_time(cluster: Cluster) -> None:
+    """Each push adds 1 to both; a reader that sees them apart, or moving, has found a fault."""
+    specs = [SPEC, dataclasses.replace(SPEC, uid="w")]
+    for spec in specs:
+        cluster.client().create(spec, ONES)
+    end = time.monotonic() + 2.0
+    faults: list[str] = []
+
+    def write(name: str) -> None:
+        client = cluster.client(name)
+        while time.monotonic() < end and not faults:
+            client.push({0: [AssignAdd(spec.uid, ONES) for spec in specs]})
+
+    def read(name: str) -> None:
+        client = cluster.client(name)
+        last = 0.0
+        while time.monotonic() < end and not faults:
+            one, two = client.pull(specs)
+            number = float(one[0, 0])
+            if np.any(one != number) or np.any(two != number) or number < last:
+                faults.append(f"{name} has read {number} after {last}, and other numbers")
+            last = number
+
+    threads = [
+        threading.Thread(target=what, args=(f"{what.__name__}-{number}",))
+        for what, count in ((write, 2), (read, 3))
+        for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
 
 
 def test_clients_cannot_write_into_a_servers_memory(cluster: Cluster) -> None:

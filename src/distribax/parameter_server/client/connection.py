@@ -19,7 +19,6 @@ from distribax.parameter_server.protocol import handshake, sockets, wire
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
 from distribax.parameter_server.protocol.wire import Message
-from distribax.parameter_server.shared_memory.leases import LeaseBook
 from distribax.parameter_server.shared_memory.mailbox import Mailbox
 from distribax.parameter_server.shared_memory.reader import SharedReader
 
@@ -275,24 +274,20 @@ class Link:
             handshake.introduce(connection, self._token)
             self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
             hello = self._checked(self._receive(deadline)).header
-            self._share(hello["shared"], deadline)
+            self._share(hello["shared"])
             self._greet(hello)
         except BaseException:
             self._disconnect()
             raise
 
-    def _share(self, readable: bool, deadline: float) -> None:
+    def _share(self, readable: bool) -> None:
         """Prepares to use the memory of this machine, if the server is on it."""
         assert self._connection is not None
         if not self._shared_memory or self._connection.family != getattr(socket, "AF_UNIX", None):
             return
         self._mailbox = self._mailbox or Mailbox()
         self._mailbox.forget()
-        if readable:
-            book = LeaseBook()
-            self._send(Message({"do": "lease"}, (), (book.descriptor,)))
-            self._checked(self._receive(deadline))
-            self._reader = SharedReader(book)
+        self._reader = SharedReader() if readable else None
 
     def _greet(self, hello: dict[str, Any]) -> None:
         old, self._boot = self._boot, hello["boot"]

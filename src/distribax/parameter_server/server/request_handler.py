@@ -56,7 +56,6 @@ class Session:
             "hello": self._hello,
             "create": self._create,
             "register": self._register,
-            "lease": self._lease,
             "map": self._map,
             "pull": self._pull,
             "rows": self._rows,
@@ -118,14 +117,6 @@ class Session:
         spec = OptimizerSpec(transformation=request.arrays[0].tobytes(), **fields)
         return Message({"created": self._store.register_optimizer(spec)})
 
-    def _lease(self, request: Message) -> Message:
-        """Takes the memory in which the client notes what it reads in place."""
-        with self._store.lock:
-            self._store.tenants.sweep()
-            for descriptor in request.descriptors:
-                self._store.tenants.add(descriptor)
-        return Message({})
-
     def _map(self, request: Message) -> Message:
         """Says where the values are, and gives the client the memory that it does not have.
 
@@ -137,12 +128,12 @@ class Session:
         with store.lock:
             for uid in request.header["uids"]:
                 entry = store.entry(uid)
-                more = needed | entry.segments
+                block, form = entry.block, entry.form
+                more = needed | {block.segment}
                 if len(more - self._segments) > _MAX_DESCRIPTORS:
                     break
                 needed = more
-                home, form = entry.home, entry.form
-                places.append([home.segment, home.offset, form.shape, form.dtype])
+                places.append([block.segment, block.offset, form.shape, form.dtype])
             if not places:
                 return Message({"places": None})
             new = needed - self._segments

@@ -26,10 +26,9 @@ from distribax.parameter_server.server.push_checks import (
 )
 from distribax.parameter_server.server.rounds import Round
 from distribax.parameter_server.server.sparse import RowSet
-from distribax.parameter_server.server.stored_parameter import Change, Entry, Form, Room
+from distribax.parameter_server.server.stored_parameter import Entry, Form
 from distribax.parameter_server.server.transaction import Stage
 from distribax.parameter_server.shared_memory.arena import Arena
-from distribax.parameter_server.shared_memory.leases import Tenants
 
 
 class UnknownParameterError(DistribaxError, KeyError):
@@ -56,7 +55,6 @@ class Store:
     def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
         self.lock = threading.RLock()
         self.arena = Arena(shared=shared_memory)
-        self.tenants = Tenants()
         self.entries: dict[str, Entry] = {}
         self.updates: dict[str, Update] = {}
         self.rounds: dict[str, Round] = {}
@@ -206,12 +204,11 @@ class Store:
             self._closed = True
             self._round_applied.notify_all()
             self.arena.close()
-            self.tenants.close()
 
     def add(self, uid: str, form: Form, value: Any) -> None:
         """Adds a parameter that is not there."""
         assert uid not in self.entries
-        self.entries[uid] = Entry(form, self.arena, self.tenants, value, self._next_version())
+        self.entries[uid] = Entry(form, self.arena, value, self._next_version())
         self.structure += 1
 
     def _next_version(self) -> int:
@@ -256,20 +253,12 @@ class Store:
 
     def _commit(self, stage: Stage) -> None:
         version = self._next_version()
-        noted = self.tenants.numbers()
-        kept: list[tuple[Entry, Change]] = []
-        written: list[tuple[Entry, Change, Room | None]] = []
-        for uid, change in stage.changes.items():
-            entry = self.entry(uid)
-            if uid in stage.slots and not isinstance(change, RowSet):
-                kept.append((entry, change))
-            else:
-                written.append((entry, change, entry.prepare(change, noted)))
         with self.arena:
-            for entry, change in kept:
-                entry.keep(change, version)
-            for entry, change, room in written:
-                entry.write(change, version, room)
+            for uid, change in stage.changes.items():
+                if uid in stage.slots and not isinstance(change, RowSet):
+                    self.entry(uid).keep(change, version)
+                else:
+                    self.entry(uid).write(change, version)
         self.num_updates += stage.num_updates
         for uid in stage.closed:
             self.rounds[uid].close()

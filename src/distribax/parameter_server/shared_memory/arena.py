@@ -4,8 +4,7 @@ The values lie in a few memory files (memfd), which a client maps read-only; the
 are gone when the last process that maps them ends. A sequence lock guards them: the server makes a
 number odd before it writes and even after. A reader copies, and what it has copied belongs
 together if the number was even before and is the same after. So a reader never holds up the
-server, not even one that is stopped or dies while it reads. Large values can also be read where
-they are: see `leases`.
+server, not even one that is stopped or dies while it reads.
 
 This relies on the order in which x86 processors make stores visible. On others, values travel by
 socket.
@@ -18,7 +17,6 @@ import mmap
 import os
 import platform
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,18 +32,10 @@ VERSION_WORD: Final = 0
 """Of a block's header: the value's version; 0 once the parameter is deleted."""
 STALE_WORD: Final = 1
 """Of a block's header: not 0 while a newer value is elsewhere, and the server must be asked."""
-SEGMENT_WORD: Final = 2
-"""Of the header of a parameter's first block: the segment of the block with its value."""
-OFFSET_WORD: Final = 3
-"""Of the header of a parameter's first block: the offset of the block with its value."""
-LENT_WORD: Final = 4
-"""Of the header of a parameter's first block: not 0 if the value can be read where it is."""
 
 _CHUNK: Final = 64 << 20
 """Small values share a file of this size; its pages take no memory until they are used."""
 _HEADER: Final = ALIGNMENT
-_FIRST_NUMBER: Final = 2
-"""Of the sequence: even, and not the 0 of a lease that is not taken."""
 
 
 def can_share() -> bool:
@@ -79,7 +69,7 @@ class Block:
 
     segment: int
     offset: int
-    words: Array
+    words: memoryview[int]
     data: Array
 
 
@@ -95,10 +85,9 @@ class Arena:
         self._next = 0
         self._open: Segment | None = None
         self._depth = 0
-        self._barrier = threading.Lock()
-        # What NumPy would take far longer to write to.
-        control = self._add_segment(mmap.PAGESIZE).memory.view(np.uint64)
-        self._sequence: memoryview[int] = control.data
+        control = self._add_segment(mmap.PAGESIZE).memory
+        control[:] = 0
+        self._sequence = words_of(control)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Block:
         """Returns memory for a value."""
@@ -123,17 +112,10 @@ class Arena:
             segment.close()
             del self._segments[segment.number]
 
-    @property
-    def number(self) -> int:
-        """The sequence number; odd while somebody writes."""
-        return self._sequence[0]
-
     def __enter__(self) -> None:
         """Tells readers that what they copy from now on does not count, until the end."""
         if not self._depth:
             self._sequence[0] += 1
-            with self._barrier:  # What is read from now on is read after that (see `leases`).
-                pass
         self._depth += 1
 
     def __exit__(self, *error: object) -> None:
@@ -157,19 +139,24 @@ class Arena:
             segment = Segment(number, memory, descriptor=descriptor)
         else:
             segment = Segment(number, aligned_empty((size,), np.uint8))
-        if number == CONTROL_SEGMENT:
-            segment.memory[:] = 0
-            segment.memory.view(np.uint64)[0] = _FIRST_NUMBER
         self._segments[number] = segment
         return segment
 
 
-def block_at(memory: Array, offset: int, shape: tuple[int, ...], dtype: str) -> tuple[Array, Array]:
+def words_of(memory: Array) -> memoryview[int]:
+    """Returns memory as words; NumPy takes far longer to read and write a single one."""
+    words: memoryview[int] = memory.view(np.uint64).data
+    return words
+
+
+def block_at(
+    memory: Array, offset: int, shape: tuple[int, ...], dtype: str
+) -> tuple[memoryview[int], Array]:
     """Returns the header's words and the value of the block that begins there."""
     form = plain_dtype(dtype)
     start = offset + _HEADER
     stop = start + math.prod(shape) * form.itemsize
-    words = memory[offset:start].view(np.uint64)
+    words = words_of(memory[offset:start])
     return words, memory[start:stop].view(form).reshape(tuple(shape))
 
 
