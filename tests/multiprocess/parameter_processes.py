@@ -24,8 +24,8 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterServer,
     ParameterSpec,
-    keep_freed_memory,
 )
+from distribax.topology.host_memory import keep_freed_memory
 
 TOKEN = b"a token for tests"
 # Two, in order to see whether they are always changed together; large enough to be copied slowly.

@@ -11,8 +11,6 @@ from distribax.errors import ParameterServerUnreachableError as ParameterServerU
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.parameter_server.client.connection import RestartReport as RestartReport
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
-from distribax.parameter_server.protocol.buffers import aligned_empty as aligned_empty
-from distribax.parameter_server.protocol.buffers import keep_freed_memory as keep_freed_memory
 from distribax.parameter_server.protocol.operations import AddRows as AddRows
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array

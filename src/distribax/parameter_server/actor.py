@@ -19,9 +19,9 @@ from distribax.parameter_server import (
     Endpoint,
     ParameterClient,
     ParameterServer,
-    keep_freed_memory,
 )
 from distribax.parameter_server.settings import ServerSettings
+from distribax.topology.host_memory import keep_freed_memory
 
 _logger = logging.getLogger(__name__)
 

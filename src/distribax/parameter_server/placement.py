@@ -23,7 +23,7 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterSpec,
 )
-from distribax.parameter_server.protocol.buffers import aligned_empty
+from distribax.topology.host_memory import aligned_empty
 from distribax.types import WriteKind
 from distribax.variables.placement import Placement
 from distribax.variables.sharded.division import check_ids

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import jax
 
 from distribax.execution import named_objects
-from distribax.parameter_server import keep_freed_memory
 from distribax.parameter_server.actor import connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterLink
+from distribax.topology.host_memory import keep_freed_memory
 
 # The JAX settings that change numbers: a worker computes with those of the coordinator.
 _NUMERIC_SETTINGS = (

@@ -24,8 +24,6 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterServer,
     ParameterSpec,
-    aligned_empty,
-    keep_freed_memory,
 )
 from distribax.parameter_server.protocol import handshake, sockets, wire
 from distribax.parameter_server.protocol.wire import Message
@@ -329,19 +327,6 @@ def test_without_abstract_sockets_tcp_is_used(
     cluster.start()
     assert cluster.endpoints[0].unix == "" and cluster.endpoints[0].machine == ""
     assert cluster.client().note("key") is None
-
-
-def test_aligned_arrays_have_any_form() -> None:
-    for shape in [(), (3, 5), (1 << 20,)]:
-        value = aligned_empty(shape, "bfloat16")
-        assert value.shape == shape and value.ctypes.data % 64 == 0
-    assert aligned_empty((3, 0), "bool").shape == (3, 0)
-
-
-def test_freed_memory_is_kept_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keep_freed_memory()
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert not keep_freed_memory()
 
 
 def test_unix_sockets_carry_it(cluster: Cluster) -> None:

@@ -15,7 +15,8 @@ from distribax.data import elements as nests
 from distribax.data.element_spec import Spec, TensorSpec, remove_batch_dim, spec_of
 from distribax.data.formats.record_format import RecordFormat
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, UnknownSpec
-from distribax.data.write_protection import align_rows, make_empty_array, make_read_only
+from distribax.data.write_protection import align_rows, make_read_only
+from distribax.topology.host_memory import aligned_empty
 
 
 class IndexedSource(Node):
@@ -36,7 +37,7 @@ def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns rows of an array; a large batch in memory that devices can use as it is."""
     if array.dtype.hasobject:
         return array.take(indices, axis=0)
-    rows = make_empty_array((len(indices), *array.shape[1:]), array.dtype)
+    rows = aligned_empty((len(indices), *array.shape[1:]), array.dtype)
     # Positions are always valid; "clip" only spares NumPy a buffer of its own.
     return np.take(array, indices, axis=0, out=rows, mode="clip")
 

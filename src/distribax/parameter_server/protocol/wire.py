@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from distribax.errors import DistribaxError
-from distribax.parameter_server.protocol.buffers import aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+from distribax.topology.host_memory import aligned_empty
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
 _MAGIC: Final = b"dxp2"

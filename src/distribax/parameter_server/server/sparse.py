@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from distribax.parameter_server.protocol.buffers import aligned_empty
 from distribax.parameter_server.protocol.operations import Array
+from distribax.topology.host_memory import aligned_empty
 
 _FEW: Final = 16
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from distribax.errors import DistribaxError
-from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
 from distribax.parameter_server.protocol.operations import Array, Op
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.server.optimizer_update import Update
@@ -29,6 +28,7 @@ from distribax.parameter_server.server.sparse import RowSet
 from distribax.parameter_server.server.stored_parameter import Entry, Form
 from distribax.parameter_server.server.transaction import Stage
 from distribax.parameter_server.shared_memory.arena import Arena
+from distribax.topology.host_memory import aligned_copy, aligned_empty
 
 
 class UnknownParameterError(DistribaxError, KeyError):

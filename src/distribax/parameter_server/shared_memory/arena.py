@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from distribax.parameter_server.protocol.buffers import ALIGNMENT, aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.topology.host_memory import ALIGNMENT, aligned_empty
 
 CONTROL_SEGMENT: Final = 0
 """The segment whose first word is the sequence number."""

@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from distribax.parameter_server.protocol.buffers import ALIGNMENT
 from distribax.parameter_server.protocol.operations import Array, Op, decode
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.arena import create_file, map_file
+from distribax.topology.host_memory import ALIGNMENT
 
 _SMALLEST: Final = 64 << 10
 """Fewer bytes than this go through the socket: that is as fast."""

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from distribax.parameter_server.protocol.buffers import aligned_copy, aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec
 from distribax.parameter_server.protocol.wire import Message
@@ -21,6 +20,7 @@ from distribax.parameter_server.shared_memory.arena import (
     map_file,
     words_of,
 )
+from distribax.topology.host_memory import aligned_copy, aligned_empty
 
 _PAUSE_SECONDS: Final = 0.0001
 _PATIENCE_SECONDS: Final = 0.02

@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from distribax.errors import DistribaxError
-from distribax.parameter_server.protocol.buffers import aligned_empty
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.topology.host_memory import aligned_empty
 
 KEPT: Final = 2
 """How many files are kept: the newest, and one more should it be damaged."""

@@ -1,0 +1,29 @@
+"""Memory on the host that JAX can use."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from distribax.topology.host_memory import aligned_copy, aligned_empty, keep_freed_memory
+
+
+def test_aligned_arrays_have_any_form() -> None:
+    for shape, dtype in [((1 << 20,), "bfloat16"), ((300, 300), "float32"), ((4096, 3), "int64")]:
+        value = aligned_empty(shape, dtype)
+        assert value.shape == shape and value.dtype == dtype and value.ctypes.data % 64 == 0
+    assert aligned_empty((), "bfloat16").shape == ()
+    assert aligned_empty((3, 0), "bool").shape == (3, 0)
+    assert aligned_empty((1 << 16,), object)[0] is None
+
+
+def test_jax_takes_aligned_copies_as_they_are() -> None:
+    copy = aligned_copy(np.ones((300, 300), np.float32))
+    assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data
+
+
+def test_freed_memory_is_kept_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keep_freed_memory()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not keep_freed_memory()
