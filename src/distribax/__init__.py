@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from distribax import experimental as experimental
 from distribax import integrations as integrations
+from distribax.cluster.peers.last_words import on_peer_lost as on_peer_lost
 from distribax.collectives import AllReduce as AllReduce
 from distribax.collectives import CommunicationImplementation as CommunicationImplementation
 from distribax.collectives import CommunicationOptions as CommunicationOptions

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
-
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
+from typing import Any
 
 
 class DistribaxError(Exception):
@@ -66,15 +61,17 @@ class PeerLostError(DistribaxError, RuntimeError):
     Attributes:
         peer: Which one, and its address: "worker 1 (10.0.0.2:2222)".
         reason: What is known of it: it died, it stopped answering, it left with an error.
+        since: When it was last heard of, in seconds as `time.time()` counts them, if known.
     """
 
-    def __init__(self, peer: str, reason: str) -> None:
+    def __init__(self, peer: str, reason: str, since: float | None = None) -> None:
         super().__init__(f"{peer} {reason}.")
         self.peer = peer
         self.reason = reason
+        self.since = since
 
     def __reduce__(self) -> Any:
-        return type(self), (self.peer, self.reason)
+        return type(self), (self.peer, self.reason, self.since)
 
 
 class ClosureCancelledError(DistribaxError, RuntimeError):
@@ -153,48 +150,3 @@ class ParametersLostError(DistribaxError, RuntimeError):
 
     def __reduce__(self) -> Any:
         return type(self), (self.server, self.reason)
-
-
-_losses: list[PeerLostError] = []
-
-
-def note_loss(loss: PeerLostError) -> None:
-    """Notes that a worker is lost, on which everything depends that all workers do together."""
-    _losses.append(loss)
-
-
-def is_lost() -> bool:
-    """Tells whether a worker is lost."""
-    return bool(_losses)
-
-
-def raise_if_lost() -> None:
-    """Raises if a worker is lost: a program of all workers would fail, and may not say so."""
-    if _losses:
-        raise PeerLostError(_losses[0].peer, _losses[0].reason)
-
-
-_explanations: list[Callable[[Exception], Exception]] = []
-
-
-def explain_with(explain: Callable[[Exception], Exception]) -> None:
-    """Sets who knows more about the failures of programs that run on several workers."""
-    _explanations[:] = [explain]
-
-
-def explained(error: Exception) -> Exception:
-    """Returns the error that says why a program has failed; `error` itself if nobody knows more."""
-    return _explanations[0](error) if _explanations else error
-
-
-def explaining(fn: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Lets a function's errors be explained."""
-
-    @functools.wraps(fn)
-    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        try:
-            return fn(*args, **kwargs)
-        except Exception as error:
-            raise explained(error)  # noqa: B904
-
-    return call

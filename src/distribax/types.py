@@ -110,8 +110,8 @@ class ValueContext:
 RESTARTABLE_EXIT_CODE: Final = 42
 """With this code a process ends that was told to stop and has saved: start it again."""
 
-STUCK_EXIT_CODE: Final = 43
-"""Of a worker that has lost another one, and is stuck in a call that cannot be interrupted."""
+PEER_LOST_EXIT_CODE: Final = 43
+"""With this code a worker ends that has lost another one: start all from the last checkpoint."""
 
 
 def is_python_number(value: object) -> bool:

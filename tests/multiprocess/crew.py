@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from distribax.testing import free_ports
+from distribax.types import PEER_LOST_EXIT_CODE
 
 WAIT_SECONDS = 90
 
@@ -79,9 +80,9 @@ class Worker:
             assert self.process.poll() is None, f"{self.name}:\n{self.out}{self.err}"
             time.sleep(0.02)
 
-    def must_name(self, other: Worker, *words: str, codes: tuple[int, ...] = (1,)) -> None:
-        """Checks that it has ended with an exception that names the other worker."""
-        assert self.wait() in codes, f"{self.name}: {self.process.returncode}\n{self.err}"
+    def must_name(self, other: Worker, *words: str, code: int = PEER_LOST_EXIT_CODE) -> None:
+        """Checks that it has ended with a report that names the other worker."""
+        assert self.wait() == code, f"{self.name}: {self.process.returncode}\n{self.err}"
         named = f"distribax.errors.PeerLostError: {other.name} "
         line = next((line for line in self.err.splitlines() if line.startswith(named)), "")
         assert line, self.err

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import distribax as dx
+from distribax.types import PEER_LOST_EXIT_CODE
 from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster, inherited
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
@@ -22,17 +23,18 @@ either = pytest.mark.parametrize("victim", [0, 1])
 
 
 @pytest.mark.parametrize(
-    "place", ["jax_processes.connect_processes", "multi_worker.resolve_devices"]
+    ("place", "code"),
+    [("session.connect_processes", 1), ("multi_worker.resolve_devices", PEER_LOST_EXIT_CODE)],
 )
 @either
 def test_worker_that_dies_while_they_connect_is_named(
-    cluster: Cluster, place: str, victim: int
+    cluster: Cluster, place: str, code: int, victim: int
 ) -> None:
     module, _, name = place.rpartition(".")
     program = f"""
         import json, os, signal
         import distribax as dx
-        from distribax.jax_private import processes as jax_processes
+        from distribax.cluster.peers import session
         from distribax.strategies import multi_worker
 
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == {victim}:
@@ -40,7 +42,7 @@ def test_worker_that_dies_while_they_connect_is_named(
     """
     (cluster.folder / "sitecustomize.py").write_text(textwrap.dedent(program))
     workers = cluster.start("", PYTHONPATH=os.pathsep.join([str(cluster.folder), *sys.path[1:]]))
-    workers[1 - victim].must_name(workers[victim], "died")
+    workers[1 - victim].must_name(workers[victim], "died", code=code)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,9 @@ def test_processes_that_cannot_connect(cluster: Cluster, instead: str, message: 
     program = f"""
         import time
         import distribax as dx
-        from distribax.jax_private import processes as jax_processes
+        from distribax.cluster.peers import session
 
-        jax_processes.connect_processes = lambda *args: {instead}
+        session.connect_processes = lambda *args: {instead}
         init = dx.MultiWorkerMirroredStrategy.__init__
         dx.MultiWorkerMirroredStrategy.__init__ = lambda self: init(self, join_timeout_seconds=5)
     """
@@ -133,8 +135,8 @@ def test_launcher_ends_a_worker_that_is_stopped(launch: Launch) -> None:
         train()
         """
     )
-    assert done.returncode == 1, done.stderr
-    assert "worker 0 failed (exit code 1)" in done.stderr
+    assert done.returncode == PEER_LOST_EXIT_CODE, done.stderr
+    assert "worker 0 failed (exit code 43: it has lost another worker)" in done.stderr
     assert "PeerLostError: worker 1 (127.0.0.1:" in done.stderr
     assert "stopped answering" in done.stderr
     pids = [int(line.split()[-1]) for line in done.stdout.splitlines() if " pid " in line]
@@ -165,6 +167,7 @@ def test_timeout_in_the_environment_must_be_a_number(monkeypatch: pytest.MonkeyP
 
 
 def test_error_survives_pickling() -> None:
-    error = dx.PeerLostError("worker 1 (a:1)", "died")
+    error = dx.PeerLostError("worker 1 (a:1)", "died", 5.0)
     again = pickle.loads(pickle.dumps(error))
-    assert (again.peer, again.reason, str(again)) == (error.peer, error.reason, str(error))
+    assert (again.peer, again.reason, again.since) == (error.peer, error.reason, 5.0)
+    assert str(again) == str(error)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Final
 
-from distribax.types import RESTARTABLE_EXIT_CODE, STUCK_EXIT_CODE
+from distribax.types import PEER_LOST_EXIT_CODE, RESTARTABLE_EXIT_CODE
 
 _WORKER_MAIN: Final = Path(__file__).with_name("worker_main.py")
 _POLL_SECONDS: Final = 0.05
@@ -28,7 +28,6 @@ _LONGEST_LINE: Final = 65536
 # A carriage return ends a line too, as progress bars use it; at the end, a "\n" may follow.
 _LINE_END: Final = re.compile(rb"\r?\n|\r(?=[^\n])")
 _TRACEBACK: Final = "Traceback (most recent call last):"
-_PEER_LOST: Final = "distribax.errors.PeerLostError: "
 _CAUSE_SECONDS: Final = 2.0
 
 
@@ -169,10 +168,9 @@ class TaskProcess:
 
     def _failure(self, code: int, how: str, order: tuple[int, int]) -> Failure:
         self.err.pump()
-        words = _last_words(self.err.tail)
-        if code == STUCK_EXIT_CODE or any(line.startswith(_PEER_LOST) for line in words):
-            order = (_Kind.LOST_ANOTHER, order[1])
-        return Failure(self.name, code, how, words, order)
+        if code == PEER_LOST_EXIT_CODE:
+            order, how = (_Kind.LOST_ANOTHER, order[1]), f"{how}: it has lost another worker"
+        return Failure(self.name, code, how, _last_words(self.err.tail), order)
 
     def close(self) -> None:
         """Waits for the worker, which has ended or was killed, and hands on its last words."""

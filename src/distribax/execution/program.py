@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 
 import jax
 
-from distribax import jax_private
-from distribax.errors import ControlFlow, explained, is_lost, raise_if_lost
+from distribax.errors import ControlFlow
 from distribax.execution import frames, signature
 from distribax.execution.remote_writes import Effects
 from distribax.execution.results import Results, constrained
 from distribax.execution.row_lookups import StagedCall
-from distribax.jax_private import processes
 from distribax.topology import launch_lock
 from distribax.types import StepFn
 
@@ -106,35 +104,22 @@ class Program:
 
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
-        if is_lost():
-            self._check_peers(dynamic)
         given = [variable.take_program_value() for variable in lift.written]
         read = self._fetched()
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
             dynamic = [value for index, value in enumerate(dynamic) if index not in self.donated]
-        try:
-            with launch_lock:
-                if lift.device is None:
+        with launch_lock:
+            if lift.device is None:
+                arrays, new, done = self.call(given, own, read, dynamic)
+            else:
+                with jax.default_device(lift.device):
                     arrays, new, done = self.call(given, own, read, dynamic)
-                else:
-                    with jax.default_device(lift.device):
-                        arrays, new, done = self.call(given, own, read, dynamic)
-        except Exception as error:
-            raise explained(error)  # noqa: B904
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
         self.effects.commit(done)
-        processes.pace(arrays)
         return self.results.rebuild(arrays)
-
-    def _check_peers(self, dynamic: list[Any]) -> None:
-        """Raises if the program is one of several workers, of which one is lost."""
-        shardings = [variable.sharding for variable in (*self.lift.written, *self.lift.read)]
-        local = all(each is None or each.is_fully_addressable for each in shardings)
-        if not local or not all(map(jax_private.is_local, dynamic)):
-            raise_if_lost()
 
     def _fetched(self) -> list[Any]:
         """Returns the values that the program reads; those of one source come in one go."""

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jax._src import distributed as _distributed
 
-from distribax.errors import explained, explaining
 from distribax.jax_private.arrays import pick_copy, uncommit
 from distribax.jax_private.tracing import is_tracer
 
@@ -21,14 +20,12 @@ def _multihost() -> ModuleType:
     return multihost_utils
 
 
-@explaining
 def broadcast_from_first(value: np.ndarray) -> np.ndarray:
     """Returns the first process's value, in every process; all must call it."""
     received: np.ndarray = _multihost().broadcast_one_to_all(value)
     return received
 
 
-@explaining
 def gather_from_all(value: np.ndarray, axis: int) -> list[np.ndarray]:
     """Returns every process's array, in their order; sizes along `axis` may differ."""
     sizes = _multihost().process_allgather(np.int64(value.shape[axis]))
@@ -39,7 +36,6 @@ def gather_from_all(value: np.ndarray, axis: int) -> list[np.ndarray]:
     return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
 
 
-@explaining
 def gather_texts(text: str) -> list[str]:
     """Returns every process's text, in their order; all must call it."""
     lengths = _multihost().process_allgather(np.int64(len(text.encode())))
@@ -50,14 +46,12 @@ def gather_texts(text: str) -> list[str]:
     ]
 
 
-@explaining
 def agree_on(text: str) -> bool:
     """Tells whether every process has said the same text; all must call it."""
     digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint32)
     return bool((_multihost().process_allgather(digest) == digest).all())
 
 
-@explaining
 def sum_over_processes(value: int) -> int:
     """Adds up a number of every process; all must call it."""
     return int(_multihost().process_allgather(np.int64(value)).sum())
@@ -91,8 +85,6 @@ def exchange_text(key: str, text: str, seconds: float) -> list[str]:
         for process in range(jax.process_count()):
             texts.append(client.blocking_key_value_get(f"{key}/{process}", int(seconds * 1000)))
     except jax.errors.JaxRuntimeError as error:
-        if (named := explained(error)) is not error:
-            raise named from error
         raise RuntimeError(
             f"worker {len(texts)} gave no sign within {seconds:g} s (waiting for {key}). Is it "
             "still running, and does it run the same program?"
@@ -107,7 +99,6 @@ def forget_text(key: str) -> None:
         client.key_value_delete(f"{key}/{jax.process_index()}")
 
 
-@explaining
 def has_reached_preemption_point(number: int) -> bool:
     """Tells whether to save now, as a process was told to stop; all ask with growing numbers.
 

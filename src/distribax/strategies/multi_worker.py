@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,12 @@ from distribax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from distribax.errors import HostMode, HostOnly, explaining, raise_if_lost
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, device_name, local_devices, resolve_devices
-from distribax.types import ReduceOp, RunOptions, ValueContext
+from distribax.types import ValueContext
 from distribax.values import DistributedValues, Mirrored, Pieces
 
 _JOIN_SECONDS = 30.0
@@ -132,8 +132,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: Hints for the collectives between workers, used wherever a call
             gives none of its own.
         join_timeout_seconds: How long to wait for the other workers at the start.
-        peer_timeout_seconds: After how much silence of another worker `dx.PeerLostError` is raised;
-            by default what DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
+        peer_timeout_seconds: After how much silence another worker counts as lost; by default what
+            DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
 
     Raises:
         TypeError: `communication_options` is not a `dx.CommunicationOptions`.
@@ -164,9 +164,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._resolver = resolve(cluster_resolver).resolver
         membership = join_cluster(self._resolver, join_timeout_seconds, peer_timeout_seconds)
         # Also sizes the pool of XLA's CPU client before it starts.
-        own = explaining(resolve_devices)(None)
-        if membership.session is not None:
-            membership.session.backend_started()
+        own = resolve_devices(None)
         devices = own if membership.num_workers == 1 else _all_like(own)
         _check_implementation(options, devices)
         super().__init__(MultiWorkerExtended(devices, membership, options))
@@ -176,32 +174,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver | None:
         """The resolver that told the cluster, or None when this process is alone."""
         return self._resolver
-
-    # A worker that is lost makes these fail; the error says which one.
-
-    @override
-    @explaining
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        options: RunOptions | None = None,
-    ) -> Any:
-        raise_if_lost()
-        return super().run(fn, args, kwargs, options)
-
-    @override
-    @explaining
-    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: int | None = None) -> Any:
-        raise_if_lost()
-        return super().reduce(reduce_op, value, axis)
-
-    @override
-    @explaining
-    def gather(self, value: object, axis: int) -> Any:
-        raise_if_lost()
-        return super().gather(value, axis)
 
 
 def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:

@@ -1,323 +1,274 @@
-"""The watch over other workers, its tunnel and its knife, without JAX and in one process."""
+"""The hub, where workers meet and are watched, and their watches; without JAX, in one process."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
+import json
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from distribax.cluster.peers import transport
-from distribax.cluster.peers.interrupt import SIGNAL, Interrupt
-from distribax.cluster.peers.meeting import Meeting, Member
-from distribax.cluster.peers.tunnel import Tunnel
+from distribax.cluster.peers import meeting as meetings
+from distribax.cluster.peers.hub_main import Hub
+from distribax.cluster.peers.meeting import ClusterTimeoutError, Meeting, Member
 from distribax.cluster.peers.watch import Loss, Watch
 
-Crew = Callable[..., "list[Watch]"]
-_NAMES = [f"worker {i} (host{i}:{2000 + i})" for i in range(3)]
+_WAIT_SECONDS = 60
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname(), timeout=20)
-        return near, listener.accept()[0]
+class Crew:
+    """A hub and the workers that know of it."""
 
+    def __init__(
+        self,
+        count: int = 3,
+        seconds: float = 30.0,
+        peer_timeout: float = 30.0,
+        trouble: Exception | None = None,
+    ) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.members = [Member("worker 0", "127.0.0.1", self.port)]
+        self.members += [Member(f"worker {i}", f"host{i}", 2000 + i) for i in range(1, count)]
+        self.seconds = seconds
+        self.losses: dict[int, list[Loss]] = {number: [] for number in range(count)}
+        self._service: Future[object] = Future()
+        if trouble is None:
+            self._service.set_result(None)
+        else:
+            self._service.set_exception(trouble)
+        named = [(member.name, member.host, member.port) for member in self.members]
+        self.hub = Hub(listener, named, "a cluster", seconds, peer_timeout)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self._open: list[Watch | socket.socket] = []
 
-@pytest.fixture
-def losses() -> dict[int, list[Loss]]:
-    """What each worker was told, by its number."""
-    return {0: [], 1: [], 2: []}
+    def _serve(self) -> None:
+        if self.hub.meet("there:1", self._service):
+            self.hub.watch()
+        self.hub.close()
 
+    def join(self, *cluster: str) -> list[Future[Meeting]]:
+        """Lets workers call the hub, each with what it believes the cluster to be."""
+        pool = ThreadPoolExecutor()
+        answers = [
+            pool.submit(meetings.meet, self.members, number, self.seconds, text, 1.0)
+            for number, text in enumerate(cluster)
+        ]
+        pool.shutdown()
+        self._open += [each.result().link for each in answers if each.exception() is None]
+        return answers
 
-@pytest.fixture
-def crew(losses: dict[int, list[Loss]]) -> Iterator[Crew]:
-    """Gives a function that makes three workers that watch each other, or all but one of them."""
-    made: list[Watch] = []
-    members = [Member(f"worker {i}", f"host{i}", 2000 + i) for i in range(3)]
-
-    def make(seconds: float = 20.0, without: int | None = None) -> list[Watch]:
-        ends = {i: tcp_pair() for i in (1, 2)}
-        links = {0: {i: pair[0] for i, pair in ends.items()}}
-        links |= {i: {0: pair[1]} for i, pair in ends.items()}
-        for own in links:
-            if own != without:
-                meeting = Meeting("", seconds, members, own, links[own])
-                made.append(Watch(meeting, losses[own].append))
-        if without is not None:
-            stack.callback(links[without][0].close)
+    def watches(self, without: int | None = None) -> list[Watch]:
+        """Returns the watches of all workers; `without` has met the others, but has none."""
+        met = [each.result() for each in self.join(*["a cluster"] * len(self.members))]
+        made = [Watch(each, self.losses[each.own].append) for each in met if each.own != without]
+        self._open += made
         return made
 
+    def name(self, number: int) -> str:
+        return str(self.members[number])
+
+    def close(self) -> None:
+        for each in reversed(self._open):
+            each.close()
+        self._thread.join(_WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def make_crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Crew]]:
+    """Gives a function that makes a crew, whose first worker starts no hub of its own."""
+    monkeypatch.setattr(meetings, "_start_hub", lambda *args: None)
     with contextlib.ExitStack() as stack:
+
+        def make(*args: Any, **kwargs: Any) -> Crew:
+            crew = Crew(*args, **kwargs)
+            stack.callback(crew.close)
+            return crew
+
         yield make
-        for watch in made:
-            watch.close()
+
+
+@pytest.fixture
+def crew(make_crew: Callable[..., Crew]) -> Crew:
+    return make_crew()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + _WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_connection_that_closes_is_a_death_and_told_to_all(
-    crew: Crew, losses: dict[int, list[Loss]]
+# Meeting.
+
+
+def test_all_workers_learn_the_same(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(2, peer_timeout=7.0)
+    for number, answer in enumerate(crew.join("a cluster", "a cluster")):
+        met = answer.result()
+        assert (met.address, met.peer_timeout, met.own) == ("there:1", 7.0, number)
+        assert met.members == [crew.name(0), crew.name(1)]
+
+
+def test_worker_whose_address_nobody_has_told_is_known_by_where_it_calls_from(
+    make_crew: Callable[..., Crew],
 ) -> None:
-    watches = crew()
-    watches[1].close()
-    for watch in (watches[0], watches[2]):
-        loss = watch.wait_for_loss(20)
-        assert loss is not None
-        assert loss.peer == _NAMES[1] and "died" in loss.reason
-        assert str(loss.error()) == f"{loss.peer} {loss.reason}."
-    wait_until(lambda: len(losses[0]) == len(losses[2]) == 1)
+    crew = make_crew(2)
+    crew.hub._members[1] = ("worker 1", "1.invalid", 1)
+    assert crew.join("a cluster", "a cluster")[0].result().members[1] == "worker 1 (127.0.0.1)"
 
 
-def test_death_of_the_leader_is_seen_by_all(crew: Crew) -> None:
-    watches = crew()
-    watches[0].close()
-    for watch in watches[1:]:
-        loss = watch.wait_for_loss(20)
-        assert loss is not None and loss.peer == _NAMES[0]
+def test_missing_workers_are_named(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(3, seconds=0.5)
+    for answer in crew.join("a cluster", "a cluster"):
+        error = answer.exception()
+        assert isinstance(error, ClusterTimeoutError)
+        assert (error.missing, error.joined) == ((crew.name(2),), ("worker 0", "worker 1"))
 
 
-def test_silence_counts_as_loss_and_the_silent_one_is_told_too(crew: Crew) -> None:
-    leader, other = crew(seconds=1.0, without=2)
-    for watch in (leader, other):
-        loss = watch.wait_for_loss(20)
-        assert loss is not None
-        assert loss.peer == _NAMES[2] and "no sign of life for 1 s" in loss.reason
+def test_different_clusters_are_an_error_in_both(make_crew: Callable[..., Crew]) -> None:
+    for answer in make_crew(2).join("a cluster", "another cluster"):
+        assert isinstance(answer.exception(), ValueError)
+        assert "different cluster specs" in str(answer.exception())
 
 
-def test_worker_that_was_given_up_learns_it(crew: Crew) -> None:
-    watches = crew()
-    watches[0]._lose(1, "stopped answering")
-    loss = watches[1].wait_for_loss(20)
-    assert loss is not None
-    assert loss.peer == _NAMES[1] and "is this worker itself" in loss.reason
+def test_service_that_does_not_start_is_an_error_in_all(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(2, trouble=OSError("no port"))
+    for answer in crew.join("a cluster", "a cluster"):
+        assert isinstance(answer.exception(), RuntimeError)
+        assert "did not start on there:1: no port" in str(answer.exception())
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\n", b'{"worker": 9}\n', b"[1]\n", b""])
+def test_strangers_are_sent_away(make_crew: Callable[..., Crew], said: bytes) -> None:
+    crew = make_crew(2)
+    with socket.create_connection(("127.0.0.1", crew.port)) as stranger:
+        stranger.sendall(said)
+        if not said:
+            stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(_WAIT_SECONDS)
+        assert stranger.recv(1) == b""
+    assert [answer.exception() for answer in crew.join("a cluster", "a cluster")] == [None, None]
+
+
+def test_worker_that_leaves_before_the_others_have_come_may_call_again(
+    make_crew: Callable[..., Crew],
+) -> None:
+    crew = make_crew(2)
+    with socket.create_connection(("127.0.0.1", crew.port)) as early:
+        early.sendall(json.dumps({"worker": 1, "cluster": "a cluster"}).encode() + b"\n")
+    assert [answer.exception() for answer in crew.join("a cluster", "a cluster")] == [None, None]
+
+
+# Watching.
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_error_is_told_and_only_the_first_loss_counts(
-    crew: Crew, losses: dict[int, list[Loss]], number: int
-) -> None:
-    watches = crew()
-    watches[number].say_failed("ValueError: no\nmore")
+def test_connection_that_closes_is_a_death_and_told_to_all(crew: Crew, number: int) -> None:
+    watches = crew.watches()
+    before = time.time()
     watches[number].close()
     for other in {0, 1, 2} - {number}:
-        loss = watches[other].wait_for_loss(20)
-        assert loss == Loss(_NAMES[number], "left with an error: ValueError: no more")
-    wait_until(lambda: [len(losses[i]) for i in {0, 1, 2} - {number}] == [1, 1])
+        loss = watches[other].wait_for_loss(_WAIT_SECONDS)
+        assert loss is not None
+        assert loss.peer == crew.name(number) and "died" in loss.reason
+        assert before - 1 < loss.since < time.time() + 1
+        assert str(loss.error()) == f"{loss.peer} {loss.reason}."
+        wait_until(lambda other=other: len(crew.losses[other]) == 1)
+
+
+def test_silence_counts_as_loss(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(peer_timeout=1.0)
+    for watch in crew.watches(without=2):
+        loss = watch.wait_for_loss(_WAIT_SECONDS)
+        assert loss is not None
+        assert loss.peer == crew.name(2) and "no sign of life for 1 s" in loss.reason
+        assert loss.since < time.time() - 0.5
+
+
+def test_worker_that_was_given_up_learns_it(crew: Crew) -> None:
+    watches = crew.watches()
+    crew.hub._lose(1, "silent", seconds=3.0)
+    loss = watches[1].wait_for_loss(_WAIT_SECONDS)
+    assert loss is not None
+    assert loss.peer == crew.name(1) and "is this worker itself" in loss.reason
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_error_is_told_to_the_others_and_only_the_first_loss_counts(
+    crew: Crew, number: int
+) -> None:
+    watches = crew.watches()
+    watches[number].say_failed("ValueError: no\nmore")
+    for other in {0, 1, 2} - {number}:
+        loss = watches[other].wait_for_loss(_WAIT_SECONDS)
+        assert loss is not None
+        assert loss.peer == crew.name(number)
+        assert loss.reason == "left with an error: ValueError: no more"
+    watches[number].close()
+    wait_until(lambda: [len(crew.losses[i]) for i in {0, 1, 2} - {number}] == [1, 1])
+    assert crew.losses[number] == []
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_goodbyes_in_any_order_are_no_losses(
-    crew: Crew, losses: dict[int, list[Loss]], order: tuple[int, ...]
-) -> None:
-    watches = crew()
+def test_goodbyes_in_any_order_are_no_losses(crew: Crew, order: tuple[int, ...]) -> None:
+    watches = crew.watches()
     for number in order:
         watches[number].say_done()
-        if number == 2:
-            wait_until(lambda: watches[0].ended is not None)
+        if number == 0:
+            wait_until(lambda: watches[1].ended is not None and watches[2].ended is not None)
             watches[number].close()
-    for number in (0, 1):
-        watches[number].wait_for_ends(20)
-        assert watches[number].ended in _NAMES
-    assert losses == {0: [], 1: [], 2: []}
+    for number in (1, 2):
+        watches[number].wait_for_ends(_WAIT_SECONDS)
+        assert watches[number].ended is not None
+    assert crew.losses == {0: [], 1: [], 2: []}
 
 
-def test_signs_of_life_last_longer_than_the_timeout(
-    crew: Crew, losses: dict[int, list[Loss]]
-) -> None:
-    watches = crew(seconds=2.0)
+def test_signs_of_life_last_longer_than_the_timeout(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(peer_timeout=2.0)
+    watches = crew.watches()
     assert watches[1].wait_for_loss(3.0) is None
-    assert losses == {0: [], 1: [], 2: []}
-
-
-def test_endpoints_reach_everybody(crew: Crew) -> None:
-    watches = crew()
-    for number, watch in enumerate(watches):
-        watch.say_where([("host", number)])
-    everywhere = {("host", 0), ("host", 1), ("host", 2)}
-    wait_until(lambda: all(watch.endpoints == everywhere for watch in watches))
-    assert watches[0].longest_silence == 20.0 + 2 * 2.0
-
-
-def test_forked_process_lets_go_of_the_connections() -> None:
-    here, there = tcp_pair()
-    watch = Watch(Meeting("", 20.0, [Member("worker", "a", 1)] * 2, 0, {1: here}), print)
-    watch.drop()
-    there.settimeout(20)
-    assert there.recv(1) == b""
-    there.close()
-    watch.close()
-
-
-# The knife.
-
-
-def test_only_connections_of_the_endpoints_are_cut() -> None:
-    before = transport.listening()
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        names = [listener.getsockname() for listener in listeners]
-        assert transport.listening() - before == set(names)
-        near = [stack.enter_context(socket.create_connection(name)) for name in names]
-        far = [stack.enter_context(listener.accept()[0]) for listener in listeners]
-        assert transport.cut([names[0]]) == 2
-        for end in (near[0], far[0]):
-            end.settimeout(20)
-            assert end.recv(1) == b""
-        near[1].sendall(b"x")
-        far[1].settimeout(20)
-        assert far[1].recv(1) == b"x"
-        assert transport.cut([("127.0.0.1", 1)]) == 0
-
-
-def test_where_descriptors_cannot_be_listed_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> list[str]:
-        raise OSError(path)
-
-    monkeypatch.setattr(os, "listdir", refuse)
-    assert transport.listening() == frozenset()
-
-
-# Calling the main thread back.
+    assert crew.losses == {0: [], 1: [], 2: []}
+    assert watches[1].longest_silence == pytest.approx(2.0 + 2 * 0.4)
 
 
 @pytest.fixture
-def interrupt() -> Iterator[Interrupt]:
-    yield Interrupt()
-    signal.signal(SIGNAL, signal.SIG_DFL)
-
-
-def wait_long(_: object) -> None:
-    wait_until(lambda: False)
-
-
-def test_wait_of_the_main_thread_is_ended(interrupt: Interrupt) -> None:
-    over = threading.Event()
-
-    def call_back() -> None:
-        while not over.wait(0.05):
-            interrupt.end_waits(0.1, lambda: KeyError("enough"))
-
-    thread = threading.Thread(target=call_back)
-    thread.start()
-    with pytest.raises(KeyError, match="enough"):
-        interrupt.wait(wait_long, None)
-    time.sleep(0.2)  # Not while it waits for nothing.
-    over.set()
-    thread.join()
-
-
-def test_other_threads_and_short_waits_are_left_alone(interrupt: Interrupt) -> None:
-    assert interrupt.wait(str, 1) == "1"
-    waits = threading.Event()
-    results: list[object] = []
-
-    def wait(_: object) -> str:
-        waits.set()
-        time.sleep(0.3)
-        return "done"
-
-    thread = threading.Thread(target=lambda: results.append(interrupt.wait(wait, None)))
-    thread.start()
-    assert waits.wait(20)
-    interrupt.end_waits(0.0, lambda: KeyError("enough"))
-    thread.join()
-    assert results == ["done"]
-
-
-def test_signal_that_is_in_use_is_not_taken() -> None:
-    def own(*_: object) -> None: ...
-
-    signal.signal(SIGNAL, own)
-    Interrupt()
-    assert signal.signal(SIGNAL, signal.SIG_DFL) is own
-
-
-# The tunnel.
-
-
-@pytest.fixture
-def tunnel() -> Iterator[tuple[Tunnel, socket.socket]]:
-    """Gives a tunnel and the listening socket that it leads to."""
+def alone() -> Iterator[tuple[Watch, socket.socket]]:
+    """Gives a watch and the hub's end of its connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
-        made = Tunnel(*listener.getsockname())
-        yield made, listener
-        made.close()
+        link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
+        hub, _ = listener.accept()
+    hub.settimeout(_WAIT_SECONDS)
+    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print)
+    yield watch, hub
+    watch.close()
+    hub.close()
 
 
-def connected(tunnel: Tunnel, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
-    host, _, port = tunnel.address.rpartition(":")
-    near = socket.create_connection((host, int(port)), timeout=20)
-    far, _ = listener.accept()
-    far.settimeout(20)
-    return near, far
+def test_hub_that_is_gone_stands_for_the_first_worker(alone: tuple[Watch, socket.socket]) -> None:
+    watch, hub = alone
+    hub.close()
+    loss = watch.wait_for_loss(_WAIT_SECONDS)
+    assert loss is not None
+    assert loss.peer == "worker 0 (a:1)" and "died" in loss.reason
 
 
-def test_tunnel_leads_both_ways(tunnel: tuple[Tunnel, socket.socket]) -> None:
-    near, far = connected(*tunnel)
-    with near, far:
-        near.sendall(b"there")
-        assert far.recv(5) == b"there"
-        far.sendall(b"back")
-        assert near.recv(4) == b"back"
-        near.close()
-        assert far.recv(1) == b""
+def test_hub_that_is_silent_stands_for_the_first_worker(alone: tuple[Watch, socket.socket]) -> None:
+    loss = alone[0].wait_for_loss(_WAIT_SECONDS)
+    assert loss is not None
+    assert loss.peer == "worker 0 (a:1)" and "stopped answering" in loss.reason
 
 
-def test_near_end_stays_open_when_the_far_one_breaks(tunnel: tuple[Tunnel, socket.socket]) -> None:
-    near, far = connected(*tunnel)
-    with near:
-        far.close()
-        # A second connection shows that the tunnel has seen the first one's end.
-        again, other = connected(*tunnel)
-        with again, other:
-            again.sendall(b"x")
-            assert other.recv(1) == b"x"
-        near.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            near.recv(1)
-        tunnel[0].close()
-        near.settimeout(20)
-        assert near.recv(1) == b""
-
-
-def test_nobody_at_the_far_end(tunnel: tuple[Tunnel, socket.socket]) -> None:
-    way, listener = tunnel
-    listener.close()
-    host, _, port = way.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as near:
-        assert near.recv(1) == b""
-
-
-def test_tunnel_ends_when_a_fork_drops_it(tunnel: tuple[Tunnel, socket.socket]) -> None:
-    near, far = connected(*tunnel)
-    with near, far:
-        tunnel[0].drop()
-        assert near.recv(1) == b"" and far.recv(1) == b""
-
-
-def test_tunnel_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = Tunnel("127.0.0.1", 1)
-    wait = subprocess.Popen.wait
-    calls: list[float | None] = []
-
-    def late(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        calls.append(timeout)
-        if timeout is not None:
-            raise subprocess.TimeoutExpired("tunnel", timeout)
-        return wait(process)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", late)
-    way.close()
-    assert calls[0] is not None and calls[-1] is None
+def test_forked_process_lets_go_of_the_connection(alone: tuple[Watch, socket.socket]) -> None:
+    watch, hub = alone
+    watch.drop()
+    while hub.recv(100):
+        pass

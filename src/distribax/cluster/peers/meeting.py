@@ -1,8 +1,8 @@
 """Meeting the other workers before JAX connects them, with a bounded wait and names.
 
-JAX's own start ends the process when a worker is missing. So the workers meet first: the leader
-listens on its address, the others call it, and whoever is missing at the end is named to all. The
-connections stay open: over them the workers see that the others are still there.
+JAX's own start ends the process when a worker is missing. So the workers meet first: the first one
+starts the hub, which listens on its address, all of them call it, and whoever is missing at the end
+is named to all. The connections stay open: over them the workers are watched.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from distribax.errors import DistribaxError
+from distribax.jax_private import coordination_service
 
+_HUB_MAIN: Final = Path(__file__).with_name("hub_main.py")
 _PAUSE_SECONDS: Final = 0.2
-_MAX_MESSAGE: Final = 65536
-# What stands for the host of a worker whose address nobody has told.
-_UNKNOWN_HOST: Final = ".invalid"
+# The hub knows who is missing; it is given a little longer to say so.
+_ANSWER_SECONDS: Final = 5.0
+_MAX_MESSAGE: Final = 1 << 20
 
 
 class ClusterTimeoutError(DistribaxError, RuntimeError):
@@ -56,22 +61,22 @@ class Member:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the members have agreed on, and the connections over which they did.
+    """What the workers have agreed on, and the connection over which this one did.
 
     Attributes:
-        address: Of JAX's coordination service, in the leader's process.
-        peer_timeout: After how many seconds of silence a member counts as lost; the leader's word.
-        members: All of them, in their order.
+        address: Of JAX's coordination service.
+        peer_timeout: After how many seconds of silence a worker counts as lost; the first one's
+            word.
+        members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
-        links: The open connections, by the number of the member at the other end: the leader's to
-            all others, and theirs to the leader.
+        link: The connection to the hub.
     """
 
     address: str
     peer_timeout: float
-    members: Sequence[Member]
+    members: Sequence[str]
     own: int
-    links: Mapping[int, socket.socket]
+    link: socket.socket
 
 
 def meet(
@@ -83,134 +88,74 @@ def meet(
     """
     deadline = time.monotonic() + seconds
     if own == 0:
-        return _lead(members, deadline, seconds, cluster, peer_timeout)
-    return _follow(members, own, deadline, seconds, cluster)
-
-
-def _lead(
-    members: Sequence[Member], deadline: float, seconds: float, cluster: str, peer_timeout: float
-) -> Meeting:
-    leader = members[0]
-    here: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(leader))
-        connections = stack.enter_context(contextlib.ExitStack())
-        while len(here) < len(members) - 1 and time.monotonic() < deadline:
-            listener.settimeout(max(0.01, min(_PAUSE_SECONDS, deadline - time.monotonic())))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            connections.callback(connection.close)
-            hello = _receive(connection, deadline)
-            number = hello.get("worker")
-            if not isinstance(number, int) or not 0 < number < len(members):
-                connection.close()  # Something else has called this port.
-                continue
-            if hello.get("cluster") != cluster:
-                _send(connection, {"error": _disagreement(members[number], leader)})
-                raise ValueError(_disagreement(members[number], leader))
-            here[number] = connection
-        missing = [str(m) for i, m in enumerate(members) if i and i not in here]
-        if missing:
-            joined = [
-                m.name
-                for i, m in enumerate(members)
-                if i not in range(1, len(members)) or i in here
-            ]
-            for connection in here.values():
-                _send(connection, {"missing": missing, "joined": joined})
-            raise ClusterTimeoutError(missing, joined, seconds)
-        address = f"{leader.host}:{_free_port(leader.host)}"
-        for connection in here.values():
-            _send(connection, {"address": address, "peer_timeout": peer_timeout})
-        connections.pop_all()
-    seen = [_seen(member, here.get(i)) for i, member in enumerate(members)]
-    return Meeting(address, peer_timeout, seen, 0, here)
-
-
-def _follow(
-    members: Sequence[Member], own: int, deadline: float, seconds: float, cluster: str
-) -> Meeting:
+        _start_hub(members, seconds, cluster, peer_timeout)
     leader = members[0]
     while time.monotonic() < deadline:
         try:
-            connection = socket.create_connection(
-                (leader.host, leader.port), timeout=_PAUSE_SECONDS
-            )
+            link = socket.create_connection((leader.host, leader.port), timeout=_PAUSE_SECONDS)
         except OSError:
             time.sleep(_PAUSE_SECONDS)
             continue
         with contextlib.ExitStack() as stack:
-            stack.callback(connection.close)
-            _send(connection, {"worker": own, "cluster": cluster})
-            # The leader knows who is missing; it is given a little longer to say so.
-            answer = _receive(connection, deadline + 5.0)
+            stack.callback(link.close)
+            answer = _ask(link, {"worker": own, "cluster": cluster}, deadline + _ANSWER_SECONDS)
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
-                return Meeting(answer["address"], timeout, members, own, {0: connection})
+                return Meeting(answer["address"], timeout, answer["members"], own, link)
         if "error" in answer:
             raise ValueError(answer["error"])
+        if "failed" in answer:
+            raise RuntimeError(answer["failed"])
         if "missing" in answer:
             raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
         time.sleep(_PAUSE_SECONDS)
     raise ClusterTimeoutError([str(leader)], [members[own].name], seconds)
 
 
-def _seen(member: Member, connection: socket.socket | None) -> Member:
-    """Returns the member with the host that it has called from, if nobody has told its address."""
-    if connection is None or not member.host.endswith(_UNKNOWN_HOST):
-        return member
-    with contextlib.suppress(OSError):
-        return replace(member, host=connection.getpeername()[0], port=0)
-    return member
-
-
-def _listener(leader: Member) -> socket.socket:
-    try:
-        return socket.create_server((leader.host, leader.port))
-    except OSError as error:
-        raise RuntimeError(
-            f"{leader} cannot listen on its address: {error}. Is another program using the port, "
-            "or is the address another machine's? Free it, or give the cluster another port."
-        ) from error
-
-
-def _disagreement(member: Member, leader: Member) -> str:
-    return (
-        f"{member} and {leader} have different cluster specs. Give every task the same `cluster` "
-        "(in TF_CONFIG), and only its own `task`."
+def _start_hub(
+    members: Sequence[Member], seconds: float, cluster: str, peer_timeout: float
+) -> None:
+    """Starts the hub in a process of its own; returns when it listens."""
+    settings = {
+        "members": [astuple(member) for member in members],
+        "cluster": cluster,
+        "seconds": seconds,
+        "peer_timeout": peer_timeout,
+        "service": coordination_service.__file__,
+        "path": sys.path,
+    }
+    done = subprocess.run(
+        # Without what others have the interpreter do at its start, which may take long.
+        [sys.executable, "-I", "-S", str(_HUB_MAIN), json.dumps(settings)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # Whoever ends this worker with all that it has started must not end the others.
+        start_new_session=True,
+        check=False,
     )
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip()
+        raise RuntimeError(
+            f"{members[0]} cannot listen on its address: {reason}. Is another program using the "
+            "port, or is the address another machine's? Free it, or give the cluster another port."
+        )
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    # A peer that has gone finds out by itself, or is named as missing.
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
-    """Returns one message; an empty one if the peer says nothing in time or nonsense."""
+def _ask(link: socket.socket, question: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """Returns the answer; an empty one if the other end says nothing in time, or nonsense."""
     data = b""
-    while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            # What follows the message belongs to somebody else.
-            ahead = connection.recv(4096, socket.MSG_PEEK)
-            part = connection.recv(ahead.find(b"\n") + 1 or len(ahead)) if ahead else b""
-        except OSError:
-            return {}
-        if not part:
-            break
-        data += part
     try:
+        link.sendall(json.dumps(question).encode() + b"\n")
+        while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
+            link.settimeout(max(0.01, deadline - time.monotonic()))
+            # What follows the answer is for the watch.
+            ahead = link.recv(4096, socket.MSG_PEEK)
+            if not ahead:
+                break
+            data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
         message = json.loads(data)
-    except ValueError:
+    except (OSError, ValueError):
         return {}
     return message if isinstance(message, dict) else {}

@@ -29,7 +29,6 @@ class Membership:
 
     num_workers: int = 1
     worker_id: int = 0
-    session: Session | None = None
 
 
 _joined: list[tuple[str, Membership]] = []
@@ -76,9 +75,8 @@ def join_cluster(
         _member(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec)
     ]
     meeting = meet(members, worker_id, seconds, cluster, peer_seconds)
-    session = Session(meeting)
-    session.connect(seconds)
-    membership = Membership(count, worker_id, session)
+    Session(meeting).connect(seconds)
+    membership = Membership(count, worker_id)
     _joined[:] = [(cluster, membership)]
     return membership
 

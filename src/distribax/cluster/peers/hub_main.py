@@ -1,0 +1,280 @@
+"""The hub of the workers that train together: a process of its own beside the first worker.
+
+Here the workers meet, here each of them is watched, and here JAX's coordination service runs. XLA
+ends a process 0.1 s after that service is gone, whatever the process is doing, and no option can
+prevent it. So the service must not end with a worker: the death of the first worker is then noticed
+and dealt with like the death of any other.
+
+A message is a line of JSON. A connection that closes without a goodbye means that a process has
+died; one that stays silent, that a process is stopped or its machine is gone. The hub tells all
+workers what it sees, and ends when they have left.
+
+It is started by its path and imports nothing of distribax: it must be there quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+_LONGEST_BEAT_SECONDS = 2.0
+_BEATS_PER_TIMEOUT = 5
+_LONGEST_LINE = 65536
+# What stands for the host of a worker whose address nobody has told.
+_UNKNOWN_HOST = ".invalid"
+# How long survivors may take to end, with the callbacks that they run, after a worker is lost.
+_LEAVE_SECONDS = 60.0
+
+
+class _Link:
+    """A connection to a worker; its number is known when it has said hello."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
+        self.number = -1
+        self.unread = b""
+        self.heard = time.monotonic()
+
+    def send(self, message: dict[str, Any]) -> None:
+        # Whoever cannot be reached is found out by its silence. The few bytes always fit.
+        with contextlib.suppress(OSError):
+            self.connection.send(json.dumps(message).encode() + b"\n")
+
+
+class Hub:
+    """The connections with all workers.
+
+    Args:
+        listener: The socket that the workers call.
+        members: The name, the host and the port of each worker.
+        cluster: A text that all workers must agree on: what they believe the cluster to be.
+        seconds: How long to wait until all workers are here.
+        peer_timeout: After how many seconds of silence a worker counts as lost.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        members: list[tuple[str, str, int]],
+        cluster: str,
+        seconds: float,
+        peer_timeout: float,
+    ) -> None:
+        self._listener = listener
+        self._members = members
+        self._cluster = cluster
+        self._seconds = seconds
+        self._peer_timeout = peer_timeout
+        self._links: list[_Link] = []
+        self._done: set[int] = set()
+        self._leave_at = math.inf
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def meet(self, address: str, service: Future[object]) -> bool:
+        """Waits until all workers are here, and tells them where the coordination service is.
+
+        Args:
+            address: The service's address.
+            service: Done when the service runs, or could not be started.
+
+        Returns:
+            Whether all is well; if not, the workers have been told.
+        """
+        deadline = time.monotonic() + self._seconds
+        trouble: dict[str, Any] | None = None
+        while len(here := self._here()) < len(self._members):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                trouble = trouble or self._missing(here)
+            if trouble is not None:
+                for link in here.values():
+                    link.send(trouble)
+                # The first worker must hear it: it has started the hub.
+                if left <= 0 or 0 in here:
+                    return False
+            for link, message in self._receive(max(left, 0.0)):
+                number = message.get("worker") if message else None
+                if not isinstance(number, int) or not 0 <= number < len(self._members):
+                    self._drop(link)  # Something else has called this port, or a worker has left.
+                elif message is not None and message.get("cluster") != self._cluster:
+                    trouble = {"error": self._disagreement(number)}
+                    link.send(trouble)
+                else:
+                    link.number = number
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for link in [link for link in self._links if link.number < 0]:
+            self._drop(link)
+        if (error := service.exception()) is not None:
+            text = f"JAX's coordination service did not start on {address}: {error}"
+            self._tell_all({"failed": text})
+            return False
+        names = [self._name(number) for number in range(len(self._members))]
+        self._tell_all({"address": address, "peer_timeout": self._peer_timeout, "members": names})
+        for link in self._links:
+            link.heard = time.monotonic()
+        return True
+
+    def watch(self) -> None:
+        """Tells all workers when one is lost or has ended; returns when they have left."""
+        interval = min(_LONGEST_BEAT_SECONDS, self._peer_timeout / _BEATS_PER_TIMEOUT)
+        last = next_beat = time.monotonic()
+        while self._links and last < self._leave_at:
+            for link, message in self._receive(interval / 2):
+                self._hear(link, message)
+            now = time.monotonic()
+            if now - last > self._peer_timeout / 2:
+                # It is this process that was away: the others may have had no chance to be heard.
+                for link in self._links:
+                    link.heard = now
+            last = now
+            if now >= next_beat:
+                next_beat = now + interval
+                self._tell_all({})
+            for link in self._links:
+                if now - link.heard > self._peer_timeout and link.number not in self._done:
+                    self._lose(link.number, "silent", seconds=now - link.heard)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for link in list(self._links):
+            self._drop(link)
+        self._listener.close()
+        self._selector.close()
+
+    def _hear(self, link: _Link, message: dict[str, Any] | None) -> None:
+        if message is None:
+            self._drop(link)
+            if link.number not in self._done:
+                self._lose(link.number, "died")
+        elif "failed" in message:
+            self._lose(link.number, "failed", text=str(message["failed"]))
+        elif "done" in message:
+            self._done.add(link.number)
+            self._tell_all({"done": sorted(self._done)})
+
+    def _lose(self, number: int, how: str, text: str = "", seconds: float = 0.0) -> None:
+        # What follows the first loss is its consequence.
+        if self._leave_at == math.inf:
+            self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            self._tell_all({"lost": number, "how": how, "text": text, "seconds": seconds})
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def _receive(self, seconds: float) -> Iterator[tuple[_Link, dict[str, Any] | None]]:
+        """Yields the messages that come in that time, and None for the end of a connection."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    link = _Link(self._listener.accept()[0])
+                    self._links.append(link)
+                    self._selector.register(link.connection, selectors.EVENT_READ, link)
+            elif key.data in self._links:
+                yield from self._read(key.data)
+
+    def _read(self, link: _Link) -> Iterator[tuple[_Link, dict[str, Any] | None]]:
+        try:
+            data = link.connection.recv(_LONGEST_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        link.heard = time.monotonic()
+        *lines, link.unread = (link.unread + data).split(b"\n")
+        try:
+            for message in map(json.loads, lines):
+                yield link, message if isinstance(message, dict) else None
+        except ValueError:
+            data = b""
+        if not data or len(link.unread) > _LONGEST_LINE:
+            yield link, None
+
+    def _drop(self, link: _Link) -> None:
+        if link in self._links:
+            self._links.remove(link)
+            self._selector.unregister(link.connection)
+            link.connection.close()
+
+    # Names.
+
+    def _here(self) -> dict[int, _Link]:
+        """Returns the links of the workers that have said hello, by their number."""
+        return {link.number: link for link in self._links if link.number >= 0}
+
+    def _name(self, number: int) -> str:
+        """Returns a worker's name with its address, or where it called from if nobody told that."""
+        name, host, port = self._members[number]
+        link = self._here().get(number)
+        if link is not None and host.endswith(_UNKNOWN_HOST):
+            with contextlib.suppress(OSError):
+                return f"{name} ({link.connection.getpeername()[0]})"
+        return f"{name} ({host}:{port})" if port else f"{name} ({host})"
+
+    def _missing(self, here: dict[int, _Link]) -> dict[str, Any]:
+        names = range(len(self._members))
+        return {
+            "missing": [self._name(number) for number in names if number not in here],
+            "joined": [self._members[number][0] for number in names if number in here],
+        }
+
+    def _disagreement(self, number: int) -> str:
+        return (
+            f"{self._name(number)} and {self._name(0)} have different cluster specs. Give every "
+            "task the same `cluster` (in TF_CONFIG), and only its own `task`."
+        )
+
+
+def main() -> None:
+    """Takes its settings as JSON from the command line; goes on in the background."""
+    settings = json.loads(sys.argv[1])
+    service_file = settings.pop("service")
+    sys.path[:] = settings.pop("path")
+    _, host, port = settings["members"][0]
+    try:
+        listener = socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        sys.exit(f"{error}")
+    if os.fork():
+        # Whoever has started this process need not wait for the hub, nor ever learn of its end.
+        os._exit(0)
+    os.chdir("/")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    # These are for the workers. The hub ends when they have.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hub = Hub(listener, **settings)
+    with socket.create_server((host, 0)) as probe:
+        address = f"{host}:{probe.getsockname()[1]}"
+
+    def start_service() -> object:
+        return runpy.run_path(service_file)["start_service"](address, len(settings["members"]))
+
+    # In a thread, as the import takes a while. What this returns keeps the service running.
+    service = ThreadPoolExecutor().submit(start_service)
+    if hub.meet(address, service):
+        hub.watch()
+    hub.close()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
