@@ -111,7 +111,14 @@ class Variable(State, Table, Protocol):
         """Replaces the buffer by one that somebody else may hold too."""
 
 
-class Source(Hashable, Protocol):
+class Sink(Hashable, Protocol):
+    """Another process that compiled steps send something to after they have run."""
+
+    def commit(self, kinds: Sequence[object], arrays: Sequence[Any]) -> None:
+        """Does some things in order, given what each is and its arrays (a nest)."""
+
+
+class Source(Sink, Protocol):
     """Another process that holds variables: where they are read from and written to."""
 
     def pull(self, variables: Sequence[Variable]) -> list[jax.Array]:

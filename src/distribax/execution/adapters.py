@@ -1,7 +1,8 @@
-"""State that other libraries keep, such as the variables of a module, beside `dx.Variable`.
+"""Adapters: state that other libraries keep, such as the variables of a module.
 
 An adapter lets the engine see such state: it wraps the function that replicas run. The engine does
-not know the libraries, and does not import them: an adapter is loaded when its library is there.
+not know the libraries and does not import them: an adapter is loaded after its library has been
+imported.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from distribax.types import StepFn
-
-Adapter = Callable[[StepFn], StepFn]
+Adapter: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Wraps a function so that the state of a library is seen while it runs."""
 
 _waiting: dict[str, Callable[[], Adapter]] = {}
 _adapters: list[Adapter] = []
@@ -36,7 +37,7 @@ def load_adapters() -> None:
                     del _waiting[module]
 
 
-def adapt(fn: StepFn) -> StepFn:
+def adapt(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `fn` as replicas run it, with the state of other libraries in view."""
     load_adapters()
     for adapter in _adapters:

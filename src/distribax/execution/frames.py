@@ -9,37 +9,33 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from typing_extensions import override
 
-from distribax import jax_private
-from distribax.execution.remote_writes import Deferred
+from distribax import contracts, jax_private
+from distribax.execution.remote_writes import RemoteWrites
 from distribax.types import WriteKind
 
-
-class Lifted(Protocol):
-    """What the engine needs of a variable."""
-
-    @property
-    def per_replica(self) -> bool: ...
-
-    def program_value(self) -> Any: ...
-
-    def store_program_value(self, value: Any) -> None: ...
+_T = TypeVar("_T")
 
 
 class Frame(abc.ABC):
-    """The values of the variables at one level of a trace."""
+    """The values of the variables at one level of a trace.
+
+    A value is an array, or a nest of arrays for the state of another library.
+    """
 
     def __init__(self, parent: Frame | None) -> None:
         self.parent = parent
-        self.values: dict[Any, Any] = {}
-        self.written: dict[Any, None] = {}
+        self.values: dict[contracts.State, Any] = {}
+        self.written: dict[contracts.State, None] = {}
         self.trace = jax_private.get_innermost_trace()
 
     @property
@@ -49,16 +45,16 @@ class Frame(abc.ABC):
         return self.parent.function
 
     @abc.abstractmethod
-    def read(self, variable: Any) -> Any:
-        """Returns the variable's value at this level."""
+    def read(self, state: contracts.State) -> Any:
+        """Returns the value of a variable at this level."""
 
-    def write(self, variable: Any, value: Any) -> None:
-        """Replaces the variable's value at this level."""
-        self._check_owned(variable, value)
-        self.values[variable] = value
-        self.written[variable] = None
+    def write(self, state: contracts.State, value: object) -> None:
+        """Replaces the value of a variable at this level."""
+        self._check_owned(state.described, value)
+        self.values[state] = value
+        self.written[state] = None
 
-    def _check_owned(self, variable: Any, value: Any) -> None:
+    def _check_owned(self, described: str, value: object) -> None:
         if not jax_private.is_tracer(value):
             return
         owner = jax_private.get_trace(value)
@@ -68,120 +64,144 @@ class Frame(abc.ABC):
                 return
             frame = frame.parent
         raise RuntimeError(
-            f"assign: {variable.described} was assigned inside a JAX transformation (jax.jit, "
+            f"assign: {described} was assigned inside a JAX transformation (jax.jit, "
             "jax.lax.scan, jax.lax.cond, jax.vmap) whose values cannot leave it. Return the new "
             "value from the transformed function, and assign it outside."
         )
 
 
 class FunctionFrame(Frame):
-    """The frame of one `dx.function` trace: global arrays, one for each variable."""
+    """The frame of one `dx.function` trace: global arrays, one for each variable.
+
+    Args:
+        lifted: The values of the variables that are inputs of the program.
+        allow_creation: Whether the function may create variables.
+        device: The device of a one-device strategy that the function's code runs on, if known.
+        has_stages: Whether rows of tables in other processes can be looked up: see `row_lookups`.
+    """
 
     def __init__(
         self,
-        lifted: dict[Any, Any],
+        lifted: Mapping[contracts.State, Any],
         allow_creation: bool,
-        device: Any,
+        device: jax.Device | None,
         has_stages: bool = False,
     ) -> None:
         super().__init__(None)
         self.values.update(lifted)
         self.lifted = lifted
-        self.touched: dict[Any, None] = {}
+        self.touched: dict[contracts.State, None] = {}
         self.allow_creation = allow_creation
-        # The elements that the host has fetched for this call, in the order of their use.
-        self.pulled: list[tuple[Any, Any]] = []
-        # The device of a one-device strategy, or the mesh, that the function's code runs on.
+        # The elements that the host has fetched for this call, in the order of their use, each
+        # with its iterator.
+        self.pulled: list[tuple[object, Any]] = []
         self.device = device
+        # The mesh of the replicas that the function has run, if it has.
         self.mesh: Mesh | None = None
-        # Whether rows of tables in other processes can be looked up: see `stages`.
         self.has_stages = has_stages
-        # What is to be done where variables of other processes live, once the step has run.
-        self.deferred = Deferred()
+        # What to do where variables of other processes live, after the step has run.
+        self.deferred = RemoteWrites()
 
     @property
+    @override
     def function(self) -> FunctionFrame:
         return self
 
-    def defer(self, variable: Any, kind: WriteKind, value: Any) -> None:
+    def defer(self, variable: contracts.Variable, kind: WriteKind, value: jax.Array) -> None:
         """Notes a write to a variable that lives in another process."""
-        self._check_owned(variable, value)
+        self._check_owned(variable.described, value)
         self.deferred.write(variable, kind, value)
 
-    def defer_rows(self, table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
+    def defer_rows(
+        self, table: contracts.Table, kind: WriteKind, indices: jax.Array, rows: jax.Array
+    ) -> None:
         """Notes a write to some rows of a table that lives in another process."""
-        self._check_owned(table, indices)
-        self._check_owned(table, rows)
+        self._check_owned(table.described, indices)
+        self._check_owned(table.described, rows)
         self.deferred.write_rows(table, kind, indices, rows)
 
-    def read(self, variable: Any) -> Any:
-        return self.deferred.read_after(variable, lambda: self._before(variable))
+    @override
+    def read(self, state: contracts.State) -> Any:
+        return self.deferred.read_after(state, lambda: self._read_before(state))
 
-    def _before(self, variable: Any) -> Any:
-        self.touched[variable] = None
-        if variable not in self.values:
-            # Not an input yet: its value stands in as a constant, and the trace is made again.
-            self.values[variable] = variable.program_value()
-        return self.values[variable]
+    def _read_before(self, state: contracts.State) -> Any:
+        self.touched[state] = None
+        if state not in self.values:
+            # Not an input yet: its value is used as a constant, and the function is traced again.
+            self.values[state] = state.program_value()
+        return self.values[state]
 
-    def write(self, variable: Any, value: Any) -> None:
-        self.touched[variable] = None
-        super().write(variable, value)
+    @override
+    def write(self, state: contracts.State, value: object) -> None:
+        self.touched[state] = None
+        super().write(state, value)
 
-    def rename(self, old: Any, new: Any) -> None:
-        """Lets `new` stand for the state that `old` has stood for so far in this trace."""
+    def rename(self, old: contracts.State, new: contracts.State) -> None:
+        """Lets `new` take the place of `old` in this trace."""
         for named in (self.values, self.touched, self.written):
             if old in named:
                 named[new] = named.pop(old)
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """A value that all replicas share; `own` is the object that stands for it in a replica."""
+
+    own: object
+    value: Any
+    is_bare: bool
+
+
 class RunFrame(Frame):
     """The frame of the replicas inside one compiled `strategy.run`: local values."""
 
-    def __init__(self, parent: Frame, mesh: Mesh, local: dict[Any, Any]) -> None:
+    def __init__(self, parent: Frame, mesh: Mesh, local: Mapping[contracts.State, Any]) -> None:
         super().__init__(parent)
         self.mesh = mesh
         self.values.update(local)
-        self._shared: dict[int, tuple[Any, Any, bool]] = {}
+        # By the id of the replica's object, which is kept so that its id stays its own.
+        self._shared: dict[int, _Shared] = {}
 
-    def read(self, variable: Any) -> Any:
-        if variable in self.values:
-            self.function.touched[variable] = None
-            return self.values[variable]
+    @override
+    def read(self, state: contracts.State) -> Any:
+        if state in self.values:
+            self.function.touched[state] = None
+            return self.values[state]
         assert self.parent is not None
-        value = self.parent.read(variable)
-        if variable.per_replica:
-            # Not an input of this run yet, so the trace is made again: only the type matters.
-            value = jnp.zeros(variable.shape, variable.dtype)
+        value = self.parent.read(state)
+        if state.per_replica:
+            # Not an input of this run yet, so it is traced again: only the type matters. The
+            # replicas' values are stacked along dimension 0.
+            value = jnp.zeros(value.shape[1:], value.dtype)
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
             value = jax.tree.map(jnp.copy, value)
         if jax_private.get_innermost_trace() is self.trace:
-            self.values[variable] = value
+            self.values[state] = value
         return value
 
-    def give_shared(self, value: Any, *, bare: bool = False) -> Any:
+    def give_shared(self, value: _T, *, bare: bool = False) -> _T:
         """Gives a replica a value that all replicas share, and remembers that they do.
 
         It is `bare` if it is one value and not a copy for each replica.
         """
         if not jax_private.is_tracer(value):
             return value
-        # A name of its own: the same array may be known as something else, a variable's value say.
-        own = jnp.copy(value)
-        self._shared[id(own)] = (own, value, bare)
+        # A new object: the same array may be known as something else, such as a variable's value.
+        own: Any = jnp.copy(value)
+        self._shared[id(own)] = _Shared(own, value, bare)
         return own
 
-    def is_bare(self, value: Any) -> bool:
+    def is_bare(self, value: object) -> bool:
         """Tells whether a replica's value is one that all share, with no copy for each."""
         known = self._shared.get(id(value))
-        return known is not None and known[2]
+        return known is not None and known.is_bare
 
     def find_shared(self, value: Any) -> tuple[Any, bool]:
-        """Returns a replica's value, as the shared one where it is, and whether it is shared."""
+        """Returns the shared value that a replica's value stands for, and whether it is shared."""
         known = self._shared.get(id(value))
         if known is not None:
-            return known[1], True
+            return known.value, True
         return value, not jax_private.is_tracer(value)
 
 
@@ -204,7 +224,7 @@ def enter(frame: Frame | None) -> Iterator[None]:
 
 
 def detach(value: Any) -> Any:
-    """Returns `value` without its gradient, as it may be kept beyond a differentiated function."""
+    """Returns `value` without its gradient, so that it can outlive a differentiated function."""
     if not jax_private.is_tracer(value):
         return value
     frame = current()

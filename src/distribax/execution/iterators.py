@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self, TypeAlias
 
 from distribax.errors import ControlFlow, HostMode, HostOnly
 from distribax.execution import frames
 
 
 class Optional:
-    """An element, or the knowledge that there is none."""
+    """An element, or the knowledge that there is none.
 
-    def __init__(self, value: Any = None, *, present: bool) -> None:
+    Args:
+        value: The element.
+        present: Whether there is one.
+    """
+
+    def __init__(self, value: object = None, *, present: bool) -> None:
         self._value = value
         self._present = present
 
     def has_value(self) -> bool:
-        """Tells whether there is an element."""
+        """Tells whether there is an element.
+
+        Returns:
+            False at the end of the input.
+        """
         return self._present
 
     def get_value(self) -> Any:
-        """Returns the element; an error if there is none."""
+        """Returns the element.
+
+        Returns:
+            What `next` would have returned.
+
+        Raises:
+            ValueError: There is none.
+        """
         if not self._present:
             raise ValueError(
                 "get_value: the iterator was at its end. Ask has_value() first, or loop with "
@@ -41,24 +57,43 @@ class LiftedIterator:
     """
 
     def fetch(self) -> Any:
-        """Fetches the next element on the host, or raises StopIteration."""
+        """Fetches the next element on the host.
+
+        Returns:
+            The element: a nest of arrays.
+
+        Raises:
+            StopIteration: There is no more element.
+            NotImplementedError: The subclass does not override it.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say where its elements are from: override fetch(self)."
         )
 
     def get_next(self) -> Any:
-        """Returns the next element; raises `dx.OutOfRangeError` (a StopIteration) at the end."""
+        """Returns the next element, as `next` does.
+
+        Returns:
+            The element: a nest of arrays, or of distributed values.
+
+        Raises:
+            OutOfRangeError: There is no more element; it is a StopIteration too.
+        """
         return next(self)
 
     def get_next_as_optional(self) -> Optional:
-        """Returns the next element if there is one, and says so."""
+        """Returns the next element if there is one, and says so.
+
+        Returns:
+            An object with `has_value()` and `get_value()`.
+        """
         require_host("get_next_as_optional()")
         try:
             return Optional(next(self), present=True)
         except StopIteration:
             return Optional(present=False)
 
-    def __iter__(self) -> LiftedIterator:
+    def __iter__(self) -> Self:
         require_host("a loop over an iterator")
         return self
 
@@ -74,7 +109,10 @@ class NeedElement(ControlFlow):
         self.iterator = iterator
 
 
-_replay: ContextVar[deque[tuple[Any, Any]] | None] = ContextVar("distribax_replay", default=None)
+Pulled: TypeAlias = tuple[LiftedIterator, Any]
+"""An iterator, and an element that was fetched from it."""
+
+_replay: ContextVar[deque[Pulled] | None] = ContextVar("distribax_replay", default=None)
 _host_runs: ContextVar[Callable[..., Any] | None] = ContextVar("distribax_host_runs", default=None)
 
 
@@ -103,7 +141,7 @@ def pull(iterator: LiftedIterator) -> Any:
 
 
 @contextlib.contextmanager
-def replay(elements: list[tuple[Any, Any]]) -> Iterator[None]:
+def replay(elements: Iterable[Pulled]) -> Iterator[None]:
     """Gives elements that were fetched for a compiled call to the eager call that replaces it."""
     token = _replay.set(deque(elements))
     try:

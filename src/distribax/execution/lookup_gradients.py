@@ -1,9 +1,9 @@
 """Gradients with respect to values that become known only while the function runs.
 
-`jax.grad` differentiates with respect to arguments, which must be there beforehand. Of a table
-that lives elsewhere only the rows that a function looks up are there, and only when it asks for
-them. So each value passes a tap on its way in: the identity, whose backward pass notes the gradient
-that arrives.
+`jax.grad` differentiates with respect to arguments, which must be known beforehand. Of a table in
+another process only the rows that a function looks up are fetched, and only when it asks for them.
+So each value passes a tap on its way in: the identity, whose backward pass notes the gradient that
+arrives.
 """
 
 from __future__ import annotations
@@ -11,13 +11,35 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.jax_private import jaxprs
+
+_T = TypeVar("_T")
+
+
+class Inflow:
+    """A value that went into a differentiated function, and its gradient once that is known.
+
+    Args:
+        what: The variable, or the table.
+        ids: The rows of it that went in, or None if it was read as a whole.
+    """
+
+    def __init__(self, what: contracts.Table, ids: ArrayLike | None) -> None:
+        self.what = what
+        self.ids = ids
+        self.gradient: jax.Array | None = None
+
+    def note(self, gradient: jax.Array) -> None:
+        """Keeps the gradient that the backward pass has arrived with."""
+        assert self.gradient is None, "each tap is passed once"
+        self.gradient = gradient
 
 
 class Taps:
@@ -28,14 +50,14 @@ class Taps:
             as far as the taps.
         tables: What is differentiated with respect to.
         variables: What the tables consist of.
-        inflows: Where to note what went in.
+        inflows: The list to which the values that went in are added.
     """
 
     def __init__(
         self,
-        token: Any,
-        tables: Iterable[Any],
-        variables: Iterable[Any],
+        token: jax.Array,
+        tables: Iterable[contracts.Table],
+        variables: Iterable[contracts.Variable],
         inflows: list[Inflow],
     ) -> None:
         self._token = token
@@ -44,54 +66,39 @@ class Taps:
         self._variables = frozenset(variables)
         self._inflows = inflows
 
-    def covers(self, table: Any) -> bool:
+    def covers(self, table: contracts.Table) -> bool:
         """Tells whether the rows of `table` are differentiated with respect to."""
         return table in self._tables
 
-    def covers_part(self, table: Any, variables: Iterable[Any]) -> bool:
+    def covers_part(self, table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:
         """Tells whether it is another table, of which `variables` are parts, that is covered."""
         return table not in self._tables and not self._variables.isdisjoint(variables)
 
-    def tap(self, what: Any, value: Any, ids: Any = None) -> Any:
-        """Returns `value`, to be used by the function; its gradient will be noted."""
+    def tap(
+        self, what: contracts.Table, value: jax.Array, ids: ArrayLike | None = None
+    ) -> jax.Array:
+        """Returns `value` for the function to use; its gradient will be noted."""
         inflow = Inflow(what, ids)
         self._inflows.append(inflow)
-        return self.run_inside(lambda: _tap(inflow)(value, self._token))
+        return self.run_inside(lambda: _make_tap(inflow)(value, self._token))
 
-    def run_inside(self, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` at the level of the differentiated function, whatever it is in the middle of.
+    def run_inside(self, fn: Callable[[], _T]) -> _T:
+        """Runs `fn` at the level of the differentiated function, even from a loop inside of it.
 
         A value that a loop in the function reads first is then the function's, not the loop's.
         """
         return jaxprs.run_in_trace(self._trace, fn)
 
 
-class Inflow:
-    """A value that went into a differentiated function, and its gradient once that is known.
-
-    `what` is the variable; `ids` the rows of it, or None if it was read as a whole.
-    """
-
-    def __init__(self, what: Any, ids: Any) -> None:
-        self.what = what
-        self.ids = ids
-        self.gradient: Any = None
-
-    def note(self, gradient: Any) -> None:
-        """Takes the gradient that the backward pass has arrived with."""
-        assert self.gradient is None, "each tap is passed once"
-        self.gradient = gradient
-
-
-def _tap(inflow: Inflow) -> Any:
+def _make_tap(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
     @jax.custom_vjp
-    def tap(value: Any, token: Any) -> Any:
+    def tap(value: jax.Array, token: jax.Array) -> jax.Array:
         return value
 
-    def forward(value: Any, token: Any) -> tuple[Any, None]:
+    def forward(value: jax.Array, token: jax.Array) -> tuple[jax.Array, None]:
         return value, None
 
-    def backward(_: None, gradient: Any) -> tuple[Any, Any]:
+    def backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
         inflow.note(gradient)
         return gradient, jnp.zeros(())
 
@@ -112,12 +119,12 @@ def open_taps(taps: Taps) -> Iterator[None]:
         _open.reset(token)
 
 
-def can_tap_rows(table: Any, variables: Iterable[Any]) -> bool:
+def can_tap_rows(table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:
     """Tells whether rows of `table`, which consists of `variables`, can pass the open taps."""
     return not any(taps.covers_part(table, variables) for taps in _open.get())
 
 
-def tap_rows(table: Any, rows: Any, ids: Any) -> Any:
+def tap_rows(table: contracts.Table, rows: jax.Array, ids: ArrayLike) -> jax.Array:
     """Returns rows that were looked up, after the taps of all functions being differentiated."""
     for taps in _open.get():
         if taps.covers(table):

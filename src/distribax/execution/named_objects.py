@@ -1,8 +1,8 @@
-"""Sending functions to other processes: what they refer to arrives as the same thing there.
+"""Named objects: what a function refers to arrives as the same object in another process.
 
-A function that is shipped to a worker refers to variables, strategies, optimizers and compiled
-functions. Each of them travels as a name: the first time a process receives it, the object is made
-there, and every later mention in that process is the same object, its compiled programs included.
+A function that is sent to a worker refers to variables, strategies, optimizers and compiled
+functions. Each of them travels as a name. The first time a process receives a name, the object is
+created there; every later mention in that process is the same object, with its compiled programs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _destination: ContextVar[Any] = ContextVar("distribax_shipping", default=None)
 _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def ship_to(strategy: Any) -> Iterator[None]:
+def ship_to(strategy: object) -> Iterator[None]:
     """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
     token = _destination.set(strategy)
     try:
@@ -29,7 +30,7 @@ def ship_to(strategy: Any) -> Iterator[None]:
 
 
 def get_destination() -> Any | None:
-    """Returns the strategy whose workers what is pickled now goes to, or None."""
+    """Returns the strategy whose workers receive what is pickled now, or None."""
     return _destination.get()
 
 
@@ -38,7 +39,7 @@ def make_uid() -> str:
     return uuid.uuid4().hex
 
 
-def register(uid: str, thing: Any) -> None:
+def register(uid: str, thing: object) -> None:
     """Remembers the object of this process that has the name `uid`."""
     _known[uid] = thing
 
@@ -48,9 +49,9 @@ def find(uid: str) -> Any | None:
     return _known.get(uid)
 
 
-def get_or_create(uid: str, make: Callable[[], Any]) -> Any:
-    """Returns the object of this process that has the name `uid`; makes it the first time."""
-    thing = _known.get(uid)
+def get_or_create(uid: str, make: Callable[[], _T]) -> _T:
+    """Returns the object of this process that has the name `uid`; creates it the first time."""
+    thing: _T | None = _known.get(uid)
     if thing is None:
         thing = make()
         _known[uid] = thing

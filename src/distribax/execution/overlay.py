@@ -5,61 +5,68 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeAlias
 
-from distribax import context
+import jax
 
-_overlays: ContextVar[tuple[tuple[context.Entry, dict[Any, Any]], ...]] = ContextVar(
-    "distribax_overlays", default=()
-)
+from distribax import context, contracts
+
+Overlay: TypeAlias = dict[contracts.State, "jax.Array | Unread"]
+"""The values that stand in for some variables."""
 
 
 class Unread:
     """Stands in for a variable until it is read; then `make` says what does."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], jax.Array]) -> None:
         self.make = make
 
 
+_overlays: ContextVar[tuple[tuple[context.Entry, Overlay], ...]] = ContextVar(
+    "distribax_overlays", default=()
+)
+
+
 @contextlib.contextmanager
-def lay_over(values: Mapping[Any, Any]) -> Iterator[None]:
+def lay_over(values: Mapping[contracts.Variable, jax.Array | Unread]) -> Iterator[None]:
     """Makes the given variables read as the given values: here, and in replicas run here."""
-    token = _overlays.set((*_overlays.get(), (context.current(), dict(values))))
+    overlay: Overlay = dict(values.items())
+    token = _overlays.set((*_overlays.get(), (context.current(), overlay)))
     try:
         yield
     finally:
         _overlays.reset(token)
 
 
-def find_stand_in(variable: Any) -> Any | None:
+def find_stand_in(variable: contracts.State) -> jax.Array | None:
     """Returns the value that stands in for `variable` where the code runs now, or None."""
     values = find_overlay(variable)
     if values is not None:
-        return _made(values, variable)
+        return _read(values, variable)
     if context.get_replica_context() is None:
         return None
     # A replica that the differentiated function runs: its copy is one of the stand-in.
     for _, enclosing in reversed(_overlays.get()):
         if variable in enclosing:
-            return _made(enclosing, variable)
+            return _read(enclosing, variable)
     return None
 
 
-def _made(values: dict[Any, Any], variable: Any) -> Any:
+def _read(values: Overlay, variable: contracts.State) -> jax.Array:
     value = values[variable]
     if isinstance(value, Unread):
         value = values[variable] = value.make()
     return value
 
 
-def is_unread(variable: Any) -> bool:
+def is_unread(variable: contracts.State) -> bool:
     """Tells whether nothing stands in for `variable` that has been read or written already."""
     values = (values.get(variable) for _, values in _overlays.get())
     return all(value is None or isinstance(value, Unread) for value in values)
 
 
-def find_overlay(variable: Any) -> dict[Any, Any] | None:
-    """Returns the innermost overlay of this context that has a value for `variable`."""
+def find_overlay(variable: contracts.State) -> Overlay | None:
+    """Returns the innermost overlay of this context that has a value for `variable`, or None."""
     overlays = _overlays.get()
     if not overlays:
         return None

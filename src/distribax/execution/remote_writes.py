@@ -1,46 +1,56 @@
-"""Effects: what a compiled step does outside itself once it has run.
+"""Remote writes: what a compiled step sends to other processes after it has run.
 
 A variable that lives in another process is not replaced by a step, as others change it too: the
-step's additions and gradients are sent to where it lives. While the step is traced they are noted;
-their arrays become outputs of the program, and at each call they are handed over in one go.
+step's additions and gradients are sent to where it lives. While the step is traced they are noted.
+Their arrays become outputs of the program, and each call sends them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from distribax import contracts
 from distribax.types import WriteKind
 
 
-class Sink(Protocol):
-    """Where effects go, many at once."""
+@dataclass(frozen=True)
+class Write:
+    """A write to a variable that lives in another process: ASSIGN or ASSIGN_ADD."""
 
-    def commit(self, kinds: list[Any], arrays: list[Any]) -> None:
-        """Carries out effects in order, given what each is and its arrays (a nest)."""
-        ...
+    variable: contracts.Variable
+    kind: WriteKind
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """A write to some rows of a table in another process; its arrays are indices and rows."""
+
+    table: contracts.Table
+    kind: WriteKind
 
 
 @dataclass
 class Effect:
     """One thing to do: where, what, and with which arrays (a nest)."""
 
-    sink: Sink
-    what: Any
+    sink: contracts.Sink
+    what: object
     arrays: Any
 
 
 @dataclass
 class _Group:
-    """The effects of a program that go to the same place, in order."""
+    """The effects of a program that go to the same process, in order."""
 
-    sink: Sink
-    kinds: list[Any]
+    sink: contracts.Sink
+    kinds: list[object]
 
 
 @dataclass
@@ -49,97 +59,93 @@ class Effects:
 
     groups: list[_Group] = field(default_factory=list)
 
-    def take(self, effects: list[Effect]) -> list[Any]:
-        """Splits effects into the arrays that the program returns and what they are for."""
-        by_sink: dict[Any, list[Effect]] = {}
+    def take(self, effects: Sequence[Effect]) -> list[list[Any]]:
+        """Returns the arrays that the program returns for effects, and keeps what they are for."""
+        by_sink: dict[contracts.Sink, list[Effect]] = {}
         for effect in effects:
             by_sink.setdefault(effect.sink, []).append(effect)
         self.groups = [_Group(sink, [each.what for each in own]) for sink, own in by_sink.items()]
         return [[each.arrays for each in own] for own in by_sink.values()]
 
-    def commit(self, arrays: list[Any]) -> None:
+    def commit(self, arrays: Sequence[list[Any]]) -> None:
         """Carries out the effects of one call."""
         for group, given in zip(self.groups, arrays, strict=True):
             group.sink.commit(group.kinds, given)
 
 
-@dataclass(frozen=True)
-class Write:
-    """A write to a variable that lives elsewhere: ASSIGN or ASSIGN_ADD."""
+_Read: TypeAlias = Callable[[], jax.Array]
 
-    variable: Any
-    kind: WriteKind
+_Change: TypeAlias = Callable[[_Read], jax.Array]
+"""Returns a variable's value after some writes, given how to read the one before."""
 
 
-@dataclass(frozen=True)
-class WriteRows:
-    """A write to some rows of a table that lives elsewhere, its arrays being indices and rows."""
-
-    table: Any
-    kind: WriteKind
-
-
-# The value of a variable after some writes, given how to read the one before.
-State: TypeAlias = Callable[[Callable[[], Any]], Any]
-
-
-class Deferred:
-    """The effects that a trace has noted so far."""
+class RemoteWrites:
+    """The remote writes, and other effects, that a trace has noted so far."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        # Where the last write to a variable is noted, for as long as another may join it.
-        self._open: dict[Any, int] = {}
-        self._states: dict[Any, State] = {}
+        # The last write to a variable, for as long as another one may join it.
+        self._open: dict[contracts.State, Effect] = {}
+        self._changes: dict[contracts.State, _Change] = {}
 
-    def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
+    def write(self, variable: contracts.Variable, kind: WriteKind, value: jax.Array) -> None:
         """Notes a write; several to the same variable become one."""
         if kind is WriteKind.ASSIGN_SUB:
             kind, value = WriteKind.ASSIGN_ADD, -value
         if kind is WriteKind.ASSIGN:
-            self._states[variable] = lambda _: value
+            self._changes[variable] = lambda _: value
         else:
-            self._then(variable, lambda old: (old + value).astype(old.dtype))
-        at = self._open.get(variable)
-        if at is None:
-            self._open[variable] = len(self.effects)
-            self.effects.append(Effect(variable.source, Write(variable, kind), value))
+            self._add_change(variable, lambda old: (old + value).astype(old.dtype))
+        if variable not in self._open:
+            assert variable.source is not None
+            effect = Effect(variable.source, Write(variable, kind), value)
+            self.effects.append(effect)
+            self._open[variable] = effect
             return
-        noted = self.effects[at]
-        kind, noted.arrays = _joined((noted.what.kind, noted.arrays), kind, value)
-        noted.what = Write(variable, kind)
+        effect = self._open[variable]
+        if kind is WriteKind.ASSIGN:
+            effect.what, effect.arrays = Write(variable, kind), value
+        else:
+            effect.arrays = (effect.arrays + value).astype(value.dtype)
 
-    def write_rows(self, table: Any, kind: WriteKind, indices: Any, rows: Any) -> None:
+    def write_rows(
+        self, table: contracts.Table, kind: WriteKind, indices: jax.Array, rows: jax.Array
+    ) -> None:
         """Notes a write to some rows of a table."""
+        assert table.source is not None
         self.add(table.source, WriteRows(table, kind), (indices, rows))
         for start, variable in table.row_shards:
             change = partial(scatter_rows, kind=kind, indices=indices, rows=rows, start=start)
-            self._then(variable, change)
+            self._add_change(variable, change)
 
-    def _then(self, variable: Any, change: Callable[[Any], Any]) -> None:
-        earlier = self._states.get(variable)
+    def _add_change(
+        self, variable: contracts.State, change: Callable[[jax.Array], jax.Array]
+    ) -> None:
+        earlier = self._changes.get(variable)
         if earlier is None:
-            self._states[variable] = lambda read: change(read())
+            self._changes[variable] = lambda read: change(read())
         else:
-            self._states[variable] = lambda read: change(earlier(read))
+            self._changes[variable] = lambda read: change(earlier(read))
 
-    def add(self, sink: Sink, what: Any, arrays: Any) -> None:
+    def add(self, sink: contracts.Sink, what: object, arrays: object) -> None:
         """Notes an effect of another kind; later writes come after it."""
         self._open.clear()
         self.effects.append(Effect(sink, what, arrays))
 
-    def read_after(self, variable: Any, read: Any) -> Any:
-        """Returns the variable's value after the step's own writes; `read()` is that before."""
-        state = self._states.get(variable)
-        return read() if state is None else state(read)
+    def read_after(self, state: contracts.State, read: Callable[[], Any]) -> Any:
+        """Returns a variable's value after the step's own writes; `read()` is that before."""
+        change = self._changes.get(state)
+        return read() if change is None else change(read)
 
-    def has_written(self, variable: Any) -> bool:
-        """Tells whether the step has written the variable, or rows of it."""
-        return variable in self._states
+    def has_written(self, state: contracts.State) -> bool:
+        """Tells whether the step has written a variable, or rows of it."""
+        return state in self._changes
 
 
-def scatter_rows(array: Any, kind: WriteKind, indices: Any, rows: Any, start: int) -> Any:
-    """Returns an array with some rows written; it has the rows of a table from `start` on.
+def scatter_rows(
+    array: jax.Array, kind: WriteKind, indices: ArrayLike, rows: ArrayLike, start: int
+) -> jax.Array:
+    """Returns an array with some rows written; its first row is row `start` of the table.
 
     Indices that it does not have are left out.
     """
@@ -149,14 +155,3 @@ def scatter_rows(array: Any, kind: WriteKind, indices: Any, rows: Any, start: in
     at = array.at[wide - start]
     write = at.set if kind is WriteKind.ASSIGN else at.add
     return write(rows, mode="drop", wrap_negative_indices=False)
-
-
-def _joined(earlier: tuple[WriteKind, Any], kind: WriteKind, value: Any) -> tuple[WriteKind, Any]:
-    if kind is WriteKind.ASSIGN:
-        return kind, value
-    return earlier[0], (earlier[1] + value).astype(value.dtype)
-
-
-def host_arrays(nest: Any) -> Any:
-    """Returns a nest's arrays as the host sees them, without a copy where there need be none."""
-    return jax.device_get(nest)

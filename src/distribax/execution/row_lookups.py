@@ -1,8 +1,8 @@
-"""Compiled steps that look up rows of tables which live elsewhere.
+"""Compiled steps that look up rows of tables in other processes.
 
 The rows are inputs of the step, fetched for each call: what the step computes before a lookup is a
 small program of its own, which returns the ids; the host fetches the rows and feeds them. Lookups
-that have nothing to do with each other's rows are fetched together.
+that do not depend on each other's rows are fetched together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.errors import ControlFlow
 from distribax.execution import frames
 from distribax.jax_private import jaxprs
@@ -25,7 +25,9 @@ class NeedStages(ControlFlow):
     """Asks the engine to trace again, as a step that looks up rows."""
 
 
-def look_up(frame: frames.Frame, table: Any, ids: Any) -> tuple[Any, Any]:
+def look_up(
+    frame: frames.Frame, table: contracts.Table, ids: jax.Array | np.ndarray
+) -> tuple[jax.Array, jax.Array | np.ndarray]:
     """Returns rows, and their ids, as values of the step that is being traced."""
     function = frame.function
     if not function.has_stages:
@@ -49,7 +51,7 @@ class _Stage:
     # For each of them: an input of the program, constant ids, or None if they are computed.
     given: list[int | np.ndarray | None]
     known: list[int]
-    compute: Callable[..., Any] | None
+    compute: Callable[..., list[jax.Array]] | None
 
 
 @dataclass
@@ -62,26 +64,27 @@ class StagedCall:
         unlocked: Lets other threads start programs while this one waits.
     """
 
-    pure: Callable[..., Any]
+    pure: Callable[..., object]
     unlocked: Callable[[], AbstractContextManager[None]]
     _stages: list[_Stage] = field(default_factory=list)
-    _whole: Callable[..., Any] | None = None
-    _tables: list[Any] = field(default_factory=list)
+    _whole: Callable[..., list[jax.Array]] | None = None
+    _tables: list[contracts.Table] = field(default_factory=list)
     _out_tree: Any = None
 
-    def __call__(self, given: Any, own: Any, read: Any, dynamic: Any) -> Any:
+    def __call__(
+        self, given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]
+    ) -> Any:
         if self._whole is None:
-            self._trace(given, own, read, dynamic)
-        assert self._whole is not None
+            self._whole = self._trace(given, own, read, dynamic)
         donated = jax.tree.leaves((given, own))
         inputs = [*donated, *jax.tree.leaves((read, dynamic))]
-        rows: list[Any] = [None] * len(self._tables)
+        rows: list[jax.Array | None] = [None] * len(self._tables)
         for stage in self._stages:
             self._fetch(stage, inputs, rows)
         results = self._whole(donated, inputs[len(donated) :], rows)
         return jax.tree.unflatten(self._out_tree, results)
 
-    def _trace(self, *args: Any) -> None:
+    def _trace(self, *args: list[Any]) -> Callable[..., list[jax.Array]]:
         cut = jaxprs.Cut(self.pure, args)
         known: list[int] = []
         for places in cut.stages:
@@ -93,28 +96,31 @@ class StagedCall:
         self._tables, self._out_tree = cut.tables, cut.out_tree
         whole = cut.build_whole()
 
-        def step(donated: list[Any], others: list[Any], rows: list[Any]) -> Any:
+        def step(
+            donated: list[jax.Array], others: list[jax.Array], rows: list[jax.Array]
+        ) -> list[jax.Array]:
             return whole(*donated, *others, *rows)
 
-        self._whole = jax.jit(step, donate_argnums=0)
+        return jax.jit(step, donate_argnums=0)
 
-    def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[Any]) -> None:
-        computed: Iterator[Any] = iter(())
+    def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[jax.Array | None]) -> None:
+        """Fetches the rows of a stage, those of one source together, into `rows`."""
+        computed: Iterator[jax.Array] = iter(())
         if stage.compute is not None:
             computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
-        by_source: dict[Any, list[tuple[int, Any]]] = {}
+        by_source: dict[contracts.Source, list[tuple[int, np.ndarray]]] = {}
         with self.unlocked():
             for place, given in zip(stage.places, stage.given, strict=True):
-                ids: Any = inputs[given] if isinstance(given, int) else given
-                if ids is None:
-                    ids = next(computed)
+                ids = inputs[given] if isinstance(given, int) else given
                 source = self._tables[place].source
-                by_source.setdefault(source, []).append((place, _on_host(ids)))
+                assert source is not None
+                on_host = _to_host(next(computed) if ids is None else ids)
+                by_source.setdefault(source, []).append((place, on_host))
             for source, asked in by_source.items():
                 fetched = source.rows([(self._tables[place], ids) for place, ids in asked])
                 for (place, _), array in zip(asked, fetched, strict=True):
                     rows[place] = array
 
 
-def _on_host(ids: Any) -> np.ndarray:
+def _to_host(ids: jax.Array | np.ndarray) -> np.ndarray:
     return np.asarray(jax_private.pick_copy(ids) if isinstance(ids, jax.Array) else ids)

@@ -130,6 +130,7 @@ class Handle:
     """A cell as the variable of one strategy, which is what compiled programs take and return."""
 
     per_replica = False
+    source = None
 
     def __init__(self, cell: Cell, strategy: Any, placement: Placement) -> None:
         self.cell = cell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeGuard, TypeVar
 
 import jax
 from jax import lax
@@ -24,7 +24,7 @@ Tracer: TypeAlias = jax.core.Tracer
 _Result = TypeVar("_Result")
 
 
-def is_tracer(value: object) -> bool:
+def is_tracer(value: object) -> TypeGuard[jax.Array]:
     """Tells whether `value` stands for an array inside a JAX transformation."""
     return isinstance(value, Tracer)
 

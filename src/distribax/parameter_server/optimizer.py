@@ -19,7 +19,6 @@ import numpy as np
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects
-from distribax.execution.remote_writes import host_arrays
 from distribax.parameter_server import Apply, AssignAdd, Op, OptimizerSpec, ParameterSpec, Rows
 from distribax.parameter_server.placement import ParameterLink, Served
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -185,7 +184,7 @@ class ServedUpdate:
         if frame is not None:
             frame.function.deferred.add(self._link, self, (grads, extra_args))
         else:
-            self._link.push(self.operations(host_arrays((grads, extra_args))))
+            self._link.push(self.operations(jax.device_get((grads, extra_args))))
 
     def operations(self, arrays: Any) -> list[tuple[int, Op]]:
         """Returns what each server is to do with the gradients."""

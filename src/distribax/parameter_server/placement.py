@@ -13,7 +13,7 @@ import numpy as np
 from distribax import jax_private
 from distribax.errors import ParametersLostError
 from distribax.execution import named_objects
-from distribax.execution.remote_writes import Write, WriteRows, host_arrays
+from distribax.execution.remote_writes import Write, WriteRows
 from distribax.parameter_server import (
     AddRows,
     Assign,
@@ -143,7 +143,7 @@ class ParameterLink:
         if self.is_coordinator:
             self.client.flush()
 
-    def commit(self, kinds: list[Any], arrays: list[Any]) -> None:
+    def commit(self, kinds: Sequence[object], arrays: Sequence[Any]) -> None:
         """Sends what a compiled step has computed for the servers."""
         given = _on_host(arrays)
         self.push(
@@ -296,7 +296,7 @@ def _is_on_cpu() -> bool:
 
 def _on_host(nest: Any) -> Any:
     if not _is_on_cpu():
-        return host_arrays(nest)
+        return jax.device_get(nest)
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
     return jax.tree.map(np.asarray, nest)
 

@@ -144,8 +144,8 @@ def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
 
 def _slices(leaf: Any, flows: list[Inflow]) -> IndexedSlices:
     row = leaf.shape[1:]
-    values = [flow.gradient.reshape(-1, *row) for flow in flows]
-    indices = [jnp.reshape(flow.ids, -1) for flow in flows]
+    values = [jnp.reshape(flow.gradient, (-1, *row)) for flow in flows]  # type: ignore[arg-type]
+    indices = [jnp.reshape(flow.ids, -1) for flow in flows]  # type: ignore[arg-type]
     if not flows:
         values, indices = [jnp.zeros((0, *row), leaf.dtype)], [jnp.zeros(0, jnp.int32)]
     if len(values) == 1:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distribax import context, jax_private
 from distribax.collectives import CrossDeviceOps
@@ -158,7 +158,7 @@ def _run(
     stacked = [
         variable
         for variable in outer.function.lifted
-        if variable.per_replica and variable.sharding.mesh == mesh
+        if variable.per_replica and variable.sharding == NamedSharding(mesh, _SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
     out_specs: list[PartitionSpec] = []
