@@ -218,13 +218,13 @@ def test_an_interrupted_pull_does_not_confuse_the_next(
     for i, spec in enumerate(specs):
         client.create(spec, np.int32(i))
 
-    def interrupted(waiting: connection.Link, seconds: float) -> bool:
+    def interrupted(waiting: connection.Connection, seconds: float) -> bool:
         if seconds:
             raise KeyboardInterrupt
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection.Link, "_readable", interrupted)
+        patch.setattr(connection.Connection, "_readable", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.pull(specs[:2])
     assert client.pull(specs[2:]) == [2, 3]

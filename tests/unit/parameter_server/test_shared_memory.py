@@ -291,7 +291,7 @@ def test_memory_in_many_pieces_is_shared_bit_by_bit(
     for number, spec in enumerate(specs):
         client.create(spec, number * ONES)
     assert [value[0, 0] for value in client.pull(specs)] == [0, 1, 2, 3, 4]
-    reader = client._links[0].reader(specs)
+    reader = client._connections[0].reader(specs)
     assert reader is not None and len(reader._segments) == 1 + len(specs)
 
 

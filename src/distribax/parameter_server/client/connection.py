@@ -84,7 +84,7 @@ class _Wait:
     targets: frozenset[str]
 
 
-class Link:
+class Connection:
     """One server as a client sees it; the caller lets one thread at a time use it.
 
     Args:
@@ -228,7 +228,7 @@ class Link:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives back what the link holds; after `close`."""
+        """Gives back what the connection holds; after `close`."""
         self._disconnect()
         if self._mailbox is not None:
             self._mailbox.close()

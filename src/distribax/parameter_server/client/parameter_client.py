@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.parameter_server.client.connection import Link, RestartReport
+from distribax.parameter_server.client.connection import Connection, RestartReport
 from distribax.parameter_server.protocol.operations import Array, Op, encode
 from distribax.parameter_server.protocol.parameter_spec import (
     Endpoint,
@@ -50,8 +50,10 @@ class ParameterClient:
         self.on_restart: Callable[[int, RestartReport], None] | None = None
         self._lock = threading.RLock()
         self._cache: dict[str, tuple[int, Array]] = {}
-        self._links = [
-            Link(index, locate, self.client_id, token, timeout, shared_memory, self._restarted)
+        self._connections = [
+            Connection(
+                index, locate, self.client_id, token, timeout, shared_memory, self._restarted
+            )
             for index in range(num_servers)
         ]
 
@@ -59,10 +61,10 @@ class ParameterClient:
         """Creates a parameter and returns True; False if its uid exists, which keeps its value."""
         fields = dataclasses.asdict(spec)
         with self._lock:
-            link = self._link(spec.server)
+            connection = self._connection(spec.server)
             message = Message({"do": "create", "spec": fields}, [np.asarray(value)])
-            created = bool(link.request(message).header["created"])
-            link.has_parameters = True
+            created = bool(connection.request(message).header["created"])
+            connection.has_parameters = True
             return created
 
     def register_optimizer(self, server: int, spec: OptimizerSpec) -> bool:
@@ -71,7 +73,7 @@ class ParameterClient:
         transformation = np.frombuffer(fields.pop("transformation"), np.uint8)
         with self._lock:
             message = Message({"do": "register", "spec": fields}, [transformation])
-            return bool(self._link(server).request(message).header["created"])
+            return bool(self._connection(server).request(message).header["created"])
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
@@ -89,7 +91,7 @@ class ParameterClient:
             by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
             for server, wanted in by_server.items():
-                self._link(server).prepare(wanted)
+                self._connection(server).prepare(wanted)
             asked = {
                 server: wanted
                 for server, wanted in by_server.items()
@@ -101,14 +103,14 @@ class ParameterClient:
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
-        link = self._link(server)
-        reader = link.reader(specs)
+        connection = self._connection(server)
+        reader = connection.reader(specs)
         if reader is None:
             return False
         found = reader.pull(specs, self._have(specs))
         if found is None:
             return False
-        link.has_parameters = True
+        connection.has_parameters = True
         for spec, (version, value) in zip(specs, found, strict=True):
             if value is not None:
                 self._cache[spec.uid] = version, _read_only(value)
@@ -123,19 +125,19 @@ class ParameterClient:
             for server, specs in by_server.items()
         }
         for server, answer in self._answers(requests).items():
-            self._link(server).has_parameters = True
+            self._connection(server).has_parameters = True
             header = requests[server].header
             self._take(header["uids"], header["have"], answer)
 
     def _answers(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Asks all servers, and then takes their answers: they work at the same time."""
         for server, request in requests.items():
-            self._link(server).start(request)
+            self._connection(server).start(request)
         answers: dict[int, Message] = {}
         errors: list[Exception] = []
         for server, request in requests.items():
             try:
-                answers[server] = self._link(server).finish(request)
+                answers[server] = self._connection(server).finish(request)
             except (RuntimeError, OSError) as error:
                 errors.append(error)  # The others' answers must be taken all the same.
         if errors:
@@ -157,9 +159,9 @@ class ParameterClient:
         places: dict[int, list[int]] = {}
         with self._lock:
             for place, (spec, indices) in enumerate(asked):
-                link = self._link(spec.server)
-                link.prepare([spec])
-                reader = link.reader([spec]) if _in_range(spec, indices) else None
+                connection = self._connection(spec.server)
+                connection.prepare([spec])
+                reader = connection.reader([spec]) if _in_range(spec, indices) else None
                 found[place] = None if reader is None else reader.rows(spec, indices)
                 if found[place] is None:
                     places.setdefault(spec.server, []).append(place)
@@ -182,67 +184,69 @@ class ParameterClient:
         wrong on a server is raised by that call. An error of the push before is raised by this one,
         and then nothing is sent.
         """
-        pushes = [(self._link(server), *encode(own)) for server, own in by_server.items()]
+        pushes = [(self._connection(server), *encode(own)) for server, own in by_server.items()]
         with self._lock:
-            for link, _, _ in pushes:
-                link.settle()
-            for link, operations, arrays in pushes:
-                link.push(operations, arrays)
+            for connection, _, _ in pushes:
+                connection.settle()
+            for connection, operations, arrays in pushes:
+                connection.push(operations, arrays)
 
     def flush(self) -> None:
         """Waits until all pushes are acknowledged."""
         with self._lock:
-            for link in self._links:
-                link.settle()
+            for connection in self._connections:
+                connection.settle()
 
     def complete_rounds(self) -> None:
         """Applies the contributions that wait for others, on all servers."""
         with self._lock:
-            for link in self._links:
-                link.request(Message({"do": "complete_rounds"}))
+            for connection in self._connections:
+                connection.request(Message({"do": "complete_rounds"}))
 
     def set_note(self, key: str, value: bytes) -> bytes:
         """Keeps a note on server 0 unless there is one of that key; returns the one kept."""
         with self._lock:
             message = Message({"do": "set_note", "key": key}, [np.frombuffer(value, np.uint8)])
-            return self._link(0).request(message).arrays[0].tobytes()
+            return self._connection(0).request(message).arrays[0].tobytes()
 
     def note(self, key: str) -> bytes | None:
         """Returns a note, or None if there is none of that key."""
         with self._lock:
-            answer = self._link(0).request(Message({"do": "note", "key": key}))
+            answer = self._connection(0).request(Message({"do": "note", "key": key}))
             return answer.arrays[0].tobytes() if answer.arrays else None
 
     def delete(self, uids: Iterable[str]) -> None:
         """Removes parameters and optimizers from all servers; unknown ones are passed over."""
         gone = list(uids)
         with self._lock:
-            for link in self._links:
-                link.request(Message({"do": "delete", "uids": gone}))
+            for connection in self._connections:
+                connection.request(Message({"do": "delete", "uids": gone}))
             for uid in gone:
                 self._cache.pop(uid, None)
 
     def status(self, server: int) -> dict[str, Any]:
         """Returns a server's `ParameterServer.status()`."""
         with self._lock:
-            return dict(self._link(server).request(Message({"do": "status"})).header["status"])
+            return dict(
+                self._connection(server).request(Message({"do": "status"})).header["status"]
+            )
 
     def acknowledged(self, server: int) -> int:
         """Returns the number of this client's last push that the server has acknowledged."""
-        return self._link(server).acknowledged
+        return self._connection(server).acknowledged
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""
-        for link in self._links:
-            link.close()
+        for connection in self._connections:
+            connection.close()
         with self._lock:
-            for link in self._links:
-                link.release()
+            for connection in self._connections:
+                connection.release()
 
-    def _link(self, server: int) -> Link:
-        if not 0 <= server < len(self._links):
-            raise ValueError(f"server={server}, but there are {len(self._links)} servers.")
-        return self._links[server]
+    def _connection(self, server: int) -> Connection:
+        if not 0 <= server < len(self._connections):
+            raise ValueError(f"server={server}, but there are {len(self._connections)} servers.")
+        return self._connections[server]
 
     def _take(self, uids: Sequence[str], have: Sequence[int], answer: Message) -> None:
         arrays = iter(answer.arrays)

@@ -178,7 +178,7 @@ class Update:
         if program is None:
             owners = enumerate(self._owners)
             program = _Program(
-                # What it updates it overwrites; see `Entry`.
+                # What it updates it overwrites; see `StoredParameter`.
                 jax.jit(functools.partial(self._run, active), donate_argnums=0),
                 moving=[i for i, moves in enumerate(active) if moves],
                 resting=[i for i, moves in enumerate(active) if not moves],

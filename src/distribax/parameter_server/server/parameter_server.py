@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
-from distribax.parameter_server.server.request_handler import Host, Session
+from distribax.parameter_server.server.request_handler import Host, RequestHandler
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.shared_memory.arena import can_share
 from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotKeeper
@@ -161,7 +161,7 @@ class ParameterServer:
             handshake.welcome(connection, self._token)
             connection.settimeout(None)
             host = Host(self._store, self._hello, self.status, self._keeper.origin)
-            Session(host, connection).run()
+            RequestHandler(host, connection).run()
         except (OSError, EOFError):
             pass  # The client is gone or was refused; it knows.
         finally:

@@ -27,7 +27,7 @@ _MAX_DESCRIPTORS: Final = 128
 
 @dataclass(frozen=True)
 class Host:
-    """What a session needs of its server.
+    """What a request handler needs of its server.
 
     Attributes:
         store: What is asked for.
@@ -42,7 +42,7 @@ class Host:
     origin: Callable[[], str]
 
 
-class Session:
+class RequestHandler:
     """Answers one client's requests, one at a time."""
 
     def __init__(self, host: Host, connection: socket.socket) -> None:

@@ -25,8 +25,8 @@ from distribax.parameter_server.server.push_checks import (
 )
 from distribax.parameter_server.server.rounds import Round
 from distribax.parameter_server.server.sparse import RowSet
-from distribax.parameter_server.server.stored_parameter import Entry, Form
-from distribax.parameter_server.server.transaction import Stage
+from distribax.parameter_server.server.stored_parameter import Form, StoredParameter
+from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
 from distribax.topology.host_memory import aligned_copy, aligned_empty
 
@@ -55,7 +55,7 @@ class Store:
     def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
         self.lock = threading.RLock()
         self.arena = Arena(shared=shared_memory)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, StoredParameter] = {}
         self.updates: dict[str, Update] = {}
         self.rounds: dict[str, Round] = {}
         self.notes: dict[str, bytes] = {}
@@ -208,14 +208,14 @@ class Store:
     def add(self, uid: str, form: Form, value: Any) -> None:
         """Adds a parameter that is not there."""
         assert uid not in self.entries
-        self.entries[uid] = Entry(form, self.arena, value, self._next_version())
+        self.entries[uid] = StoredParameter(form, self.arena, value, self._next_version())
         self.structure += 1
 
     def _next_version(self) -> int:
         self.version += 1
         return self.version
 
-    def entry(self, uid: str) -> Entry:
+    def entry(self, uid: str) -> StoredParameter:
         """Returns a parameter; an UnknownParameterError if there is none of that uid."""
         try:
             return self.entries[uid]
@@ -235,40 +235,41 @@ class Store:
                 f"{form.shape} and dtype {form.dtype}; expected a scalar of an integer type."
             )
 
-    def _stage(self) -> Stage:
-        return Stage(self.entry, self._update, self.rounds.__getitem__)
+    def _begin(self) -> Transaction:
+        return Transaction(self.entry, self._update, self.rounds.__getitem__)
 
     def _perform(self, client: str, operations: Sequence[Op]) -> tuple[tuple[str, int], ...]:
         for operation in operations:
             check_operation(operation, lambda uid: self.entry(uid).form, self._update)
-        stage = self._stage()
+        transaction = self._begin()
         for operation in operations:
-            stage.compute(operation)
-        optimizers = {given.optimizer for given in stage.contributions} - set(stage.closed)
+            transaction.compute(operation)
+        contributed = {given.optimizer for given in transaction.contributions}
+        optimizers = contributed - set(transaction.closed)
         waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)
-        for contribution in stage.contributions:
+        for contribution in transaction.contributions:
             self.rounds[contribution.optimizer].add(client, contribution)
-        self._commit(stage)
+        self._commit(transaction)
         return waits
 
-    def _commit(self, stage: Stage) -> None:
+    def _commit(self, transaction: Transaction) -> None:
         version = self._next_version()
         with self.arena:
-            for uid, change in stage.changes.items():
-                if uid in stage.slots and not isinstance(change, RowSet):
+            for uid, change in transaction.changes.items():
+                if uid in transaction.slots and not isinstance(change, RowSet):
                     self.entry(uid).keep(change, version)
                 else:
                     self.entry(uid).write(change, version)
-        self.num_updates += stage.num_updates
-        for uid in stage.closed:
+        self.num_updates += transaction.num_updates
+        for uid in transaction.closed:
             self.rounds[uid].close()
-        if stage.closed:
+        if transaction.closed:
             self._round_applied.notify_all()
 
     def _complete(self, optimizer: str) -> None:
-        stage = self._stage()
+        transaction = self._begin()
         try:
-            stage.apply_round(optimizer)
+            transaction.apply_round(optimizer)
         finally:
             # Also when the transformation raises: who waits must not wait for ever.
-            self._commit(stage)
+            self._commit(transaction)

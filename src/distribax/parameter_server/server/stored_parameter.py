@@ -30,7 +30,7 @@ Change = Any
 """An array (a whole new value), or a RowSet (new contents of some rows)."""
 
 
-class Entry:
+class StoredParameter:
     """A parameter: its value in memory that readers share, and perhaps in a JAX array.
 
     What only the optimizer reads (its slots) stays with JAX between updates, and comes to `host`

@@ -19,10 +19,10 @@ from distribax.parameter_server.protocol.operations import (
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.rounds import Round, mean
 from distribax.parameter_server.server.sparse import RowSet, last, summed
-from distribax.parameter_server.server.stored_parameter import Change, Entry
+from distribax.parameter_server.server.stored_parameter import Change, StoredParameter
 
 
-class Stage:
+class Transaction:
     """Computes operations one after the other; each sees the changes of those before it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Stage:
 
     def __init__(
         self,
-        entry_of: Callable[[str], Entry],
+        entry_of: Callable[[str], StoredParameter],
         update_of: Callable[[str], Update],
         round_of: Callable[[str], Round],
     ) -> None:
