@@ -15,6 +15,7 @@ from distribax import context
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.topology import InputTarget
 from distribax.training import checkpoint_files as files
+from distribax.training.gradients import AnyVariable
 from distribax.types import VariableAggregation
 from distribax.variables import ShardedVariable, Variable
 
@@ -58,6 +59,10 @@ class Checkpoint:
         objects: Variables, optimizers, metrics, iterators, and lists, tuples or dicts of them,
             each under a name of its own.
 
+    Raises:
+        ValueError: There is nothing to save.
+        TypeError: An object cannot be saved.
+
     Example:
         >>> import tempfile, distribax as dx
         >>> v = dx.Variable(1.0)
@@ -69,7 +74,7 @@ class Checkpoint:
         1.0
     """
 
-    def __init__(self, **objects: Any) -> None:
+    def __init__(self, **objects: object) -> None:
         if not objects:
             raise ValueError(
                 "dx.Checkpoint: nothing to save. Name what belongs to it: "
@@ -78,7 +83,7 @@ class Checkpoint:
         self._objects = objects
         # What helpers of the library save along; a checkpoint may have them or not.
         self.notes: dict[str, Positioned] = {}
-        self._found()
+        self._find_objects()
 
     def save(
         self,
@@ -87,15 +92,27 @@ class Checkpoint:
         overwrite: bool = False,
         timeout_seconds: float = 600.0,
     ) -> str:
-        """Writes a checkpoint to the new directory `path`, and returns it.
+        """Writes a checkpoint to a new directory.
 
         With several workers all call it, with the same path; one of them writes, and all raise if
-        it fails or a worker does not come within `timeout_seconds`.
+        it fails or a worker does not come in time.
+
+        Args:
+            path: The directory, which must not exist yet.
+            overwrite: Replace the checkpoint that is there.
+            timeout_seconds: How long to wait for the other workers.
+
+        Returns:
+            The absolute path.
+
+        Raises:
+            ValueError: `path` exists already, or the workers do not save the same.
+            RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
         _require_outside_replicas("save")
         workers = self.workers(timeout_seconds)
         target = Path(path).absolute()
-        variables, iterators = self._found()
+        variables, iterators = self._find_objects()
 
         def check() -> None:
             if workers.is_first and target.exists() and not overwrite:
@@ -109,7 +126,7 @@ class Checkpoint:
         )
         workers.run_together("Checkpoint.save", check)
         # Every worker reads: to combine what replicas keep for themselves, all are needed.
-        values = {name: _saved_value(variable) for name, variable in variables.items()}
+        values = {name: _read_combined(variable) for name, variable in variables.items()}
         own = workers.run_together(
             "Checkpoint.save",
             lambda: {name: _position(name, each) for name, each in iterators.items()},
@@ -144,10 +161,14 @@ class Checkpoint:
             partial: Whether the checkpoint may hold more than this object names, such as a data
                 iterator that an evaluation does not need.
             timeout_seconds: How long to wait for the other workers.
+
+        Raises:
+            ValueError: There is no complete checkpoint at `path`, or it does not fit.
+            RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
         _require_outside_replicas("restore")
         workers = self.workers(timeout_seconds)
-        variables, iterators = self._found()
+        variables, iterators = self._find_objects()
 
         def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             values, notes = files.read(Path(path).absolute())
@@ -156,7 +177,8 @@ class Checkpoint:
             _check_names("iterators", iterators, notes["positions"], path, partial)
             _check_shapes(variables, values)
             own = {
-                name: _own_position(name, notes["positions"][name], workers) for name in iterators
+                name: _select_position(name, notes["positions"][name], workers)
+                for name in iterators
             }
             return values, own, notes["library"]
 
@@ -168,20 +190,27 @@ class Checkpoint:
             self.notes[name].set_state(library[name])
 
     def workers(self, timeout_seconds: float = 600.0) -> WorkerAgreement:
-        """Returns the workers that save and restore this together."""
-        variables, iterators = self._found()
+        """Returns the workers that save and restore this together.
+
+        Args:
+            timeout_seconds: How long they wait for each other.
+
+        Returns:
+            The way to agree with them.
+        """
+        variables, iterators = self._find_objects()
         strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables.values()}
         targets = [context.get_strategy().extended.input_target()]
         targets += [strategy.extended.input_target() for strategy in strategies.values()]
         targets += [each.input_target for each in iterators.values() if isinstance(each, Feeding)]
         return WorkerAgreement.of_targets("checkpoint", targets, timeout_seconds)
 
-    def _found(self) -> tuple[dict[str, Any], dict[str, Positioned]]:
+    def _find_objects(self) -> tuple[dict[str, AnyVariable], dict[str, Positioned]]:
         """Returns all variables and iterators by their path."""
-        variables: dict[str, Any] = {}
+        variables: dict[str, AnyVariable] = {}
         iterators: dict[str, Positioned] = {}
 
-        def visit(name: str, value: Any) -> None:
+        def visit(name: str, value: object) -> None:
             if isinstance(value, (Variable, ShardedVariable)):
                 variables[name] = value
             elif isinstance(value, Positioned):
@@ -206,14 +235,16 @@ class Checkpoint:
         return variables, iterators
 
 
-def _saved_value(variable: Any) -> np.ndarray:
-    if variable.per_replica and variable.aggregation is VariableAggregation.NONE:
+def _read_combined(variable: AnyVariable) -> np.ndarray:
+    is_combined = variable.aggregation is not VariableAggregation.NONE
+    if isinstance(variable, Variable) and variable.per_replica and not is_combined:
         return variable.values[0].numpy()
     return variable.numpy()
 
 
-def _assign(variable: Any, value: np.ndarray, workers: WorkerAgreement) -> None:
-    if not variable.per_replica or variable.aggregation is not VariableAggregation.SUM:
+def _assign(variable: AnyVariable, value: np.ndarray, workers: WorkerAgreement) -> None:
+    is_sum = variable.per_replica and variable.aggregation is VariableAggregation.SUM
+    if not (isinstance(variable, Variable) and is_sum):
         variable.assign(value)
         return
     # The first replica gets the whole sum: parts of it would lose what does not divide evenly.
@@ -256,7 +287,7 @@ def _position(name: str, iterator: Positioned) -> Any:
     return position
 
 
-def _own_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -> Any:
+def _select_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -> Any:
     """Returns this worker's position of those that the workers had when they saved."""
     if len(said) == workers.num_workers:
         return said[workers.worker_id]
@@ -274,7 +305,7 @@ def _own_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -> A
     )
 
 
-def _check_version(version: Any, path: Any) -> None:
+def _check_version(version: object, path: str | os.PathLike[str]) -> None:
     if version != _VERSION:
         raise ValueError(
             f"Checkpoint.restore: path={str(path)!r} has format version {version!r}, but this "
@@ -282,7 +313,7 @@ def _check_version(version: Any, path: Any) -> None:
         )
 
 
-def _check_shapes(variables: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def _check_shapes(variables: Mapping[str, AnyVariable], values: Mapping[str, Any]) -> None:
     for name, variable in variables.items():
         shape = tuple(values[name].shape)
         if shape != variable.shape:
@@ -293,7 +324,11 @@ def _check_shapes(variables: Mapping[str, Any], values: Mapping[str, Any]) -> No
 
 
 def _check_names(
-    what: str, wanted: Mapping[str, Any], saved: Mapping[str, Any], path: Any, partial: bool
+    what: str,
+    wanted: Mapping[str, Any],
+    saved: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    partial: bool,
 ) -> None:
     missing, strange = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
     if missing or (strange and not partial):

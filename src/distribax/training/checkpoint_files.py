@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ def write(
     part = target.with_name(f".{target.name}.part-{token}")
     ocp = _orbax()
     try:
-        with _checkpointer(ocp) as checkpointer:
+        with _make_checkpointer(ocp) as checkpointer:
             checkpointer.save(
                 part,
                 args=ocp.args.Composite(
@@ -67,7 +68,7 @@ def read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             "directory, or it is not complete. Pass what save() returned."
         )
     ocp = _orbax()
-    with _checkpointer(ocp) as checkpointer:
+    with _make_checkpointer(ocp) as checkpointer:
         found = checkpointer.restore(
             source,
             args=ocp.args.Composite(
@@ -84,7 +85,7 @@ def is_complete(path: Path) -> bool:
     return (path / _MARKER).is_file()
 
 
-def saved_at(path: Path) -> int:
+def get_save_time(path: Path) -> int:
     """Returns when a checkpoint was written, in nanoseconds; copying it changes nothing."""
     return json.loads((path / _MARKER).read_text())["init_timestamp_nsecs"]
 
@@ -97,7 +98,7 @@ def remove_leftovers(directory: Path, name_begins: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _checkpointer(ocp: Any) -> Any:
+def _make_checkpointer(ocp: ModuleType) -> Any:
     """Returns a checkpointer of this process alone: others are waited for elsewhere, with a bound.
 
     Without this Orbax would wait for all processes of `jax.distributed`.
@@ -114,7 +115,7 @@ def _checkpointer(ocp: Any) -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-def _orbax() -> Any:
+def _orbax() -> ModuleType:
     # Imported on use: it would make `import distribax` a good deal slower.
     import orbax.checkpoint as ocp
 

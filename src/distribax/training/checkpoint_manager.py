@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import SupportsInt
 
 from distribax.training import checkpoint_files as files
 from distribax.training.checkpoint import Checkpoint
@@ -31,6 +31,10 @@ class CheckpointManager:
         init_fn: Called by `restore_or_initialize` if there is no checkpoint.
         timeout_seconds: How long workers wait for each other.
 
+    Raises:
+        TypeError: `checkpoint` is not a `dx.Checkpoint`.
+        ValueError: Another argument has a value that makes no sense.
+
     Example:
         >>> import tempfile, distribax as dx
         >>> v = dx.Variable(1.0)
@@ -48,9 +52,9 @@ class CheckpointManager:
         max_to_keep: int | None = 5,
         *,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: SupportsInt | None = None,
         checkpoint_interval: int | None = None,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
@@ -102,14 +106,16 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints that are kept, the newest last."""
         # Those that are about to be removed are left out: another worker may be removing them.
-        return [str(path) for path in self._found()[-(self._max_to_keep or 0) :]]
+        return [str(path) for path in self._find_complete()[-(self._max_to_keep or 0) :]]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint, or None."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
+    def save(
+        self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True
+    ) -> str | None:
         """Writes a checkpoint, and removes those that are too many.
 
         Args:
@@ -119,6 +125,9 @@ class CheckpointManager:
 
         Returns:
             The path, or None if the interval has not passed.
+
+        Raises:
+            ValueError: `checkpoint_number` is not a number, or is negative.
         """
         step = None if self._step_counter is None else int(self._step_counter)
         if check_interval and self._interval is not None and self._last_step is not None:
@@ -127,11 +136,11 @@ class CheckpointManager:
                 return None
         workers = self._checkpoint.workers(self._timeout_seconds)
         if checkpoint_number is not None:
-            number = _checked_number(checkpoint_number)
+            number = _check_number(checkpoint_number)
         elif step is not None:
             number = step
         else:
-            found = self._found() if workers.is_first else []
+            found = self._find_complete() if workers.is_first else []
             own = self._number(found[-1]) + 1 if found else 1
             number = workers.exchange("checkpoint number", own)[0]
         if workers.is_first and self._directory.is_dir():
@@ -143,7 +152,7 @@ class CheckpointManager:
         )
         self._last_step = step
         if workers.is_first and self._max_to_keep is not None:
-            for old in self._found()[: -self._max_to_keep]:
+            for old in self._find_complete()[: -self._max_to_keep]:
                 shutil.rmtree(old)
         return path
 
@@ -166,7 +175,7 @@ class CheckpointManager:
     def _number(self, path: Path) -> int:
         return int(path.name.removeprefix(f"{self._name}-"))
 
-    def _found(self) -> list[Path]:
+    def _find_complete(self) -> list[Path]:
         """Returns all complete checkpoints, the newest last."""
         if not self._directory.is_dir():
             return []
@@ -174,10 +183,10 @@ class CheckpointManager:
         paths = [path for path in self._directory.iterdir() if named.fullmatch(path.name)]
         complete = [path for path in paths if files.is_complete(path)]
         # By time: who went back to an earlier checkpoint saves smaller numbers later.
-        return sorted(complete, key=lambda path: (files.saved_at(path), self._number(path)))
+        return sorted(complete, key=lambda path: (files.get_save_time(path), self._number(path)))
 
 
-def _checked_number(given: Any) -> int:
+def _check_number(given: SupportsInt) -> int:
     try:
         number = int(given)
     except (TypeError, ValueError):

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from distribax.execution import overlay
 from distribax.execution.lookup_gradients import Inflow, Taps, open_taps
-from distribax.types import Nest, StepFn
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 
+AnyVariable: TypeAlias = Variable | ShardedVariable
+
 
 def value_and_grad(
-    fn: StepFn, variables: Nest = None, *, has_aux: bool = False
-) -> Callable[..., tuple[Any, Nest]]:
+    fn: Callable[..., Any], variables: object = None, *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
     """Returns a function that computes `fn` and its gradient with respect to `variables`.
 
     The gradients have the form of `variables`. In a replica they are the replica's own:
@@ -31,6 +32,14 @@ def value_and_grad(
             pair of the loss and anything else).
         variables: A nest of variables; a single variable is a nest too.
         has_aux: Whether `fn` returns something beside the loss.
+
+    Returns:
+        A function with the arguments of `fn` that returns the loss (with `has_aux`, the pair) and
+        the gradients.
+
+    Raises:
+        TypeError: `fn` is not callable, or a variable does not hold floating-point numbers.
+        ValueError: `variables` is empty or holds something else than variables.
 
     Example:
         >>> import distribax as dx
@@ -61,8 +70,8 @@ def value_and_grad(
                 "There are gradients with respect to floating-point numbers only."
             )
 
-    def call(*args: Any, **kwargs: Any) -> tuple[Any, Nest]:
-        def of_values(values: list[Any]) -> Any:
+    def call(*args: object, **kwargs: object) -> tuple[Any, Any]:
+        def of_values(values: list[jax.Array]) -> Any:
             pieces = map(_pieces, here, values)
             with overlay.lay_over(dict(chain.from_iterable(pieces))):
                 return fn(*args, **kwargs)
@@ -71,23 +80,26 @@ def value_and_grad(
         if not away:
             result, gradients = jax.value_and_grad(of_values, has_aux=has_aux)(values)
             return result, jax.tree.unflatten(tree, gradients)
-        result, own, flows = _tapped(of_values, values, away, has_aux)
+        result, own, flows = _differentiate_remote(of_values, values, away, has_aux)
         by_leaf = dict(zip(here, own, strict=True))
-        by_leaf.update((leaf, _collected(leaf, flows)) for leaf in away)
+        by_leaf.update((leaf, _collect(leaf, flows)) for leaf in away)
         return result, jax.tree.unflatten(tree, [by_leaf[leaf] for leaf in leaves])
 
     return call
 
 
-def _tapped(
-    of_values: Callable[[list[Any]], Any], values: list[Any], away: list[Any], has_aux: bool
+def _differentiate_remote(
+    of_values: Callable[[list[jax.Array]], Any],
+    values: list[jax.Array],
+    away: list[AnyVariable],
+    has_aux: bool,
 ) -> tuple[Any, list[Any], list[Inflow]]:
     """Differentiates a function that reads variables of other processes while it runs."""
     outside = contextvars.copy_context()
     flows: list[Inflow] = []
     shards = [variable for leaf in away for _, variable in leaf.row_shards]
 
-    def of_all(values: list[Any], token: Any) -> Any:
+    def of_all(values: list[jax.Array], token: jax.Array) -> Any:
         taps = Taps(token, away, shards, flows)
         unread = {v: overlay.Unread(_reader(taps, v, outside)) for v in shards}
         with overlay.lay_over(unread), open_taps(taps):
@@ -98,7 +110,7 @@ def _tapped(
     return result, own, flows
 
 
-def _pieces(leaf: Any, value: Any) -> list[tuple[Variable, Any]]:
+def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
     """Returns the variables that a leaf consists of, with their part of its value."""
     if isinstance(leaf, Variable):
         return [(leaf, value)]
@@ -116,7 +128,7 @@ def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Cal
     return lambda: taps.run_inside(read)
 
 
-def _collected(leaf: Any, flows: list[Inflow]) -> Any:
+def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlices:
     """Returns the gradient with respect to one variable: sparse if only rows of it were read."""
     rows = [flow for flow in flows if flow.what is leaf and flow.ids is not None]
     whole = [_whole(variable, flows) for _, variable in leaf.row_shards]
@@ -142,7 +154,7 @@ def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
     return None
 
 
-def _slices(leaf: Any, flows: list[Inflow]) -> IndexedSlices:
+def _slices(leaf: AnyVariable, flows: list[Inflow]) -> IndexedSlices:
     row = leaf.shape[1:]
     values = [jnp.reshape(flow.gradient, (-1, *row)) for flow in flows]  # type: ignore[arg-type]
     indices = [jnp.reshape(flow.ids, -1) for flow in flows]  # type: ignore[arg-type]

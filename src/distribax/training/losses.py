@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 
 from distribax import context
 
 
 def compute_average_loss(
-    per_example_loss: Any,
-    sample_weight: Any = None,
+    per_example_loss: jax.typing.ArrayLike,
+    sample_weight: jax.typing.ArrayLike | None = None,
     global_batch_size: int | None = None,
-) -> Any:
+) -> jax.Array:
     """Adds the examples' losses and divides by the global batch size.
 
     The replicas' results add up to the mean over the global batch, so gradients are to be summed.
@@ -23,6 +22,13 @@ def compute_average_loss(
         sample_weight: Weights of the examples.
         global_batch_size: The number of examples over all replicas; this replica's times the
             number of replicas by default.
+
+    Returns:
+        A scalar; added up over the replicas it is the mean loss of the global batch.
+
+    Raises:
+        ValueError: The loss is a scalar, a weight does not fit, or the batch size is negative.
+        RuntimeError: It is called outside a replica without `global_batch_size`.
 
     Example:
         >>> import distribax as dx, jax.numpy as jnp
@@ -58,8 +64,17 @@ def compute_average_loss(
     return jnp.where(size == 0, jnp.zeros((), loss.dtype), jnp.sum(loss) / jnp.maximum(size, 1))
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: jax.typing.ArrayLike) -> jax.Array:
     """Divides a loss that every replica computes in full by the number of replicas.
+
+    Args:
+        regularization_loss: The loss, a scalar or losses to be added.
+
+    Returns:
+        A scalar; added up over the replicas it is the loss.
+
+    Raises:
+        RuntimeError: It is called outside a replica.
 
     Example:
         >>> import distribax as dx

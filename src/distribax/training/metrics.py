@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from distribax import context
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -18,6 +19,9 @@ class Metric:
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in
     replicas; `result` anywhere. Subclasses override `update_state` and `result`.
+
+    Args:
+        name: The name of the metric, with which the names of its variables begin.
     """
 
     def __init__(self, name: str) -> None:
@@ -25,9 +29,18 @@ class Metric:
         self._variables: list[Variable] = []
 
     def add_variable(
-        self, name: str, dtype: Any = jnp.float32, shape: tuple[int, ...] = ()
+        self, name: str, dtype: jax.typing.DTypeLike = jnp.float32, shape: tuple[int, ...] = ()
     ) -> Variable:
-        """Makes a sum that each replica keeps for itself."""
+        """Creates a sum that each replica keeps for itself.
+
+        Args:
+            name: Its name within the metric.
+            dtype: Its data type.
+            shape: Its shape.
+
+        Returns:
+            The variable, which starts at zero.
+        """
         variable = Variable(
             lambda: jnp.zeros(shape, dtype),
             name=f"{self.name}/{name}",
@@ -44,14 +57,26 @@ class Metric:
         return list(self._variables)
 
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Adds this replica's values."""
+        """Adds this replica's values.
+
+        Args:
+            *args: What the subclass measures.
+            **kwargs: The same, by name.
+
+        Raises:
+            NotImplementedError: The subclass does not define it.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say how to count. Override update_state(self, "
             "...) and add to the variables that self.add_variable(name) has made."
         )
 
     def result(self) -> jax.Array:
-        """Returns the metric over all replicas."""
+        """Returns the metric over all replicas.
+
+        Raises:
+            NotImplementedError: The subclass does not define it.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say what it comes to. Override result(self) and "
             "compute it from the variables of the metric."
@@ -67,11 +92,19 @@ class Metric:
         self.reset_state()
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Adds values and returns the metric."""
+        """Adds values and returns the metric.
+
+        Args:
+            *args: As for `update_state`.
+            **kwargs: As for `update_state`.
+
+        Returns:
+            As `result`.
+        """
         self.update_state(*args, **kwargs)
         return self.result()
 
-    def _totals(self) -> list[Any]:
+    def _totals(self) -> list[jax.Array]:
         """Returns the sums over all replicas, in a replica too."""
         replica = context.get_replica_context()
         if replica is None:
@@ -84,6 +117,10 @@ class Metric:
 class Sum(Metric):
     """The weighted sum of values.
 
+    Args:
+        name: The name of the metric.
+        dtype: The data type of the sum.
+
     Example:
         >>> import distribax as dx
         >>> total = dx.metrics.Sum()
@@ -91,14 +128,26 @@ class Sum(Metric):
         3.0
     """
 
-    def __init__(self, name: str = "sum", dtype: Any = jnp.float32) -> None:
+    def __init__(self, name: str = "sum", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Adds values, each times its weight."""
-        self._total.assign_add(jnp.sum(_weighted(values, sample_weight, "Sum")[0]))
+    @override
+    def update_state(
+        self, values: jax.typing.ArrayLike, sample_weight: jax.typing.ArrayLike | None = None
+    ) -> None:
+        """Adds values, each times its weight.
 
+        Args:
+            values: The values, of any shape.
+            sample_weight: A weight for each value, for each example, or for all.
+
+        Raises:
+            ValueError: The weights do not fit the values.
+        """
+        self._total.assign_add(jnp.sum(_apply_weights(values, sample_weight, "Sum")[0]))
+
+    @override
     def result(self) -> jax.Array:
         """Returns the sum over all replicas."""
         return self._totals()[0]
@@ -107,6 +156,10 @@ class Sum(Metric):
 class Mean(Metric):
     """The weighted mean of values.
 
+    Args:
+        name: The name of the metric.
+        dtype: The data type of the sums.
+
     Example:
         >>> import distribax as dx
         >>> mean = dx.metrics.Mean()
@@ -114,17 +167,29 @@ class Mean(Metric):
         2.0
     """
 
-    def __init__(self, name: str = "mean", dtype: Any = jnp.float32) -> None:
+    def __init__(self, name: str = "mean", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
         self._count = self.add_variable("count", dtype)
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Adds values with their weights."""
-        weighted, weights = _weighted(values, sample_weight, "Mean")
+    @override
+    def update_state(
+        self, values: jax.typing.ArrayLike, sample_weight: jax.typing.ArrayLike | None = None
+    ) -> None:
+        """Adds values with their weights.
+
+        Args:
+            values: The values, of any shape.
+            sample_weight: A weight for each value, for each example, or for all.
+
+        Raises:
+            ValueError: The weights do not fit the values.
+        """
+        weighted, weights = _apply_weights(values, sample_weight, "Mean")
         self._total.assign_add(jnp.sum(weighted))
         self._count.assign_add(jnp.sum(weights))
 
+    @override
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 before the first value."""
         total, count = self._totals()
@@ -136,6 +201,10 @@ class Accuracy(Mean):
 
     Predictions are labels, or scores with one more dimension than the labels (the classes).
 
+    Args:
+        name: The name of the metric.
+        dtype: The data type of the sums.
+
     Example:
         >>> import distribax as dx, jax.numpy as jnp
         >>> accuracy = dx.metrics.Accuracy()
@@ -143,13 +212,26 @@ class Accuracy(Mean):
         0.5
     """
 
-    def __init__(self, name: str = "accuracy", dtype: Any = jnp.float32) -> None:
+    def __init__(self, name: str = "accuracy", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name, dtype)
 
+    @override
     def update_state(  # type: ignore[override]
-        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+        self,
+        y_true: jax.typing.ArrayLike,
+        y_pred: jax.typing.ArrayLike,
+        sample_weight: jax.typing.ArrayLike | None = None,
     ) -> None:
-        """Adds predictions with their labels."""
+        """Adds predictions with their labels.
+
+        Args:
+            y_true: The labels.
+            y_pred: The predicted labels, or scores with one more dimension at the end.
+            sample_weight: A weight for each label, for each example, or for all.
+
+        Raises:
+            ValueError: The shapes do not fit each other.
+        """
         labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
         if predictions.ndim == labels.ndim + 1:
             predictions = jnp.argmax(predictions, axis=-1)
@@ -162,7 +244,9 @@ class Accuracy(Mean):
         super().update_state((labels == predictions).astype(jnp.float32), sample_weight)
 
 
-def _weighted(values: Any, weights: Any, what: str) -> tuple[jax.Array, jax.Array]:
+def _apply_weights(
+    values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None, what: str
+) -> tuple[jax.Array, jax.Array]:
     values = jnp.asarray(values, dtype=jnp.float32)
     if weights is None:
         return values, jnp.ones_like(values)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 _NOTE = "preemption_run_calls"
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # JAX has one notice for the process, and wants to hear a growing number, the same in all workers.
 _questions = itertools.count()
@@ -42,8 +42,8 @@ class TerminationConfig:
     """
 
     termination_watcher_fn: Callable[[], bool] | None = None
-    exit_fn: Callable[[], Any] | None = None
-    save_fn: Callable[..., Any] | None = None
+    exit_fn: Callable[[], object] | None = None
+    save_fn: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
@@ -70,6 +70,11 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: Where to save, if a `dx.Checkpoint` is given: the newest one is kept.
         termination_config: How a preemption is noticed, and what is done about it.
 
+    Raises:
+        TypeError: The second argument is neither a checkpoint nor a manager.
+        ValueError: `checkpoint_dir` is missing, or is given beside a manager.
+        RuntimeError: It is created outside the main thread.
+
     Example:
         >>> import tempfile, distribax as dx
         >>> v = dx.Variable(0.0)
@@ -88,7 +93,7 @@ class PreemptionCheckpointHandler:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         termination_config: TerminationConfig | None = None,
     ) -> None:
-        self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
+        self._manager = _make_manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
         self._task = _task_name(cluster_resolver)
         self._run_calls = 0
@@ -111,12 +116,20 @@ class PreemptionCheckpointHandler:
         return self._run_calls
 
     def run(
-        self, distributed_train_function: Callable[..., _Result], *args: Any, **kwargs: Any
+        self, distributed_train_function: Callable[..., _Result], *args: object, **kwargs: object
     ) -> _Result:
         """Calls the function, a training step; before that saves and leaves if told to stop.
 
         All workers call it equally often. Fetch the batch inside the function: one that was fetched
         before it would be counted as used, and be missing after the restart.
+
+        Args:
+            distributed_train_function: The training step.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What the function returns.
         """
         self.save_checkpoint_if_preempted()
         result = distributed_train_function(*args, **kwargs)
@@ -126,16 +139,19 @@ class PreemptionCheckpointHandler:
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Saves and leaves if a worker was told to stop; all workers call it equally often.
 
-        For training loops that do not use `run`. The arguments are passed on to the manager's
-        `save`, or to `save_fn`.
+        For training loops that do not use `run`.
+
+        Args:
+            *args: Passed on to the manager's `save`, or to `save_fn`.
+            **kwargs: Passed on in the same way.
         """
-        if not self._preempted():
+        if not self._is_preempted():
             return
         if self._config.save_fn is not None:
             saved = self._config.save_fn(*args, **kwargs)
         else:
             saved = self._manager.save(*args, **({"check_interval": False} | kwargs))
-        _log.warning(
+        _logger.warning(
             "%s: told to stop; saved after %d steps (%s)", self._task, self._run_calls, saved
         )
         self.close()
@@ -168,10 +184,14 @@ class PreemptionCheckpointHandler:
         return self._run_calls
 
     def set_state(self, state: int) -> None:
-        """Sets the number of calls that a checkpoint has kept."""
+        """Sets the number of calls that a checkpoint has kept.
+
+        Args:
+            state: What `get_state` returned.
+        """
         self._run_calls = state
 
-    def _preempted(self) -> bool:
+    def _is_preempted(self) -> bool:
         """Tells whether to save now; in all workers before the same step."""
         watcher = self._config.termination_watcher_fn
         if watcher is not None and not self._told and watcher():
@@ -193,11 +213,13 @@ class PreemptionCheckpointHandler:
         self._previous = signal.signal(signal.SIGTERM, self._hear) or signal.SIG_DFL
         self._listening = True
 
-    def _hear(self, *_: Any) -> None:
+    def _hear(self, *_: object) -> None:
         self._told = True
 
 
-def _manager(given: Any, directory: Any) -> CheckpointManager:
+def _make_manager(
+    given: Checkpoint | CheckpointManager, directory: str | os.PathLike[str] | None
+) -> CheckpointManager:
     if isinstance(given, CheckpointManager):
         if directory is not None:
             raise ValueError(
