@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
@@ -11,7 +13,27 @@ from benchmarks.harness import Process, Settings, Side, SideError, interleave
 RESIDENT, FED = "batches on the devices", "distributed data set"
 # The MLP's step takes about 5 ms with this batch on the machine of docs/benchmarks.md.
 LOOP_BATCH_SIZE = 192
-MAX_LOSS = 1.03
+ONE_CORE = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """A step to feed, and how many times as long the fed loop may take as the unfed."""
+
+    name: str
+    step: str
+    max_loss: float
+    replicas: int = REPLICAS
+    environment: Mapping[str, str] = field(default_factory=lambda: POOL)
+
+
+LOOP_STEPS = (
+    # The input thread takes its time from the replicas.
+    LoopStep("mlp on all cores", "mlp", 1.10),
+    # Stands for a machine with a core to spare.
+    LoopStep("mlp on one core", "mlp", 1.03, replicas=1, environment=POOL | ONE_CORE),
+    LoopStep("wait", "wait", 1.03),
+)
 
 NUM_BATCHES = 10_000
 NUM_PARTS = 10
@@ -24,28 +46,32 @@ MAX_GROWTH_MB = 10.0
 def loop(settings: Settings) -> Report:
     """A loop with a step of 5 ms: the share of its time that goes to input."""
     report = Report("input_loop")
-    table = Table("a loop's time a step", ["step", "input", "ms a step [quartiles]", "ratio"])
+    table = Table("a loop's time per step", ["step", "input", "ms per step [quartiles]", "ratio"])
     report.tables.append(table)
-    for step in ("mlp", "wait"):
-        common = ("--replicas", str(REPLICAS), "--batch-size", str(LOOP_BATCH_SIZE), "--step", step)
+    for step in LOOP_STEPS:
+        common = (
+            *("--replicas", str(step.replicas)),
+            *("--batch-size", str(LOOP_BATCH_SIZE)),
+            *("--step", step.step),
+        )
         outcome = interleave(
             [
-                Side(RESIDENT, "loop_distribax", (*common, "--feed", "resident"), environment=POOL),
-                Side(FED, "loop_distribax", (*common, "--feed", "dataset"), environment=POOL),
+                Side(name, "loop_distribax", (*common, "--feed", feed), None, step.environment)
+                for name, feed in ((RESIDENT, "resident"), (FED, "dataset"))
             ],
             steps=100,
             rounds=settings.pick(15, 5),
             warmup=50,
         )
         report.failures += outcome.failures
-        report.samples[step] = outcome.seconds
+        report.samples[step.name] = outcome.seconds
         for name, seconds in outcome.seconds.items():
-            table.rows.append([step, name, Spread.of(seconds).show(1e3), ""])
+            table.rows.append([step.name, name, Spread.of(seconds).show(1e3), ""])
         if len(outcome.seconds) == 2:
             against = ratio(outcome.seconds[FED], outcome.seconds[RESIDENT])
             table.rows[-1][-1] = against.show(1, 3)
-            what = f"time of the fed loop against the unfed, step {step}"
-            report.claims.append(Claim(what, against.median, "<=", MAX_LOSS, "x"))
+            what = f"time of the fed loop against the unfed, step {step.name}"
+            report.claims.append(Claim(what, against.median, "<=", step.max_loss, "x"))
     return report
 
 
