@@ -17,6 +17,9 @@ import jax
 import pytest
 
 from distribax import context, topology
+from tests import environment as environment_of_tests
+
+environment_of_tests.prepare()
 
 # A process that tests/multiprocess has made a worker of a cluster has its devices already.
 if not jax.distributed.is_initialized():
@@ -33,10 +36,6 @@ _HELPERS_OF_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocess
 """Processes that Python starts once and keeps for the life of the test process."""
 
 
-_DEVICE_VARIABLES = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
-"""Variables that decide on CPU devices and their threads; a fresh process starts without them."""
-
-
 class RunFresh(Protocol):
     """Runs a program in a fresh Python process and returns what it printed."""
 
@@ -48,11 +47,10 @@ def run_fresh() -> RunFresh:
     """Gives a function that runs a program, in which JAX has not started, and waits for its end."""
 
     def run(program: str, *, timeout: float = 60, **environment: str) -> str:
-        inherited = {k: v for k, v in os.environ.items() if k not in _DEVICE_VARIABLES}
         try:
             done = subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(program)],
-                env=inherited | environment,
+                env=environment_of_tests.inherited() | environment,
                 capture_output=True,
                 text=True,
                 timeout=timeout,
@@ -78,6 +76,10 @@ def _threads() -> set[threading.Thread]:
 
 def _children() -> dict[int, str]:
     """Returns the command lines of this process' children by process id, zombies included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}  # There are none; to look at the list of every thread would take milliseconds.
     pids: set[int] = set()
     for children in Path("/proc/self/task").glob("*/children"):
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,6 +14,7 @@ import pytest
 
 from distribax.testing import free_ports
 from distribax.types import PEER_LOST_EXIT_CODE
+from tests.environment import inherited
 
 WAIT_SECONDS = 90
 
@@ -119,9 +119,3 @@ class Cluster:
             if worker.process.poll() is None:
                 worker.process.kill()
             worker.process.wait()
-
-
-def inherited() -> dict[str, str]:
-    """Returns the environment without what decides on devices and clusters."""
-    decide = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
-    return {name: value for name, value in os.environ.items() if name not in decide}

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.environment import inherited
+
 _MARK = "DISTRIBAX_TEST_MARK"
 _RAY_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS")
-_DEVICE_VARIABLES = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 _WAIT_SECONDS = 20.0
 
 
@@ -66,11 +67,10 @@ class MarkedPrograms:
 
     def start_command(self, command: Sequence[str], **environment: str) -> Program:
         """Starts Python with some arguments and environment variables."""
-        hidden = _RAY_VARIABLES + _DEVICE_VARIABLES
         name, _, value = self._mark.partition("=")
         process = subprocess.Popen(
             [sys.executable, *command],
-            env={k: v for k, v in os.environ.items() if k not in hidden}
+            env=inherited(*_RAY_VARIABLES)
             | {name: value, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
             | environment,
             stdin=subprocess.PIPE,

@@ -15,7 +15,8 @@ import pytest
 
 import distribax as dx
 from distribax.types import PEER_LOST_EXIT_CODE
-from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster, inherited
+from tests.environment import inherited
+from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
 

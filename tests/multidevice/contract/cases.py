@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,11 +19,11 @@ import numpy as np
 
 import distribax as dx
 from distribax.testing.local_servers import local_servers
+from tests.environment import COMPLETE
 from tests.multidevice.contract.other_workers import TOGETHER, from_all_workers
 
 # `make contract` has all sizes; `make test` those that differ in kind: one replica, and several.
 # Two have their tests in worker processes and in the seeds.
-_ALL = os.environ.get("DISTRIBAX_CONTRACT") == "all"
 SETUPS = (
     [("multi_worker", jax.device_count())]
     if TOGETHER
@@ -32,8 +31,8 @@ SETUPS = (
         ("default", 1),
         ("one_device", 1),
         ("served", 1),
-        *(("mirrored", count) for count in ((1, 2, 3, 4) if _ALL else (1, 3))),
-        *(("central", count) for count in ((1, 2, 3, 4) if _ALL else (3,))),
+        *(("mirrored", count) for count in ((1, 2, 3, 4) if COMPLETE else (1, 3))),
+        *(("central", count) for count in ((1, 2, 3, 4) if COMPLETE else (3,))),
     ]
 )
 SEVERAL = [setup for setup in SETUPS if setup[1] > 1]
