@@ -5,7 +5,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench soak chaos contract clean
@@ -56,11 +56,23 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
-	@echo "Installing into $(VENV) (this happens once) ..."
-	@$(PIP) install --editable '.[demo,ray]'
+	$(call install,.)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml
-	@echo "Installing into $(VENV) (this happens once) ..."
-	@$(PIP) install --editable '.[test]'
+	$(call install,.[test])
 	@touch $@ $(VENV)/.demo
+
+# Shows one line per package; pip writes its warnings and errors by itself. Python compiles the
+# modules that are used when they are imported: compiling all of them takes longer than the demo.
+define install
+	@echo "Installing into $(VENV); this happens once:"
+	@$(PIP) install --no-compile --progress-bar off --editable '$(1)' | awk ' \
+	  /^ *(Downloading|Processing|Using cached) .*\.whl( |$$)/ { \
+	    sub(/^ *(Downloading|Processing|Using cached) /, ""); sub(/^[^ ]*\//, ""); \
+	    split($$1, name, "-"); size = $$2 ~ /^\([0-9]/ ? $$2 " " $$3 : ""; \
+	    print "  " name[1], name[2], size; fflush() } \
+	  /^Installing collected packages/ { print "Unpacking them ..."; fflush() } \
+	  /^Successfully installed/ { done = 1 } \
+	  END { exit !done }'
+endef

@@ -2,7 +2,7 @@
 
     python examples/mirrored_digits.py --devices 4 --epochs 10
 
-It needs scikit-learn for the data: pip install 'distribax[demo]'.
+It needs scikit-learn for the data: pip install 'distribax[examples]'.
 """
 
 from __future__ import annotations
