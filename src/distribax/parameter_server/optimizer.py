@@ -9,22 +9,29 @@ update of all variables only if the transformation treats each for itself, which
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects
 from distribax.parameter_server import Apply, AssignAdd, Op, OptimizerSpec, ParameterSpec, Rows
 from distribax.parameter_server.placement import ParameterLink, Served
+from distribax.parameter_server.protocol.operations import Array, Gradient
+from distribax.training.gradient_pairs import Grad, Target
+from distribax.training.optimizer_state import StateLayout
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import IndexedSlices
-from distribax.variables import Variable
+from distribax.variables import ShardedVariable, Variable
 from distribax.variables.sharded.division import check_ids
+
+if TYPE_CHECKING:
+    import optax
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class ServedUpdate:
         uid: The optimizer's name, the same in every process.
         transformation: The optax transformation, with support for extra arguments.
         targets: The variables.
-        owners: For each leaf of the transformation's state the index of its target, or None.
+        layout: Which target each leaf of the transformation's state belongs to.
         state: The leaves of the state, as shapes and data types.
         name: What the slots' names begin with.
         counter: A variable that counts the updates, if there is one already.
@@ -53,9 +60,9 @@ class ServedUpdate:
     def __init__(
         self,
         uid: str,
-        transformation: Any,
-        targets: Sequence[Any],
-        owners: Sequence[int | None],
+        transformation: optax.GradientTransformationExtraArgs,
+        targets: Sequence[Target],
+        layout: StateLayout,
         state: Sequence[jax.ShapeDtypeStruct],
         name: str,
         counter: Variable | None,
@@ -64,29 +71,32 @@ class ServedUpdate:
         self._uid = uid
         self._transformation = transformation
         self._targets = list(targets)
+        self._layout = layout
         self._name = name
         self._strategy = self._targets[0].distribute_strategy
-        self._link: ParameterLink = self._targets[0].source
+        link = self._targets[0].source
+        assert isinstance(link, ParameterLink)
+        self._link = link
         self._parts = [
-            _Part(index, place, variable.placement.specs[0])
+            _Part(index, place, spec_of(variable))
             for index, target in enumerate(self._targets)
             for place, variable in enumerate(shards_of(target))
         ]
         self._servers = list(dict.fromkeys(part.spec.server for part in self._parts))
-        self._check_shapes(owners, state)
+        self._check_shapes(state)
         if len(self._servers) > 1 or len(self._parts) > len(self._targets):
-            check_separable(transformation, [(len(t.shape), t.dtype) for t in self._targets])
-        self.counter = counter if counter is not None else self._counter_variable()
-        self.slots: list[Any] = []
-        self._by_server: dict[int, list[str]] = {server: [] for server in self._servers}
-        for index, (owner, leaf) in enumerate(zip(owners, state, strict=True)):
-            self.slots.append(self._slot(index, owner, leaf))
+            check_separable(transformation, self._targets)
+        self.counter = counter if counter is not None else self._create_counter()
+        self.slots = [
+            self._attach_slot(index, owner, leaf)
+            for index, (owner, leaf) in enumerate(zip(layout.owners, state, strict=True))
+        ]
         self._rounds = rounds
         self._register()
         self._link.registrations.append(self._register)
 
-    def _check_shapes(self, owners: Sequence[int | None], state: Sequence[Any]) -> None:
-        for owner, leaf in zip(owners, state, strict=True):
+    def _check_shapes(self, state: Sequence[jax.ShapeDtypeStruct]) -> None:
+        for owner, leaf in zip(self._layout.owners, state, strict=True):
             if owner is None or len(shards_of(self._targets[owner])) == 1:
                 continue
             if tuple(leaf.shape) != tuple(self._targets[owner].shape):
@@ -99,35 +109,40 @@ class ServedUpdate:
 
     # State.
 
-    def _slot(self, index: int, owner: int | None, leaf: jax.ShapeDtypeStruct) -> Any:
-        """Makes the object for one leaf of the state, and notes where its pieces are."""
+    def _slot_uid(self, index: int, place: _Part | int) -> str:
+        """Returns the name of a slot beside a part, or of a server's copy of one of no target."""
+        return f"{self._uid}/{index}" + (
+            f"@{place}" if isinstance(place, int) else f"/{place.spec.uid}"
+        )
+
+    def _attach_slot(self, index: int, owner: int | None, leaf: jax.ShapeDtypeStruct) -> Target:
+        """Returns the variable for one leaf of the state."""
         dtype = np.dtype(leaf.dtype).name
         label = "" if owner is None else f"{self._targets[owner].name.removesuffix(':0')}/"
         name = f"{self._name}/{label}slot_{index}"
         if owner is None:
             specs = [
-                ParameterSpec(
-                    f"{self._uid}/{index}@{server}", name, tuple(leaf.shape), dtype, server
-                )
+                ParameterSpec(self._slot_uid(index, server), name, tuple(leaf.shape), dtype, server)
                 for server in self._servers
             ]
-            for spec in specs:
-                self._by_server[spec.server].append(spec.uid)
-            return self._attached(specs, name, tuple(leaf.shape), leaf.dtype)
+            return self._attach(specs, name, tuple(leaf.shape), leaf.dtype)
         shards = []
         for part in self._parts:
             if part.target != owner:
                 continue
             whole = len(shards_of(self._targets[owner])) == 1
             shape = tuple(leaf.shape) if whole else part.spec.shape
-            uid = f"{self._uid}/{index}/{part.spec.uid}"
+            uid = self._slot_uid(index, part)
             spec = ParameterSpec(uid, name, shape, dtype, part.spec.server)
-            self._by_server[spec.server].append(uid)
-            shards.append(self._attached([spec], name, shape, leaf.dtype))
-        return shards[0] if len(shards) == 1 else self._targets[owner].like(shards, name)
+            shards.append(self._attach([spec], name, shape, leaf.dtype))
+        if len(shards) == 1:
+            return shards[0]
+        target = self._targets[owner]
+        assert isinstance(target, ShardedVariable)
+        return target.like(shards, name)
 
-    def _attached(
-        self, specs: list[ParameterSpec], name: str, shape: tuple[int, ...], dtype: Any
+    def _attach(
+        self, specs: list[ParameterSpec], name: str, shape: tuple[int, ...], dtype: DTypeLike
     ) -> Variable:
         description = {
             "_name": name,
@@ -145,29 +160,33 @@ class ServedUpdate:
 
         return named_objects.get_or_create(specs[0].uid, make)
 
-    def _counter_variable(self) -> Variable:
+    def _create_counter(self) -> Variable:
         name = f"{self._name}/iterations"
         dtype = jax.dtypes.canonicalize_dtype(np.int64)
         spec = ParameterSpec(f"{self._uid}/iterations", name, (), dtype.name, self._servers[0])
         self._link.create(spec, np.zeros((), dtype))
-        return self._attached([spec], name, (), dtype)
+        return self._attach([spec], name, (), dtype)
 
     def _register(self) -> None:
         import cloudpickle  # Comes with the extra that brings the servers.
 
         self._claim()
         pickled = cloudpickle.dumps(self._transformation)
-        counter = self.counter.placement.specs[0]
+        counter = spec_of(self.counter)
         for server in self._servers:
-            targets = tuple(part.spec.uid for part in self._parts if part.spec.server == server)
+            parts = [part for part in self._parts if part.spec.server == server]
+            targets = tuple(part.spec.uid for part in parts)
             own = counter.uid if counter.server == server else None
-            slots = tuple(self._by_server[server])
+            slots = tuple(
+                self._slot_uid(index, server if number is None else parts[number])
+                for index, number in self._layout.list_slots([part.target for part in parts])
+            )
             spec = OptimizerSpec(self._uid, pickled, targets, slots, own, self._rounds)
             self._link.client.register_optimizer(server, spec)
 
     def _claim(self) -> None:
         """Notes what the optimizer updates; raises if another process has begun otherwise."""
-        names = [shipping_name(target) for target in self._targets]
+        names = [list_uids(target) for target in self._targets]
         note = self._link.client.set_note(note_key(self._uid), json.dumps(names).encode())
         if json.loads(note) != names:
             raise ValueError(
@@ -178,7 +197,7 @@ class ServedUpdate:
 
     # Updating.
 
-    def apply(self, grads: list[Any], extra_args: dict[str, Any]) -> None:
+    def apply(self, grads: Sequence[Grad | None], extra_args: Mapping[str, jax.Array]) -> None:
         """Sends the gradients to the servers: now, or when the compiled step has run."""
         frame = frames.current()
         if frame is not None:
@@ -186,8 +205,10 @@ class ServedUpdate:
         else:
             self._link.push(self.operations(jax.device_get((grads, extra_args))))
 
-    def operations(self, arrays: Any) -> list[tuple[int, Op]]:
-        """Returns what each server is to do with the gradients."""
+    def operations(
+        self, arrays: tuple[Sequence[Grad | None], Mapping[str, Array]]
+    ) -> list[tuple[int, Op]]:
+        """Returns what each server is to do with the gradients, and with the extra arguments."""
         grads, extra_args = arrays
         for target, grad in zip(self._targets, grads, strict=True):
             if isinstance(grad, IndexedSlices):
@@ -198,41 +219,51 @@ class ServedUpdate:
             for target, grad in zip(self._targets, grads, strict=True)
             for piece in _pieces(target, grad)
         ]
-        by_server: dict[int, list[Any]] = {server: [] for server in self._servers}
+        by_server: dict[int, list[Gradient]] = {server: [] for server in self._servers}
         for part, piece in zip(self._parts, pieces, strict=True):
             by_server[part.spec.server].append(piece)
         operations: list[tuple[int, Op]] = [
             (server, Apply(self._uid, tuple(gradients), dict(extra_args)))
             for server, gradients in by_server.items()
         ]
-        counter = self.counter.placement.specs[0]
+        counter = spec_of(self.counter)
         if counter.server not in by_server:
             # It was made before the variables were known, and no update runs where it is.
             operations.append((counter.server, AssignAdd(counter.uid, np.ones((), counter.dtype))))
         return operations
 
 
-def _pieces(target: Any, grad: Any) -> list[Any]:
+def _pieces(target: Target, grad: Grad | None) -> list[Grad | None]:
     """Returns a gradient as one for each shard of its target."""
     if isinstance(target, Variable):
         return [grad]
-    return [None] * len(target.variables) if grad is None else target.divide(grad)
+    return (
+        [None] * len(target.variables)
+        if grad is None
+        else list(target.divide(cast("jax.Array", grad)))
+    )
 
 
-def _gradient(piece: Any) -> Any:
+def _gradient(piece: Grad | None) -> Gradient:
     if not isinstance(piece, IndexedSlices):
         return piece
     return Rows(piece.indices, piece.values) if len(piece.indices) else None
 
 
-def shards_of(target: Any) -> list[Variable]:
+def shards_of(target: Target) -> list[Variable]:
     """Returns the variables that a target consists of."""
     return [target] if isinstance(target, Variable) else list(target.variables)
 
 
-def shipping_name(target: Any) -> list[str]:
+def spec_of(variable: Variable) -> ParameterSpec:
+    """Returns what a variable is on its server."""
+    assert isinstance(variable.placement, Served)
+    return variable.placement.specs[0]
+
+
+def list_uids(target: Target) -> list[str]:
     """Returns the names under which other processes know a target's variables."""
-    return [variable.placement.specs[0].uid for variable in shards_of(target)]
+    return [spec_of(variable).uid for variable in shards_of(target)]
 
 
 def note_key(uid: str) -> str:
@@ -240,43 +271,68 @@ def note_key(uid: str) -> str:
     return f"optimizer/{uid}"
 
 
-def check_separable(transformation: Any, kinds: Sequence[tuple[int, Any]]) -> None:
-    """Raises if updating variables apart differs from updating them together.
+def check_separable(
+    transformation: optax.GradientTransformationExtraArgs, targets: Sequence[Target]
+) -> None:
+    """Raises if updating variables and shards apart differs from updating them together.
 
     It is tried with small arrays of the same ranks: several steps, gradients small and large, so
     that limits (clipping) come into play.
+
+    Raises:
+        ValueError: If it differs, or if the transformation cannot be run for one variable alone.
     """
-
-    def tried() -> bool:
-        rng = np.random.default_rng(0)
-        shapes = [((2, 3, 2, 2, 2, 2)[:rank]) for rank, _ in kinds]
-        params = [
-            jnp.asarray(rng.normal(size=s), d) for s, (_, d) in zip(shapes, kinds, strict=True)
-        ]
-        together = transformation.init(params)
-        apart = [transformation.init([param]) for param in params]
-        for scale in (1e-3, 1.0, 1e3):
-            grads = [
-                jnp.asarray(rng.normal(size=s) * scale, d)
-                for s, (_, d) in zip(shapes, kinds, strict=True)
-            ]
-            updates, together = transformation.update(grads, together, params)
-            for index, update in enumerate(updates):
-                own, apart[index] = transformation.update(
-                    [grads[index]], apart[index], [params[index]]
-                )
-                if not np.allclose(update, own[0], rtol=1e-3, atol=1e-12):
-                    return False
-        return True
-
-    if len(kinds) == 1:
-        kinds = [*kinds, *kinds]
-    if not jax_private.run_outside_trace(tried):
+    try:
+        is_separable = jax_private.run_outside_trace(lambda: _try_apart(transformation, targets))
+    except Exception as error:
         raise ValueError(
-            "dx.Optimizer: the transformation computes a variable's update from other variables' "
-            "gradients (optax.clip_by_global_norm does), but the variables live on several "
-            "servers, or in several shards, and each is updated where it lives. Do that part in "
-            "the worker's function before apply_gradients, for example "
+            "dx.Optimizer: the variables live on several servers, or in several shards, and each "
+            "is updated where it lives, but the transformation cannot be run for one of them "
+            f"alone: {error} Masks and labels have to be functions of the list of parameters, "
+            "such as optax.masked(inner, lambda params: jax.tree.map(lambda p: p.ndim > 1, "
+            "params)), and no other argument may be required. Or use one server."
+        ) from error
+    if not is_separable:
+        raise ValueError(
+            "dx.Optimizer: the transformation computes an update from more than the array that it "
+            "is for (optax.clip_by_global_norm from all gradients, optax.lamb from all rows of a "
+            "variable), but the variables live on several servers, or in several shards, and each "
+            "is updated where it lives. Do that part in the worker's function before "
+            "apply_gradients, for example "
             "grads, _ = optax.clip_by_global_norm(1.0).update(grads, optax.EmptyState()), "
-            "or use one server."
+            "create the variables without variable_partitioner, or use one server."
         )
+
+
+def _try_apart(
+    transformation: optax.GradientTransformationExtraArgs, targets: Sequence[Target]
+) -> bool:
+    """Tells whether small arrays like the targets are updated alike together and in pieces."""
+    rng = np.random.default_rng(0)
+    shapes = [(4, 3, 2, 2, 2, 2)[: len(target.shape)] for target in targets]
+
+    def draw(scale: float) -> list[jax.Array]:
+        return [
+            jnp.asarray(rng.normal(size=shape) * scale, target.dtype)
+            for shape, target in zip(shapes, targets, strict=True)
+        ]
+
+    def divide(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        return [
+            piece
+            for array, target in zip(arrays, targets, strict=True)
+            for piece in ([array] if len(shards_of(target)) == 1 else jnp.split(array, 2))
+        ]
+
+    params = draw(1.0)
+    together = transformation.init(params)
+    pieces = divide(params)
+    apart = [transformation.init([piece]) for piece in pieces]
+    for scale in (1e-3, 1.0, 1e3):
+        grads = draw(scale)
+        updates, together = transformation.update(grads, together, params)
+        for index, (grad, update) in enumerate(zip(divide(grads), divide(updates), strict=True)):
+            [own], apart[index] = transformation.update([grad], apart[index], [pieces[index]])
+            if not np.allclose(update, own, rtol=1e-3, atol=1e-12):
+                return False
+    return True

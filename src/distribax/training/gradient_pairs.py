@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, jax_private
-from distribax.values import IndexedSlices, Mirrored
+from distribax.values import DistributedValues, IndexedSlices, Mirrored
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.sharded.division import check_ids
 
+Target: TypeAlias = Variable | ShardedVariable
+"""What an optimizer updates."""
 
-def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+Grad: TypeAlias = jax.Array | IndexedSlices | DistributedValues | float
+"""What an optimizer takes as the gradient of a target."""
+
+
+def split_pairs(
+    grads_and_vars: Iterable[tuple[Grad | None, Target]],
+) -> tuple[list[Grad | None], list[Target]]:
     """Returns the gradients, some of which may be None, and the variables.
 
     Of what lives in this process, gradients are whole arrays, and a sharded variable is its shards.
     """
-    grads: dict[Any, Any] = {}
-    pairs: dict[Any, int] = {}
+    grads: dict[Target, Grad | None] = {}
+    pairs: dict[Variable, int] = {}
     for index, (grad, variable) in enumerate(grads_and_vars):
         _check(index, grad, variable)
-        targets = targets_of(variable)
+        targets = list_targets(variable)
         if grad is None:
             grads.update((target, None) for target in targets if target not in grads)
             continue
@@ -37,12 +46,16 @@ def of_variables(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[list[Any], 
             grad = IndexedSlices(grad.values, grad.indices, variable.shape)
         if variable.source is None and isinstance(grad, IndexedSlices):
             grad = grad.__jax_array__()
-        parts = [grad] if targets[0] is variable else variable.divide(grad)
+        parts = [grad]
+        if isinstance(variable, ShardedVariable) and targets[0] is not variable:
+            parts = list(variable.divide(cast("jax.Array", grad)))
         grads.update(zip(targets, parts, strict=True))
     return list(grads.values()), list(grads)
 
 
-def in_order(grads: Sequence[Any], variables: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+def order_gradients(
+    grads: Sequence[Grad | None], variables: Sequence[Target], targets: Sequence[Target]
+) -> list[Grad | None]:
     """Returns the gradients in the order of the targets; None for those that are not given."""
     given = dict(zip(variables, grads, strict=True))
     unknown = [variable for variable in variables if variable not in set(targets)]
@@ -55,13 +68,14 @@ def in_order(grads: Sequence[Any], variables: Sequence[Any], targets: Sequence[A
     return [given.get(target) for target in targets]
 
 
-def targets_of(variable: Any) -> list[Any]:
+def list_targets(variable: Target) -> list[Target]:
     """Returns what an optimizer updates for a variable: of one in this process, its shards."""
-    is_divided = variable.source is None and isinstance(variable, ShardedVariable)
-    return variable.variables if is_divided else [variable]
+    if variable.source is None and isinstance(variable, ShardedVariable):
+        return list(variable.variables)
+    return [variable]
 
 
-def _check(index: int, grad: Any, variable: Any) -> None:
+def _check(index: int, grad: Grad | None, variable: Target) -> None:
     if not isinstance(variable, (Variable, ShardedVariable)):
         raise TypeError(
             f"apply_gradients: the variable of pair {index} is {variable!r}, not a dx.Variable. "
@@ -85,7 +99,7 @@ def _check(index: int, grad: Any, variable: Any) -> None:
         )
 
 
-def _check_slices(index: int, grad: IndexedSlices, variable: Any) -> None:
+def _check_slices(index: int, grad: IndexedSlices, variable: Target) -> None:
     indices, values = jnp.shape(grad.indices), jnp.shape(grad.values)
     if not jnp.issubdtype(jnp.result_type(grad.indices), jnp.integer):
         raise ValueError(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.execution import frames, named_objects
 from distribax.training import gradient_pairs
+from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
+from distribax.training.optimizer_state import StateLayout, apply_transformation
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
 from distribax.variables import Variable
@@ -20,7 +22,8 @@ from distribax.variables import Variable
 if TYPE_CHECKING:
     import optax
 
-    from distribax.contracts import RemoteUpdate
+ExtraArg: TypeAlias = jax.Array | float | Sequence[jax.Array] | Callable[..., object]
+"""What a transformation may take beside gradients and parameters: `value`, `grad`, `value_fn`."""
 
 
 class Optimizer:
@@ -29,11 +32,18 @@ class Optimizer:
     In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the
     loss by the global batch size (`dx.compute_average_loss`), or ask for `reduce_op="MEAN"`.
 
+    The transformation is given the variables' values as a list, in the order of the first call:
+    masks and labels are lists of that order, or functions of such a list.
+
     Args:
         transformation: Any `optax.GradientTransformation`.
         name: A prefix for the names of the state's variables.
         reduce_op: How the replicas' gradients are combined.
         gradient_accumulation_steps: Apply the mean of so many calls' gradients at once.
+
+    Raises:
+        TypeError: If `transformation` is not an optax transformation.
+        ValueError: If `gradient_accumulation_steps` is less than 1.
 
     Example:
         >>> import distribax as dx, optax
@@ -66,7 +76,6 @@ class Optimizer:
         # Imported on use: it would make `import distribax` a good deal slower.
         import optax
 
-        self._optax = optax
         if gradient_accumulation_steps > 1:
             transformation = optax.MultiSteps(
                 transformation, every_k_schedule=gradient_accumulation_steps
@@ -74,14 +83,12 @@ class Optimizer:
         self._transformation = optax.with_extra_args_support(transformation)
         self._reduce_op = ReduceOp.parse(reduce_op, "reduce_op")
         self._name = name
-        self._targets: list[Variable] | None = None
-        self._slots: list[Variable] = []
-        self._tree: Any = None
-        self._keys: set[int] = set()
-        self._slot_owners: list[int | None] = []
+        self._targets: list[Target] | None = None
+        self._slots: list[Target] = []
+        self._layout: StateLayout | None = None
         self._iterations: Variable | None = None
-        self._compiled = jax.jit(self._stepped)
-        self._served: RemoteUpdate | None = None
+        self._compiled = jax.jit(self._step)
+        self._served: contracts.RemoteUpdate | None = None
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
         self._home = context.get_strategy()
@@ -89,7 +96,16 @@ class Optimizer:
 
     @property
     def iterations(self) -> Variable:
-        """How often gradients have been applied."""
+        """How often gradients have been applied.
+
+        Example:
+            >>> import distribax as dx, optax
+            >>> w = dx.Variable(1.0)
+            >>> optimizer = dx.Optimizer(optax.sgd(0.1))
+            >>> optimizer.apply_gradients([(1.0, w)])
+            >>> int(optimizer.iterations)
+            1
+        """
         self._find_targets()
         if self._iterations is None:
             self._iterations = Variable(
@@ -101,71 +117,96 @@ class Optimizer:
         return self._iterations
 
     @property
-    def variables(self) -> list[Variable]:
-        """The optimizer's own state, once it is built: the iterations and the slots."""
+    def variables(self) -> list[Target]:
+        """The optimizer's own state, once it is built: the iterations and the slots.
+
+        Example:
+            >>> import distribax as dx, optax
+            >>> w = dx.Variable([1.0, 2.0], name="w")
+            >>> optimizer = dx.Optimizer(optax.trace(0.9))
+            >>> optimizer.build([w])
+            >>> [variable.name for variable in optimizer.variables]
+            ['Optimizer/iterations:0', 'Optimizer/w/slot_0:0']
+        """
         # Made here, the iterations could come to lie apart from the variables.
         self._find_targets()
         return [*([] if self._iterations is None else [self._iterations]), *self._slots]
 
-    def build(self, variables: Iterable[Variable]) -> None:
-        """Creates the state for `variables`; `apply_gradients` does it on its first call."""
-        targets = [target for v in variables for target in gradient_pairs.targets_of(v)]
+    def build(self, variables: Iterable[Target]) -> None:
+        """Creates the state for `variables`; `apply_gradients` does it on its first call.
+
+        Args:
+            variables: The variables that the optimizer is for, in the order in which the
+                transformation is given their values.
+
+        Raises:
+            ValueError: If it was built for other variables, or if the transformation cannot be
+                used with them; the message says why.
+
+        Example:
+            >>> import distribax as dx, optax
+            >>> a, b = dx.Variable(1.0), dx.Variable(1.0)
+            >>> optimizer = dx.Optimizer(optax.masked(optax.scale(-1.0), [True, False]))
+            >>> optimizer.build([a, b])
+            >>> optimizer.apply_gradients([(0.5, b)])
+            >>> float(a), float(b)
+            (1.0, 1.5)
+        """
+        targets = [target for v in variables for target in gradient_pairs.list_targets(v)]
         if self._targets is not None:
             if [id(v) for v in targets] != [id(v) for v in self._targets]:
                 raise ValueError(
-                    f"dx.Optimizer: it was built for {_names(self._targets)} but is given "
-                    f"{_names(targets)}. Use one optimizer for each list of variables."
+                    f"dx.Optimizer: it was built for {_list_names(self._targets)} but is given "
+                    f"{_list_names(targets)}. Use one optimizer for each list of variables."
                 )
             return
         if targets[0].source is not None:
             self._build_served(targets)
             return
-        state = jax_private.run_outside_trace(lambda: self._initial_state(targets))
-        leaves, self._tree = jax.tree.flatten(state)
-        # Variables hold numbers; the random keys of a transformation are made of them on use.
-        self._keys = {index for index, leaf in enumerate(leaves) if jax_private.is_key(leaf)}
-        leaves = jax_private.run_outside_trace(lambda: [_without_key(leaf) for leaf in leaves])
-        beside = self._owners(state, targets)
-        self._slot_owners = [None if owner is None else targets.index(owner) for owner in beside]
+        # Those of this process are not divided: each shard is a target.
+        state = jax_private.run_outside_trace(
+            lambda: self._init_state(cast("list[Variable]", targets))
+        )
+        layout = StateLayout.describe(state, len(targets))
+        leaves = jax_private.run_outside_trace(lambda: layout.flatten(state))
         strategy = targets[0].distribute_strategy
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
-        slots: list[Variable] = []
+        slots: list[Target] = []
         with contextlib.nullcontext() if here else strategy.scope():
-            for index, (leaf, owner) in enumerate(zip(leaves, beside, strict=True)):
-                with strategy.extended.colocate_vars_with(targets[0] if owner is None else owner):
-                    label = f"{owner.name.removesuffix(':0')}/" if owner is not None else ""
+            for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):
+                with strategy.extended.colocate_vars_with(targets[owner or 0]):
+                    label = "" if owner is None else f"{targets[owner].name.removesuffix(':0')}/"
                     name = f"{self._name}/{label}slot_{index}"
                     slots.append(Variable(leaf, trainable=False, name=name))
             _ = self.iterations
-        self._slots, self._targets = slots, targets
+        self._slots, self._targets, self._layout = slots, targets, layout
 
-    def _build_served(self, targets: list[Variable]) -> None:
+    def _build_served(self, targets: list[Target]) -> None:
+        import optax
+
         strategy = targets[0].distribute_strategy
         shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
         state = jax_private.run_outside_trace(
             lambda: jax.eval_shape(self._transformation.init, shapes)
         )
-        leaves = jax.tree.leaves(state)
+        layout = StateLayout.describe(state, len(targets))
         # Rows that are not in the gradient which completes an update would never be updated.
-        several = self._optax.MultiStepsState
+        several = optax.MultiStepsState
         nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, several))
         self._needs_whole = any(isinstance(node, several) for node in nodes)
-        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves):
+        if layout.keys:
             raise ValueError(
                 "dx.Optimizer: the transformation keeps random keys, which parameter servers "
                 "cannot hold. Add noise to the gradients in the worker's function instead."
             )
-        owners = [
-            None if owner is None else targets.index(owner)
-            for owner in self._owners(state, targets)
-        ]
+        self._home = strategy
         self._served = strategy.extended.served_update(
-            uid=self._name_elsewhere(),
+            uid=self._get_or_create_uid(),
             transformation=self._transformation,
             targets=targets,
-            owners=owners,
-            state=leaves,
+            layout=layout,
+            state=jax.tree.leaves(state),
             name=self._name,
             counter=self._iterations,
         )
@@ -173,7 +214,8 @@ class Optimizer:
         self._iterations = self._served.counter
         self._slots, self._targets = self._served.slots, targets
 
-    def _name_elsewhere(self) -> str:
+    def _get_or_create_uid(self) -> str:
+        """Returns the optimizer's name in other processes."""
         if self._uid is None:
             self._uid = named_objects.make_uid()
             named_objects.register(self._uid, self)
@@ -181,12 +223,13 @@ class Optimizer:
 
     def _find_targets(self) -> None:
         """Builds an optimizer that a worker has built, for the same variables."""
-        find = getattr(self._home.extended, "targets_of", None)
-        targets = find(self._uid) if self._targets is None and self._uid and find else None
-        if targets is not None:
-            self.build(targets)
+        # Only an optimizer of a strategy with servers has a name in other processes.
+        if self._targets is None and self._uid is not None:
+            targets = self._home.extended.targets_of(self._uid)
+            if targets is not None:
+                self.build(targets)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         strategy = named_objects.get_destination()
         if strategy is None:
             return super().__reduce_ex__(protocol)
@@ -196,27 +239,16 @@ class Optimizer:
             with strategy.scope():
                 _ = self.iterations
         settings = (self._transformation, self._name, self._reduce_op, self._iterations)
-        return _received, (self._name_elsewhere(), self._home, settings, self._targets)
+        return _get_or_create, (self._get_or_create_uid(), self._home, settings, self._targets)
 
-    def _initial_state(self, targets: Sequence[Variable]) -> Any:
+    def _init_state(self, targets: Sequence[Variable]) -> optax.OptState:
         with frames.enter(None):
             # Compiled: one program is made faster than one for each operation and shape.
             init = jax.jit(self._transformation.init)
             return init([variable.host_value() for variable in targets])
 
-    def _owners(self, state: Any, targets: Sequence[Variable]) -> list[Variable | None]:
-        """Returns, for each leaf of the state, the variable that it belongs to, or None."""
-        marked = self._optax.tree.map_params(
-            self._transformation,
-            lambda _, index: index,
-            state,
-            list(range(len(targets))),
-            transform_non_params=lambda _: -1,
-        )
-        return [targets[index] if index >= 0 else None for index in jax.tree.leaves(marked)]
-
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Variable]], **extra_args: Any
+        self, grads_and_vars: Iterable[tuple[Grad | None, Target]], **extra_args: ExtraArg
     ) -> None:
         """Combines the replicas' gradients, and updates the variables with them.
 
@@ -225,8 +257,31 @@ class Optimizer:
         variable without a gradient, None or not mentioned in a later call, stays as it is, and so
         does the state that belongs to it. A sparse gradient (`dx.IndexedSlices`) of a variable on a
         server changes only those rows of it and of the optimizer's state.
+
+        Args:
+            grads_and_vars: Pairs of a gradient, or None, and its variable.
+            **extra_args: What the transformation takes beside them, such as `value=loss`. All
+                replicas have to pass the same, so combine it first:
+                `value=dx.get_replica_context().all_reduce("SUM", loss)`. A function of the
+                parameters (`value_fn` of a line search) is called with the list of the
+                variables' values, and can be passed outside the replicas only.
+
+        Raises:
+            TypeError: If a pair does not have a variable second.
+            ValueError: If there are no gradients, if a gradient does not fit its variable, if a
+                variable is not among those of the first call or occurs twice, or if the
+                transformation cannot be used with the variables.
+
+        Example:
+            >>> import distribax as dx, optax
+            >>> w = dx.Variable(1.0)
+            >>> optimizer = dx.Optimizer(optax.polyak_sgd())
+            >>> loss, grad = dx.value_and_grad(lambda: w * w, w)()
+            >>> optimizer.apply_gradients([(grad, w)], value=loss)
+            >>> round(float(w), 3)
+            0.5
         """
-        grads, variables = gradient_pairs.of_variables(grads_and_vars)
+        grads, variables = gradient_pairs.split_pairs(grads_and_vars)
         if all(grad is None for grad in grads):
             raise ValueError(
                 "apply_gradients: no gradients. Pass pairs of gradient and variable: "
@@ -235,26 +290,44 @@ class Optimizer:
         if self._targets is None:
             self.build(variables)
         assert self._targets is not None
-        grads = gradient_pairs.in_order(grads, variables, self._targets)
+        grads = gradient_pairs.order_gradients(grads, variables, self._targets)
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy
         if replica is None or not (replica.strategy is strategy or context.has_strategy()):
             self._apply_outside(strategy, grads, extra_args)
         else:
+            if strategy.num_replicas_in_sync > 1:
+                _check_no_functions(
+                    extra_args,
+                    "each replica would call its own, with its own part of the batch. Call "
+                    "apply_gradients outside the replicas, with a function of the whole batch.",
+                )
             replica.merge_call(self._merge, args=(grads, extra_args))
 
-    def _merge(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+    def _merge(
+        self,
+        strategy: contracts.Strategy,
+        grads: Sequence[Grad | None],
+        extra_args: Mapping[str, ExtraArg],
+    ) -> None:
         if not strategy.extended.single:
             given = [index for index, grad in enumerate(grads) if grad is not None]
-            grads = self._reduced(strategy, grads, given)
+            grads = self._reduce(strategy, grads, given)
         self._apply(strategy, grads, extra_args)
 
-    def _apply_outside(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+    def _apply_outside(
+        self,
+        strategy: contracts.Strategy,
+        grads: Sequence[Grad | None],
+        extra_args: Mapping[str, ExtraArg],
+    ) -> None:
         # What is one value for all replicas has been combined already.
         own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
-        self._apply(strategy, self._reduced(strategy, grads, own), extra_args)
+        self._apply(strategy, self._reduce(strategy, grads, own), extra_args)
 
-    def _reduced(self, strategy: Any, grads: list[Any], indices: list[int]) -> list[Any]:
+    def _reduce(
+        self, strategy: contracts.Strategy, grads: Sequence[Grad | None], indices: Sequence[int]
+    ) -> list[Grad | None]:
         """Returns the gradients with those at `indices` combined over the replicas."""
         assert self._targets is not None
         pairs = [(grads[index], self._targets[index]) for index in indices]
@@ -262,24 +335,35 @@ class Optimizer:
         combined = dict(zip(indices, reduced, strict=True))
         return [combined.get(index, grad) for index, grad in enumerate(grads)]
 
-    def _apply(self, strategy: Any, grads: list[Any], extra_args: dict[str, Any]) -> None:
+    def _apply(
+        self,
+        strategy: contracts.Strategy,
+        grads: Sequence[Grad | None],
+        extra_args: Mapping[str, ExtraArg],
+    ) -> None:
         if self._served is not None:
             if self._needs_whole:
                 grads = [None if grad is None else jnp.asarray(grad) for grad in grads]
-            self._served.apply(grads, extra_args)
+            _check_no_functions(
+                extra_args,
+                "a parameter server, where the update runs, cannot call it. Use a transformation "
+                "that needs no function.",
+            )
+            self._served.apply(cast("Any", grads), cast("Any", extra_args))
             return
         assert self._targets is not None
-        targets = self._targets
         # All copies on one device change together, as a transformation may look at all gradients.
-        strategy.extended.update(targets[0], self._update, args=(grads, extra_args))
+        strategy.extended.update(self._targets[0], self._update, args=(grads, extra_args))
 
-    def _update(self, _: Variable, grads: list[Any], extra_args: dict[str, Any]) -> None:
+    def _update(
+        self, _: Variable, grads: list[jax.Array | None], extra_args: Mapping[str, ExtraArg]
+    ) -> None:
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
         slots = [slot.read_value() for slot in self._slots]
         # Eager: one program is made, and run, faster than one for each of many operations.
         plain = all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
-        compute = self._compiled if plain and not jax_private.is_tracing() else self._stepped
+        compute = self._compiled if plain and not jax_private.is_tracing() else self._step
         values, slots = compute(grads, slots, values, extra_args)
         for variable, value in zip(self._targets, values, strict=True):
             variable.assign(value)
@@ -287,44 +371,52 @@ class Optimizer:
             slot.assign(value)
         self.iterations.assign_add(1)
 
-    def _stepped(
-        self, grads: list[Any], slots: list[Any], values: list[Any], extra_args: dict[str, Any]
-    ) -> tuple[list[Any], list[Any]]:
+    def _step(
+        self,
+        grads: list[jax.Array | None],
+        slots: list[jax.Array],
+        values: list[jax.Array],
+        extra_args: Mapping[str, ExtraArg],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the new values of the variables and of the slots."""
-        leaves = [
-            jax.random.wrap_key_data(slot) if index in self._keys else slot
-            for index, slot in enumerate(slots)
-        ]
-        state = jax.tree.unflatten(self._tree, leaves)
-        # A variable without a gradient takes part as a zero, and what comes out is not used.
-        whole = [
-            jnp.zeros_like(value) if grad is None else grad
-            for grad, value in zip(grads, values, strict=True)
-        ]
-        updates, state = self._transformation.update(whole, state, values, **extra_args)
-        new_values = self._optax.apply_updates(values, updates)
-        new_slots = [_without_key(leaf) for leaf in jax.tree.leaves(state)]
-        return (
-            [
-                value if grad is None else new
-                for grad, value, new in zip(grads, values, new_values, strict=True)
-            ],
-            [
-                slot if owner is not None and grads[owner] is None else new
-                for owner, slot, new in zip(self._slot_owners, slots, new_slots, strict=True)
-            ],
+        assert self._layout is not None
+        return apply_transformation(
+            self._transformation, self._layout, grads, slots, values, extra_args
         )
 
-    def minimize(self, loss: Any, var_list: Sequence[Variable]) -> Any:
-        """Computes the loss (a function without arguments), applies its gradients, returns it."""
+    def minimize(self, loss: Callable[[], jax.Array], var_list: Sequence[Target]) -> jax.Array:
+        """Computes a loss, applies its gradients, and returns it.
+
+        Args:
+            loss: A function without arguments that computes the loss from the variables.
+            var_list: The variables to update.
+
+        Returns:
+            The loss before the update.
+
+        Raises:
+            ValueError: As `apply_gradients` does.
+
+        Example:
+            >>> import distribax as dx, optax
+            >>> w = dx.Variable(2.0)
+            >>> optimizer = dx.Optimizer(optax.sgd(0.1))
+            >>> float(optimizer.minimize(lambda: w * w, [w])), round(float(w), 3)
+            (4.0, 1.6)
+        """
         value, grads = value_and_grad(loss, list(var_list))()
         self.apply_gradients(zip(grads, var_list, strict=True))
         return value
 
 
-def _received(
-    uid: str, home: Any, settings: tuple[Any, ...], targets: list[Variable] | None
+def _get_or_create(
+    uid: str,
+    home: contracts.Strategy,
+    settings: tuple[optax.GradientTransformation, str, ReduceOp, Variable | None],
+    targets: list[Target] | None,
 ) -> Optimizer:
+    """Returns the optimizer that another process knows by this name."""
+
     def make() -> Optimizer:
         transformation, name, reduce_op, iterations = settings
         optimizer = Optimizer(transformation, name=name, reduce_op=reduce_op)
@@ -337,9 +429,11 @@ def _received(
     return optimizer
 
 
-def _without_key(value: Any) -> Any:
-    return jax.random.key_data(value) if jax_private.is_key(value) else value
+def _check_no_functions(extra_args: Mapping[str, ExtraArg], reason: str) -> None:
+    for name, value in extra_args.items():
+        if callable(value):
+            raise ValueError(f"apply_gradients: {name}={value!r} is a function, and {reason}")
 
 
-def _names(variables: Sequence[Variable]) -> list[str]:
+def _list_names(variables: Sequence[Target]) -> list[str]:
     return [variable.name for variable in variables]

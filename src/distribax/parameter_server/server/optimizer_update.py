@@ -13,7 +13,7 @@ import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from distribax.parameter_server.protocol.operations import Array, Gradient, Rows
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.sparse import RowSet, gathered, padded, summed
 from distribax.parameter_server.server.stored_parameter import Change, Form
+from distribax.training.optimizer_state import StateLayout, apply_transformation
 
 _AS_IT_IS: Final = contextlib.nullcontext()
 
@@ -32,11 +33,11 @@ _AS_IT_IS: Final = contextlib.nullcontext()
 class Values(Protocol):
     """The values that an update works on, by uid."""
 
-    def read(self, uid: str) -> Any:
+    def read(self, uid: str) -> Array | jax.Array:
         """Returns a value as it is kept, a NumPy or a JAX array."""
         ...
 
-    def consume(self, uid: str) -> Any:
+    def consume(self, uid: str) -> Array | jax.Array:
         """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
         ...
 
@@ -56,7 +57,7 @@ class _Program:
         changing: The slots that get new values.
     """
 
-    call: Callable[..., tuple[list[Any], list[Any]]]
+    call: Callable[..., tuple[list[jax.Array], list[jax.Array]]]
     moving: list[int]
     resting: list[int]
     changing: list[int]
@@ -77,13 +78,13 @@ class Update:
                 self._transformation.init,
                 [jax.ShapeDtypeStruct(form.shape, form.dtype) for form in targets],
             )
-        leaves, self._structure = jax.tree.flatten(state)
-        self._owners = _owners(state, len(targets))
-        self.slots = tuple(self._slot_form(*pair) for pair in enumerate(leaves))
+        self._layout = StateLayout.describe(state, len(targets))
+        self._owners = self._layout.owners
+        self.slots = tuple(self._slot_form(*pair) for pair in enumerate(jax.tree.leaves(state)))
         self.slot_uids = frozenset(spec.slots)
         self._programs: dict[tuple[bool, ...], _Program] = {}
 
-    def _slot_form(self, number: int, leaf: Any) -> Form:
+    def _slot_form(self, number: int, leaf: jax.ShapeDtypeStruct) -> Form:
         owner = self._owners[number]
         of = self.spec.uid if owner is None else self.targets[owner].name
         return Form(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
@@ -115,7 +116,7 @@ class Update:
             state = jax.jit(self._transformation.init)(list(values))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
-    def _settings(self) -> contextlib.AbstractContextManager[Any]:
+    def _settings(self) -> contextlib.AbstractContextManager[object]:
         """Has JAX compute on the CPU, and with 64 bits if a parameter has them.
 
         Workers may have chosen 64 bits; the server's own setting does not matter.
@@ -131,7 +132,7 @@ class Update:
         return stack
 
     def __call__(
-        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, Any]
+        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, object]
     ) -> dict[str, Change]:
         """Returns the changes by uid."""
         # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
@@ -212,25 +213,22 @@ class Update:
     def _run(
         self,
         active: tuple[bool, ...],
-        own: list[Any],
-        resting: list[Any],
-        leaves: list[Any],
-        gradients: list[Any],
-        extra_args: dict[str, Any],
-    ) -> tuple[list[Any], list[Any]]:
+        own: list[jax.Array],
+        resting: list[jax.Array],
+        leaves: list[jax.Array],
+        gradients: list[jax.Array | None],
+        extra_args: dict[str, object],
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         program = self._program(active)
-        state = jax.tree.unflatten(self._structure, leaves)
         kinds = {True: iter(own), False: iter(resting)}
         values = [next(kinds[moves]) for moves in active]
-        # A parameter without a gradient takes part as a zero, and what comes out is not used.
-        gradients = [
-            jnp.zeros_like(value) if gradient is None else gradient.astype(value.dtype)
+        cast = [
+            None if gradient is None else gradient.astype(value.dtype)
             for value, gradient in zip(values, gradients, strict=True)
         ]
-        updates, state = self._transformation.update(gradients, state, values, **extra_args)
-        values = optax.apply_updates(values, updates)
-        new_leaves = jax.tree.leaves(state)
-        assert len(new_leaves) == len(leaves), "the state has changed its structure"
+        values, new_leaves = apply_transformation(
+            self._transformation, self._layout, cast, leaves, values, extra_args
+        )
         return (
             [values[i] for i in program.moving],
             # Copied, as JAX hands out an input as it is, and the memory of ours is used again.
@@ -238,24 +236,5 @@ class Update:
         )
 
 
-def _owners(state: Any, num_targets: int) -> list[int | None]:
-    """Returns which target each leaf belongs to; None for the optimizer as a whole.
-
-    The parameters are given as a list, so what is kept for each of them is a list of that length.
-    """
-
-    def per_target(node: Any) -> bool:
-        return type(node) is list and len(node) == num_targets
-
-    owners: list[int | None] = []
-    for node in jax.tree.leaves(state, is_leaf=per_target):
-        if per_target(node):
-            for number, item in enumerate(node):
-                owners.extend([number] * len(jax.tree.leaves(item)))
-        else:
-            owners.append(None)
-    return owners
-
-
-def _rows(value: Any, touched: RowSet) -> RowSet:
+def _rows(value: jax.Array, touched: RowSet) -> RowSet:
     return RowSet(touched.indices, np.asarray(value)[: len(touched.indices)])

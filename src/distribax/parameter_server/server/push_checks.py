@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from distribax.parameter_server.protocol.operations import (
     Assign,
     AssignAdd,
     AssignRows,
+    Gradient,
     Op,
     Rows,
 )
@@ -77,7 +77,7 @@ def _check_rows(form: Form, indices: Array, rows: Array) -> None:
         )
 
 
-def _check_gradient(update: Update, number: int, gradient: Any) -> None:
+def _check_gradient(update: Update, number: int, gradient: Gradient) -> None:
     form = update.targets[number]
     if isinstance(gradient, Rows):
         _check_rows(form, gradient.indices, gradient.rows)
