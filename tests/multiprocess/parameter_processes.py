@@ -88,7 +88,7 @@ def add(folder: Path, count: str = "") -> None:
         left, right = mine.pull(BOTH)
         torn += not (np.all(left == left[0, 0]) and np.all(right == left[0, 0]))
     mine.flush()
-    result = {"client": mine.client_id, "added": added, "acknowledged": mine.acknowledged(0)}
+    result = {"client": mine.client_id, "added": added, "acknowledged": mine.get_acknowledged(0)}
     print(json.dumps({**result, "lost": lost, "torn": torn}), flush=True)
     mine.close()
 

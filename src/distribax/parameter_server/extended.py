@@ -11,7 +11,7 @@ from typing_extensions import override
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
-from distribax.parameter_server.placement import ParameterLink, Served
+from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.strategies.extended import get_colocated
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
@@ -28,16 +28,16 @@ class ServedStrategy(Strategy):
 
     Args:
         uid: The name that the strategy has in every process that takes part in it.
-        link: This process's link to the servers.
+        source: This process's source to the servers.
         num_workers: How many workers there are.
         contributions: How many workers' gradients are averaged into one update.
     """
 
     def __init__(
-        self, uid: str, link: ParameterLink, num_workers: int, contributions: int = 1
+        self, uid: str, source: ParameterSource, num_workers: int, contributions: int = 1
     ) -> None:
-        super().__init__(ParameterServerExtended(link, num_workers, contributions))
-        self.link = link
+        super().__init__(ParameterServerExtended(source, num_workers, contributions))
+        self.source = source
         self.variable_partitioner: Callable[..., Sequence[int]] | None = None
         self._uid = uid
         named_objects.register(uid, self)
@@ -58,9 +58,9 @@ def _find_strategy(uid: str) -> object:
 class ParameterServerExtended(SingleExtended):
     """Places variables on servers; a step runs as one replica in the process that calls it."""
 
-    def __init__(self, link: ParameterLink, num_workers: int, contributions: int) -> None:
+    def __init__(self, source: ParameterSource, num_workers: int, contributions: int) -> None:
         super().__init__(None)
-        self.link = link
+        self.source = source
         self._num_workers = num_workers
         self._contributions = contributions
 
@@ -73,7 +73,7 @@ class ParameterServerExtended(SingleExtended):
     @property
     @override
     def parameter_devices(self) -> tuple[str, ...]:
-        count = range(self.link.num_servers)
+        count = range(self.source.num_servers)
         return tuple(f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in count)
 
     @override
@@ -98,7 +98,7 @@ class ParameterServerExtended(SingleExtended):
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
-        return Served(self.link, name=name)
+        return Served(self.source, name=name)
 
     @override
     def create_variable(
@@ -110,12 +110,12 @@ class ParameterServerExtended(SingleExtended):
         if partitioner is None or get_colocated() is not None or len(args) > len(_POSITIONAL):
             return create(*args, **kwargs)
         named = dict(zip(_POSITIONAL, args, strict=False))
-        with self.link.apart():
+        with self.source.spread():
             return sharded_variable.create_divided(create, named | dict(kwargs), partitioner)
 
     def served_placement(self, specs: tuple[ParameterSpec, ...], name: str) -> Placement:
         """Returns the placement of a variable that exists already."""
-        return Served(self.link, specs=specs, name=name)
+        return Served(self.source, specs=specs, name=name)
 
     def served_update(self, *, uid: str, **settings: Any) -> ServedUpdate:
         """Returns how an optimizer updates variables of this strategy."""
@@ -123,7 +123,7 @@ class ParameterServerExtended(SingleExtended):
 
     def targets_of(self, uid: str) -> list[Variable | ShardedVariable] | None:
         """Returns the variables that an optimizer was built for in another process, or None."""
-        note = self.link.client.note(note_key(uid))
+        note = self.source.client.get_note(note_key(uid))
         if note is None:
             return None
         uids: list[list[str]] = json.loads(note)

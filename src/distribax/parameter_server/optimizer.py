@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from distribax import jax_private
 from distribax.execution import frames, named_objects
 from distribax.parameter_server import Apply, AssignAdd, Op, OptimizerSpec, ParameterSpec, Rows
-from distribax.parameter_server.placement import ParameterLink, Served
+from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.protocol.operations import Array, Gradient
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.optimizer_state import StateLayout
@@ -74,9 +74,9 @@ class ServedUpdate:
         self._layout = layout
         self._name = name
         self._strategy = self._targets[0].distribute_strategy
-        link = self._targets[0].source
-        assert isinstance(link, ParameterLink)
-        self._link = link
+        source = self._targets[0].source
+        assert isinstance(source, ParameterSource)
+        self._source = source
         self._parts = [
             _Part(index, place, spec_of(variable))
             for index, target in enumerate(self._targets)
@@ -93,7 +93,7 @@ class ServedUpdate:
         ]
         self._rounds = rounds
         self._register()
-        self._link.registrations.append(self._register)
+        self._source.registrations.append(self._register)
 
     def _check_shapes(self, state: Sequence[jax.ShapeDtypeStruct]) -> None:
         for owner, leaf in zip(self._layout.owners, state, strict=True):
@@ -155,7 +155,7 @@ class ServedUpdate:
         }
 
         def make() -> Variable:
-            placement = Served(self._link, specs=tuple(specs), name=name)
+            placement = Served(self._source, specs=tuple(specs), name=name)
             return Variable.attach(self._strategy, placement, description)
 
         return named_objects.get_or_create(specs[0].uid, make)
@@ -164,7 +164,7 @@ class ServedUpdate:
         name = f"{self._name}/iterations"
         dtype = jax.dtypes.canonicalize_dtype(np.int64)
         spec = ParameterSpec(f"{self._uid}/iterations", name, (), dtype.name, self._servers[0])
-        self._link.create(spec, np.zeros((), dtype))
+        self._source.create(spec, np.zeros((), dtype))
         return self._attach([spec], name, (), dtype)
 
     def _register(self) -> None:
@@ -182,12 +182,12 @@ class ServedUpdate:
                 for index, number in self._layout.list_slots([part.target for part in parts])
             )
             spec = OptimizerSpec(self._uid, pickled, targets, slots, own, self._rounds)
-            self._link.client.register_optimizer(server, spec)
+            self._source.client.register_optimizer(server, spec)
 
     def _claim(self) -> None:
         """Notes what the optimizer updates; raises if another process has begun otherwise."""
         names = [list_uids(target) for target in self._targets]
-        note = self._link.client.set_note(note_key(self._uid), json.dumps(names).encode())
+        note = self._source.client.set_note(note_key(self._uid), json.dumps(names).encode())
         if json.loads(note) != names:
             raise ValueError(
                 "dx.Optimizer: another worker has built it for other variables than "
@@ -201,9 +201,9 @@ class ServedUpdate:
         """Sends the gradients to the servers: now, or when the compiled step has run."""
         frame = frames.current()
         if frame is not None:
-            frame.function.deferred.add(self._link, self, (grads, extra_args))
+            frame.function.deferred.add(self._source, self, (grads, extra_args))
         else:
-            self._link.push(self.operations(jax.device_get((grads, extra_args))))
+            self._source.push(self.operations(jax.device_get((grads, extra_args))))
 
     def operations(
         self, arrays: tuple[Sequence[Grad | None], Mapping[str, Array]]

@@ -29,8 +29,8 @@ from distribax.variables.placement import Placement
 from distribax.variables.sharded.division import check_ids
 
 
-class ParameterLink:
-    """A process's link to the servers: it fetches values and sends writes, many at once.
+class ParameterSource:
+    """A process's source to the servers: it fetches values and sends writes, many at once.
 
     Args:
         client: The connections to the servers.
@@ -51,7 +51,7 @@ class ParameterLink:
         # What has been registered on the servers, to be done again on one that has lost it.
         self.registrations: list[Callable[[], None]] = []
 
-    def lightest(self) -> int:
+    def choose_server(self) -> int:
         """Returns the server that has the fewest bytes so far."""
         chosen = min(
             range(self.num_servers),
@@ -62,7 +62,7 @@ class ParameterLink:
         return chosen
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def spread(self) -> Iterator[None]:
         """Puts what is created inside on different servers, as long as there are enough."""
         self._is_apart, self._taken = True, []
         try:
@@ -92,21 +92,21 @@ class ParameterLink:
                 known[spec.uid] = version, None
                 values.append(array)
             else:
-                values.append(self._cached_array(spec, version, array))
+                values.append(self._get_cached_array(spec, version, array))
         return values
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
         return [
-            self._cached_array(spec, version, array)
+            self._get_cached_array(spec, version, array)
             for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True)
         ]
 
-    def _cached_array(self, spec: ParameterSpec, version: Any, array: np.ndarray) -> jax.Array:
+    def _get_cached_array(self, spec: ParameterSpec, version: Any, array: np.ndarray) -> jax.Array:
         cached = self._cached.get(spec.uid)
         if cached is not None and cached[0] == version and cached[1] is not None:
             return cached[1]
-        placed = _placed(array)
+        placed = _place_on_device(array)
         self._cached[spec.uid] = version, placed
         return placed
 
@@ -122,9 +122,9 @@ class ParameterLink:
                 asked.append((variable.placement.specs[0], own))
                 plan.append(places)
             plans.append(plan)
-        found = iter(self.client.rows_of(asked))
+        found = iter(self.client.pull_rows(asked))
         return [
-            _placed(_joined(table, ids, [(places, next(found)) for places in plan]))
+            _place_on_device(_join_rows(table, ids, [(places, next(found)) for places in plan]))
             for (table, ids), plan in zip(requests, plans, strict=True)
         ]
 
@@ -132,7 +132,7 @@ class ParameterLink:
         self, table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
     ) -> None:
         """Sends a write to some rows of a table; only they travel."""
-        self.push(written_rows(table, kind, indices, rows))
+        self.push(make_row_operations(table, kind, indices, rows))
 
     def push(self, operations: Iterable[tuple[int, Op]]) -> None:
         """Sends operations, each with its server; those of one server are applied at once."""
@@ -145,11 +145,11 @@ class ParameterLink:
 
     def commit(self, kinds: Sequence[object], arrays: Sequence[Any]) -> None:
         """Sends what a compiled step has computed for the servers."""
-        given = _on_host(arrays)
+        given = _move_to_host(arrays)
         self.push(
             operation
             for what, own in zip(kinds, given, strict=True)
-            for operation in _operations(what, own)
+            for operation in _make_operations(what, own)
         )
 
     def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
@@ -157,7 +157,7 @@ class ParameterLink:
         if kind is WriteKind.ASSIGN:
             self.assign(variable.placement.specs, np.asarray(value))
         else:
-            self.push(written(variable, kind, np.asarray(value)))
+            self.push(make_operations(variable, kind, np.asarray(value)))
 
     def assign(self, specs: Sequence[ParameterSpec], value: np.ndarray) -> None:
         """Sets parameters to a value; the coordinator makes those again that a server has lost."""
@@ -174,16 +174,16 @@ class ParameterLink:
                     register()
 
 
-def _operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
+def _make_operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
     if isinstance(what, Write):
-        return written(what.variable, what.kind, given)
+        return make_operations(what.variable, what.kind, given)
     if isinstance(what, WriteRows):
-        return written_rows(what.table, what.kind, *given)
+        return make_row_operations(what.table, what.kind, *given)
     operations: Iterable[tuple[int, Op]] = what.operations(given)
     return operations
 
 
-def written_rows(
+def make_row_operations(
     table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
 ) -> list[tuple[int, Op]]:
     """Returns the operations of a write to some rows, one for each shard that has some of them."""
@@ -197,7 +197,7 @@ def written_rows(
     return operations
 
 
-def _joined(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]]) -> np.ndarray:
+def _join_rows(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]]) -> np.ndarray:
     """Puts rows that came from several shards into the order in which they were asked for."""
     shape = (*ids.shape, *table.shape[1:])
     if len(parts) == 1 and parts[0][1].shape[0] == ids.size:
@@ -208,7 +208,7 @@ def _joined(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]]) ->
     return rows.reshape(shape)
 
 
-def written(variable: Any, kind: WriteKind, value: Any) -> list[tuple[int, Op]]:
+def make_operations(variable: Any, kind: WriteKind, value: Any) -> list[tuple[int, Op]]:
     """Returns the operations of a write, one for each copy."""
     operation = Assign if kind is WriteKind.ASSIGN else AssignAdd
     if kind is WriteKind.ASSIGN_SUB:
@@ -227,16 +227,16 @@ class Served(Placement):
     """
 
     label = "ServedVariable"
-    source: ParameterLink
+    source: ParameterSource
 
     def __init__(
         self,
-        link: ParameterLink,
+        source: ParameterSource,
         server: int | None = None,
         specs: tuple[ParameterSpec, ...] = (),
         name: str = "Variable",
     ) -> None:
-        self.source = link
+        self.source = source
         self.specs = specs
         self._server = server
         self._name = name
@@ -261,12 +261,12 @@ class Served(Placement):
                 "`with strategy.scope():`, and refer to it in the function."
             )
         value = np.asarray(value, order="C")
-        server = self.source.lightest() if self._server is None else self._server
+        server = self.source.choose_server() if self._server is None else self._server
         uid = named_objects.make_uid()
         spec = ParameterSpec(uid, self._name, value.shape, value.dtype.name, server)
         self.source.create(spec, value)
         self.specs = (spec,)
-        return _nothing()
+        return _make_placeholder()
 
     def store(self, value: Any) -> jax.Array:
         raise NotImplementedError(
@@ -285,7 +285,7 @@ class Served(Placement):
         return self.current(buffer)
 
 
-def _placed(array: np.ndarray) -> jax.Array:
+def _place_on_device(array: np.ndarray) -> jax.Array:
     return jax_private.run_outside_trace(lambda: jax.device_put(array))
 
 
@@ -294,13 +294,13 @@ def _is_on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def _on_host(nest: Any) -> Any:
+def _move_to_host(nest: Any) -> Any:
     if not _is_on_cpu():
         return jax.device_get(nest)
     # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
     return jax.tree.map(np.asarray, nest)
 
 
-def _nothing() -> jax.Array:
+def _make_placeholder() -> jax.Array:
     """Returns what a process keeps of a variable that lives elsewhere."""
     return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))

@@ -16,7 +16,7 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.execution import named_objects
 from distribax.parameter_server.actor import ServerGroup, ServerHealth, connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
-from distribax.parameter_server.placement import ParameterLink
+from distribax.parameter_server.placement import ParameterSource
 from distribax.parameter_server.settings import ServerSettings, check_cluster, check_settings
 from distribax.parameter_server.worker import WorkerSetup, is_worker_process, read_jax_settings
 
@@ -113,8 +113,8 @@ class ParameterServerStrategy(ServedStrategy):
         self.engine = engine
         self._resolver = cluster_resolver
         self._contributions = engine.num_workers if synchronous else 1
-        link = ParameterLink(client, engine.num_servers, is_coordinator=True)
-        super().__init__(uid, link, engine.num_workers, self._contributions)
+        source = ParameterSource(client, engine.num_servers, is_coordinator=True)
+        super().__init__(uid, source, engine.num_workers, self._contributions)
         self.variable_partitioner = variable_partitioner
         # The one coordinator of this strategy, once there is one; it sets this itself.
         self.cluster_coordinator: contracts.Coordinator | None = None
@@ -184,7 +184,7 @@ class ParameterServerStrategy(ServedStrategy):
     def complete_rounds(self) -> None:
         """Applies the gradients of a synchronous update that not all workers have sent yet."""
         if self._contributions > 1:
-            self.link.client.complete_rounds()
+            self.source.client.complete_rounds()
 
     def close(self) -> None:
         """Ends the coordinator, the servers and, if it was started for this strategy, Ray."""
@@ -195,7 +195,7 @@ class ParameterServerStrategy(ServedStrategy):
         if self.cluster_coordinator is not None:
             self.cluster_coordinator.close()
         with contextlib.suppress(OSError):
-            self.link.client.close()
+            self.source.client.close()
         self._servers.close(keep_snapshots=self._keeps_snapshots)
         self.engine.close()
 

@@ -10,7 +10,7 @@ import jax
 from distribax.execution import named_objects
 from distribax.parameter_server.actor import connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
-from distribax.parameter_server.placement import ParameterLink
+from distribax.parameter_server.placement import ParameterSource
 from distribax.topology.host_memory import keep_freed_memory
 
 # The JAX settings that change numbers: a worker computes with those of the coordinator.
@@ -42,7 +42,7 @@ class WorkerStrategy(ServedStrategy):
 
     def flush(self) -> None:
         """Waits until the servers have everything that functions have sent."""
-        self.link.client.flush()
+        self.source.client.flush()
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ class WorkerSetup:
             jax.config.update(name, value)
         client_id = f"worker-{worker_index}-{os.getpid()}-{named_objects.make_uid()[:8]}"
         client = connect_to_servers(self.num_servers, self.namespace, self.token, client_id)
-        link = ParameterLink(client, self.num_servers, is_coordinator=False)
-        return WorkerStrategy(self.uid, link, self.num_workers, self.contributions)
+        source = ParameterSource(client, self.num_servers, is_coordinator=False)
+        return WorkerStrategy(self.uid, source, self.num_workers, self.contributions)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterClient, ParameterServer
 from distribax.parameter_server.extended import ServedStrategy
-from distribax.parameter_server.placement import ParameterLink
+from distribax.parameter_server.placement import ParameterSource
 
 
 class LocalServersStrategy(ServedStrategy):
@@ -50,5 +50,5 @@ def local_servers(num_servers: int = 1, contributions: int = 1) -> Iterator[Loca
             num_servers, endpoints.__getitem__, client_id="coordinator", token=token
         )
         stack.callback(client.close)
-        link = ParameterLink(client, num_servers, is_coordinator=True)
-        yield LocalServersStrategy(named_objects.make_uid(), link, 1, contributions)
+        source = ParameterSource(client, num_servers, is_coordinator=True)
+        yield LocalServersStrategy(named_objects.make_uid(), source, 1, contributions)

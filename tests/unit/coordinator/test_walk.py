@@ -41,7 +41,7 @@ class Setup:
         return Setup.strategy.scope()
 
     def flush(self) -> None:
-        Setup.strategy.link.client.flush()
+        Setup.strategy.source.client.flush()
 
 
 class Calls:

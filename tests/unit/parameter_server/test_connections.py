@@ -65,7 +65,7 @@ def test_another_token_is_refused(any_cluster: Cluster) -> None:
     client = any_cluster.client(token=b"wrong")
     with pytest.raises(PermissionError, match=r"server 0 .* do not have the same token"):
         client.pull([COUNT])
-    assert any_cluster.client().note("key") is None
+    assert any_cluster.client().get_note("key") is None
 
 
 def test_a_server_has_to_know_the_token_too() -> None:
@@ -76,7 +76,7 @@ def test_a_server_has_to_know_the_token_too() -> None:
 
     message = "what answers there does not have the token"
     with _other_server(pretend) as endpoint, pytest.raises(PermissionError, match=message):
-        _client(endpoint).note("key")
+        _client(endpoint).get_note("key")
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_something_else_that_listens_is_told_apart(
 ) -> None:
     unreachable = pytest.raises(ParameterServerUnreachableError, match=reason)
     with _other_server(talk) as endpoint, unreachable:
-        _client(endpoint).note("key")
+        _client(endpoint).get_note("key")
 
 
 def test_an_unreachable_server_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    client = _client(Endpoint("127.0.0.1", port, "gone", "boot", sockets.machine_id()))
+    client = _client(Endpoint("127.0.0.1", port, "gone", "boot", sockets.get_machine_id()))
     with pytest.raises(ParameterServerUnreachableError, match="timeout") as raised:
         client.push(ONE)
     assert (raised.value.server, raised.value.endpoint) == (0, f"127.0.0.1:{port}")
@@ -114,14 +114,14 @@ def test_a_server_that_cannot_be_located_is_named() -> None:
     client = ParameterClient(1, locate, client_id="c", token=TOKEN, timeout=0.1)
     client.flush()  # There is nothing to wait for.
     with pytest.raises(ParameterServerUnreachableError, match=r"unknown address.*nobody knows"):
-        client.note("key")
+        client.get_note("key")
 
 
 def test_a_server_that_does_not_answer_is_given_up(cluster: Cluster) -> None:
     cluster.start()
     client, other = cluster.client(timeout=1.5), cluster.client(timeout=1.5)
     client.create(COUNT, np.int32(0))
-    assert other.note("key") is None
+    assert other.get_note("key") is None
     store = cluster.servers[0]._store
     held, done = threading.Event(), threading.Event()
 
@@ -150,7 +150,7 @@ def test_two_servers_that_have_changed_places_are_noticed(cluster: Cluster) -> N
     cluster.start()
     cluster.endpoints.reverse()
     with pytest.raises(ParameterServerError, match="this is parameter server 1, not 0"):
-        cluster.client().note("key")
+        cluster.client().get_note("key")
 
 
 def test_a_push_whose_answer_is_lost_is_applied_once(cluster: Cluster) -> None:
@@ -180,7 +180,7 @@ def test_requests_are_repeated_when_the_connection_breaks(cluster: Cluster) -> N
         client.create(COUNT, np.int32(0))
         for request in (
             lambda: client.pull([COUNT]),
-            lambda: client.rows(ParameterSpec("r", "r", (2,), "int32", 0), [0]),
+            lambda: client.pull_rows([(ParameterSpec("r", "r", (2,), "int32", 0), [0])]),
             lambda: client.set_note("key", b""),
         ):
             proxy.cut_answers()
@@ -224,7 +224,7 @@ def test_an_interrupted_pull_does_not_confuse_the_next(
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection.Connection, "_readable", interrupted)
+        patch.setattr(connection.Connection, "_is_readable", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.pull(specs[:2])
     assert client.pull(specs[2:]) == [2, 3]
@@ -272,7 +272,7 @@ def test_sockets_of_other_users_are_refused(
 def test_a_server_listens_on_its_address_only(cluster: Cluster) -> None:
     cluster.start(host="127.0.0.2")
     assert cluster.endpoints[0].host == "127.0.0.2"
-    assert cluster.client().note("key") is None
+    assert cluster.client().get_note("key") is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", cluster.endpoints[0].port), timeout=5)
 
@@ -280,7 +280,7 @@ def test_a_server_listens_on_its_address_only(cluster: Cluster) -> None:
 def test_ipv6_works(cluster: Cluster) -> None:
     cluster.transport = "tcp"
     cluster.start(host="::1")
-    assert cluster.client().note("key") is None
+    assert cluster.client().get_note("key") is None
 
 
 def test_a_name_that_is_taken_is_an_error() -> None:

@@ -48,7 +48,7 @@ def test_damaged_frames_are_refused_and_the_server_lives(
         assert kind == "FrameError" and message in text
         with pytest.raises((EOFError, ConnectionError)):
             wire.receive(connection)
-    assert cluster.client().note("key") is None
+    assert cluster.client().get_note("key") is None
 
 
 def test_a_request_that_makes_no_sense_is_answered(cluster: Cluster) -> None:

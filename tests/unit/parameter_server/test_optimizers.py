@@ -134,7 +134,7 @@ def test_a_pulled_slot_goes_on_being_updated(any_cluster: Cluster) -> None:
         assert np.all(trace == step)
     client.push({0: [Assign(slot.uid, 10 * ones), Apply("o", (ones,))]})
     assert np.all(client.pull([slot])[0] == 11)
-    np.testing.assert_array_equal(client.rows(slot, [3]), 11 * ones[:1])
+    np.testing.assert_array_equal(client.pull_rows([(slot, [3])])[0], 11 * ones[:1])
 
 
 def test_a_parameter_without_a_gradient_keeps_its_value_and_slots(cluster: Cluster) -> None:

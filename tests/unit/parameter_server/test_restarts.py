@@ -80,7 +80,7 @@ def test_training_goes_on_from_the_snapshot(any_cluster: Cluster, tmp_path: Path
     assert str(path) in report.origin and report.old_boot != report.new_boot
     _step(client)
     assert np.all(fresh.pull([VALUE])[0] == -6)
-    assert fresh.note("note") == b"kept"
+    assert fresh.get_note("note") == b"kept"
 
 
 def test_nothing_is_lost_if_nothing_came_after_the_snapshot(
@@ -173,7 +173,7 @@ def test_what_was_created_is_soon_in_a_snapshot(cluster: Cluster, tmp_path: Path
     before = server.status()["snapshot_time"]
     _until(lambda: server.status()["snapshot_time"] > before)
     cluster.restart(snapshot_dir=tmp_path)
-    assert client.note("later") == b"" and client.pull([COUNT]) == [0]
+    assert client.get_note("later") == b"" and client.pull([COUNT]) == [0]
 
 
 def test_a_snapshot_is_of_one_moment(
@@ -197,7 +197,7 @@ def test_a_snapshot_is_of_one_moment(
     server = cluster.restart(**settings)
     assert server.status()["history"] == [(client.client_id, 1)]
     assert server.status()["updates"] == 1
-    assert client.pull([COUNT]) == [1] and client.note("late") is None
+    assert client.pull([COUNT]) == [1] and client.get_note("late") is None
 
 
 def test_two_snapshots_are_kept(cluster: Cluster, tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ def test_a_compiled_step_fetches_only_what_has_changed(strategy: Any) -> None:
     for number in range(3):
         count.assign(number)
         assert float(step()) == 1 + number
-    link = strategy.link
-    versions = dict(link._cached)
+    source = strategy.source
+    versions = dict(source._cached)
     uid = large.placement.specs[0].uid
     step()
-    assert link._cached[uid] is versions[uid]
+    assert source._cached[uid] is versions[uid]
 
 
 @pytest.mark.parametrize("kind", ["whole", "broadcast", "rows"])
@@ -170,18 +170,18 @@ def test_additions_of_two_processes_are_both_kept(strategy: Any) -> None:
         return v.read_value()
 
     step(1.0)
-    link, spec = strategy.link, v.placement.specs[0]
-    original = link.commit
+    source, spec = strategy.source, v.placement.specs[0]
+    original = source.commit
 
     def commit(*effects: Any) -> None:
-        link.client.push({spec.server: [_add(spec.uid, 100.0)]})
+        source.client.push({spec.server: [_add(spec.uid, 100.0)]})
         original(*effects)
 
-    link.commit = commit
+    source.commit = commit
     try:
         assert float(step(1.0)) == 4.0
     finally:
-        link.commit = original
+        source.commit = original
     assert float(v) == 104.0
 
 
@@ -227,7 +227,7 @@ def test_two_workers_begin_with_different_variables(
         elsewhere = cloudpickle.dumps(optimizer)
     optimizer.apply_gradients([(jnp.float32(1.0), a)])
     # As another process would make it that has asked who builds it at the same moment.
-    monkeypatch.setattr(strategy.link.client, "note", lambda key: None)
+    monkeypatch.setattr(strategy.source.client, "get_note", lambda key: None)
     monkeypatch.setattr(named_objects, "_known", weakref.WeakValueDictionary(named_objects._known))
     del named_objects._known[optimizer._uid]
     other = pickle.loads(elsewhere)

@@ -74,7 +74,7 @@ def writing(cluster: Cluster) -> Iterator[Cluster]:
 def test_a_reader_asks_the_server_when_it_keeps_on_writing(writing: Cluster) -> None:
     client = writing.client()
     np.testing.assert_array_equal(client.pull([SPEC])[0], ONES)
-    np.testing.assert_array_equal(client.rows(SPEC, [3]), ONES[:1])
+    np.testing.assert_array_equal(client.pull_rows([(SPEC, [3])])[0], ONES[:1])
 
 
 @pytest.mark.parametrize("times", [1, 4])
@@ -291,7 +291,7 @@ def test_memory_in_many_pieces_is_shared_bit_by_bit(
     for number, spec in enumerate(specs):
         client.create(spec, number * ONES)
     assert [value[0, 0] for value in client.pull(specs)] == [0, 1, 2, 3, 4]
-    reader = client._connections[0].reader(specs)
+    reader = client._connections[0].get_reader(specs)
     assert reader is not None and len(reader._segments) == 1 + len(specs)
 
 
@@ -322,11 +322,11 @@ def test_without_abstract_sockets_tcp_is_used(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "readlink", missing)
-        assert sockets.machine_id() == ""
+        assert sockets.get_machine_id() == ""
     monkeypatch.setattr("sys.platform", "darwin")
     cluster.start()
     assert cluster.endpoints[0].unix == "" and cluster.endpoints[0].machine == ""
-    assert cluster.client().note("key") is None
+    assert cluster.client().get_note("key") is None
 
 
 def test_unix_sockets_carry_it(cluster: Cluster) -> None:

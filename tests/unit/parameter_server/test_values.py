@@ -148,10 +148,10 @@ def test_only_the_rows_asked_for_are_read(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     client.create(MATRIX, VALUE)
     indices = np.array([[299, 0], [5, 5]])
-    np.testing.assert_array_equal(client.rows(MATRIX, indices), VALUE[indices])
+    np.testing.assert_array_equal(client.pull_rows([(MATRIX, indices)])[0], VALUE[indices])
     client.push({0: [AddRows("m", [5], np.ones((1, 100), np.float32))]})
-    np.testing.assert_array_equal(client.rows(MATRIX, [5]), VALUE[[5]] + 1)
-    assert client.rows(MATRIX, np.zeros(0, np.int64)).shape == (0, 100)
+    np.testing.assert_array_equal(client.pull_rows([(MATRIX, [5])])[0], VALUE[[5]] + 1)
+    assert client.pull_rows([(MATRIX, np.zeros(0, np.int64))])[0].shape == (0, 100)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_rows_that_do_not_exist_are_refused(any_cluster: Cluster, indices: list[
     client = any_cluster.client()
     client.create(MATRIX, VALUE)
     with pytest.raises(ParameterServerError, match="Indices of rows of parameter 'matrix'"):
-        client.rows(MATRIX, indices)
+        client.pull_rows([(MATRIX, indices)])
 
 
 def test_rows_of_a_scalar_are_refused(cluster: Cluster) -> None:
     client = cluster.client()
     client.create(COUNT, np.int32(0))
     with pytest.raises(ParameterServerError, match="scalar"):
-        client.rows(COUNT, [0])
+        client.pull_rows([(COUNT, [0])])
 
 
 def test_unknown_parameters_are_named(any_cluster: Cluster) -> None:
@@ -211,7 +211,7 @@ def test_unknown_parameters_are_named(any_cluster: Cluster) -> None:
     with pytest.raises(ParametersLostError, match="there is no parameter 'm'"):
         client.pull([MATRIX])
     with pytest.raises(ParametersLostError, match="there is no parameter 'm'"):
-        client.rows(MATRIX, [0])
+        client.pull_rows([(MATRIX, [0])])
     client.push({0: [Assign("m", VALUE)]})
     with pytest.raises(ParametersLostError, match="there is no parameter 'm'"):
         client.flush()
@@ -232,7 +232,7 @@ def test_deleted_parameters_are_gone_for_all(any_cluster: Cluster) -> None:
     with pytest.raises(ParametersLostError, match="'m'"):
         client.pull([MATRIX, MATRIX])
     with pytest.raises(ParametersLostError, match="'m'"):
-        other.rows(MATRIX, [0])
+        other.pull_rows([(MATRIX, [0])])
     assert other.pull([COUNT]) == [0]
     assert client.create(MATRIX, VALUE + 1)
     for value in other.pull([MATRIX, MATRIX]):
@@ -250,11 +250,11 @@ def test_large_parameters_have_memory_of_their_own(cluster: Cluster) -> None:
 
 def test_the_first_note_wins(any_cluster: Cluster) -> None:
     client, other = any_cluster.client(), any_cluster.client()
-    assert client.note("key") is None
+    assert client.get_note("key") is None
     assert client.set_note("key", b"mine") == b"mine"
     assert other.set_note("key", b"yours") == b"mine"
-    assert other.note("key") == b"mine"
-    assert client.set_note("empty", b"") == b"" and other.note("empty") == b""
+    assert other.get_note("key") == b"mine"
+    assert client.set_note("empty", b"") == b"" and other.get_note("empty") == b""
 
 
 def test_several_servers_are_used_at_once(any_cluster: Cluster) -> None:
@@ -329,7 +329,7 @@ def test_status_says_what_a_server_has(cluster: Cluster) -> None:
     client.flush()
     status = client.status(0)
     assert (status["parameters"], status["bytes"], status["connections"]) == (1, VALUE.nbytes, 1)
-    assert status["history"] == [[client.client_id, 1]] and client.acknowledged(0) == 1
+    assert status["history"] == [[client.client_id, 1]] and client.get_acknowledged(0) == 1
     assert client.client_id.startswith("trainer/")
     assert status["restored"] is None and status["snapshot"] is None
 

@@ -116,7 +116,7 @@ def test_calls_in_several_threads_do_not_see_each_others_values(strategy: Any) -
     step()
     ended = threading.Event()
     results: list[Any] = []
-    link = strategy.link
+    source = strategy.source
 
     def write() -> None:
         number = 0
@@ -125,7 +125,7 @@ def test_calls_in_several_threads_do_not_see_each_others_values(strategy: Any) -
             for variable in (large, small):
                 (spec,) = variable.placement.specs
                 value = np.full(spec.shape, number, np.float32)
-                link.push([(spec.server, Assign(spec.uid, value))])
+                source.push([(spec.server, Assign(spec.uid, value))])
 
     def read() -> None:
         results.extend(step()[0] for _ in range(25))
@@ -150,7 +150,7 @@ def test_values_that_are_kept_stay_as_they_are(strategy: Any, variables: list[An
     kept = []
     for number in range(12):
         large.assign(np.full(LARGE, number))
-        kept.append(strategy.link.client.pull(large.placement.specs)[0])
+        kept.append(strategy.source.client.pull(large.placement.specs)[0])
         assert float(step()[0]) == number * 100_000
     for number, value in enumerate(kept):
         assert np.all(value == number)

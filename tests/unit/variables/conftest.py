@@ -63,12 +63,12 @@ def whole(strategy: Any) -> Any:
 @pytest.fixture
 def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     """A record of what travels."""
-    record, client = Traffic(), strategy.link.client
-    rows_of, pull, push = client.rows_of, client.pull_versions, client.push
+    record, client = Traffic(), strategy.source.client
+    pull_rows, pull, push = client.pull_rows, client.pull_versions, client.push
 
     def noted_rows(wanted: Any) -> Any:
         record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
-        return rows_of(wanted)
+        return pull_rows(wanted)
 
     def noted_pull(specs: Any) -> Any:
         record.pulled += [spec.name for spec in specs]
@@ -78,7 +78,7 @@ def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
         record.note_push(by_server)
         push(by_server)
 
-    monkeypatch.setattr(client, "rows_of", noted_rows)
+    monkeypatch.setattr(client, "pull_rows", noted_rows)
     monkeypatch.setattr(client, "pull_versions", noted_pull)
     monkeypatch.setattr(client, "push", noted_push)
     return record

@@ -176,13 +176,13 @@ def test_constant_ids(strategy: Any) -> None:
 
 def test_independent_lookups_are_fetched_together(strategy: Any, monkeypatch: Any) -> None:
     together: list[int] = []
-    fetch = strategy.link.rows
+    fetch = strategy.source.rows
 
     def noted(requests: Any) -> Any:
         together.append(len(requests))
         return fetch(requests)
 
-    monkeypatch.setattr(strategy.link, "rows", noted)
+    monkeypatch.setattr(strategy.source, "rows", noted)
     with strategy.scope():
         users, items = dx.Variable(TABLE), dx.Variable(TABLE[::-1].copy())
 

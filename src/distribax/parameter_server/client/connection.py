@@ -123,7 +123,7 @@ class Connection:
         self._unacknowledged: tuple[int, Message] | None = None
         self._applied = _Applied()
         self._waits: list[_Wait] = []
-        self._connection: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._poll = select.poll()
         self._endpoint: Endpoint | None = None
         self._boot = ""
@@ -136,7 +136,7 @@ class Connection:
     def push(self, operations: list[dict[str, Any]], arrays: Sequence[Array]) -> None:
         """Sends a push; `settle` awaits the answer."""
         self.settle()
-        self._connect(self._deadline())
+        self._connect(self._choose_deadline())
         self._sequence += 1
         header = {"do": "push", "operations": operations}
         message = Message(header, arrays, number=self._sequence)
@@ -149,8 +149,8 @@ class Connection:
         """Waits until the last push is acknowledged; raises what it met on the server."""
         if self._unacknowledged is None:
             return
-        deadline = self._deadline()
-        if self._connection is not None:
+        deadline = self._choose_deadline()
+        if self._socket is not None:
             try:
                 answer = self._receive(deadline)
             except _BROKEN:
@@ -163,7 +163,7 @@ class Connection:
     def request(self, message: Message) -> Message:
         """Sends a request that may be repeated, and returns the answer."""
         self.settle()
-        deadline = self._deadline()
+        deadline = self._choose_deadline()
         while True:
             self._connect(deadline)
             try:
@@ -171,13 +171,13 @@ class Connection:
                 answer = self._receive(deadline)
             except _BROKEN as error:
                 if time.monotonic() >= deadline:
-                    raise self._unreachable(error) from error
+                    raise self._make_unreachable_error(error) from error
             else:
-                return self._checked(answer)
+                return self._check_answer(answer)
 
     def start(self, message: Message) -> None:
         """Sends a request whose answer `finish` takes; others can be sent to other servers."""
-        self._connect(self._deadline())
+        self._connect(self._choose_deadline())
         with contextlib.suppress(*_BROKEN):
             self._send(message)
             self._started = True
@@ -186,12 +186,12 @@ class Connection:
         """Returns the answer to a request that was started."""
         if self._started:
             with contextlib.suppress(*_BROKEN):
-                answer = self._receive(self._deadline())
+                answer = self._receive(self._choose_deadline())
                 self._started = False
-                return self._checked(answer)
+                return self._check_answer(answer)
         return self.request(message)
 
-    def prepare(self, specs: Sequence[ParameterSpec]) -> None:
+    def await_own_writes(self, specs: Sequence[ParameterSpec]) -> None:
         """Waits for this client's own writes to these parameters, so that it reads them."""
         self.settle()
         if not self._waits:
@@ -204,15 +204,15 @@ class Connection:
             # A restart of the server meanwhile has taken all of them.
             self._waits = [other for other in self._waits if other is not wait]
 
-    def reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
+    def get_reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
         """Returns what reads these parameters from shared memory; None if that cannot be."""
-        self._connect(self._deadline())
+        self._connect(self._choose_deadline())
         # Nothing is expected now: what can be read is the end of the connection.
-        if self._readable(0):
+        if self._is_readable(0):
             self._disconnect()
-            self._connect(self._deadline())
+            self._connect(self._choose_deadline())
         reader = self._reader
-        while reader is not None and (unknown := reader.unknown(specs)):
+        while reader is not None and (unknown := reader.find_unknown(specs)):
             answer = self.request(Message({"do": "map", "uids": [spec.uid for spec in unknown]}))
             reader = self._reader  # Another one, if the connection had to be made again.
             if reader is None or not reader.learn(unknown, answer):
@@ -222,27 +222,27 @@ class Connection:
     def close(self) -> None:
         """Ends the connection for good; also while another thread waits for an answer."""
         self._closed = True
-        connection = self._connection
+        connection = self._socket
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives back what the connection holds; after `close`."""
+        """Gives back what the link holds; after `close`."""
         self._disconnect()
         if self._mailbox is not None:
             self._mailbox.close()
 
     # The connection.
 
-    def _deadline(self) -> float:
+    def _choose_deadline(self) -> float:
         return time.monotonic() + self._timeout
 
     def _connect(self, deadline: float) -> None:
         """Makes a connection if there is none, and sends again what was not acknowledged."""
         if self._started:  # Interrupted; the answer that is still to come would be misread.
             self._disconnect()
-        while self._connection is None:
+        while self._socket is None:
             if self._closed:
                 raise RuntimeError(
                     "This parameter client is closed: its strategy was closed or has ended."
@@ -259,7 +259,7 @@ class Connection:
             except _BROKEN as error:
                 self._disconnect()
                 if time.monotonic() >= deadline:
-                    raise self._unreachable(error) from error
+                    raise self._make_unreachable_error(error) from error
                 time.sleep(_PAUSE_SECONDS)
 
     def _meet(self, deadline: float) -> None:
@@ -267,13 +267,13 @@ class Connection:
         connection = sockets.call(endpoint, max(0.1, deadline - time.monotonic()))
         # What has begun to come must go on; how long the first byte may take is seen to elsewhere.
         connection.settimeout(self._timeout)
-        self._connection = connection
+        self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         try:
             handshake.introduce(connection, self._token)
             self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
-            hello = self._checked(self._receive(deadline)).header
+            hello = self._check_answer(self._receive(deadline)).header
             self._share(hello["shared"])
             self._greet(hello)
         except BaseException:
@@ -282,8 +282,8 @@ class Connection:
 
     def _share(self, readable: bool) -> None:
         """Prepares to use the memory of this machine, if the server is on it."""
-        assert self._connection is not None
-        if not self._shared_memory or self._connection.family != getattr(socket, "AF_UNIX", None):
+        assert self._socket is not None
+        if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
             return
         self._mailbox = self._mailbox or Mailbox()
         self._mailbox.forget()
@@ -314,40 +314,40 @@ class Connection:
         assert self._unacknowledged is not None
         self.acknowledged = self._unacknowledged[0]
         self._unacknowledged = None
-        waits = self._checked(answer).header.get("waits", ())
+        waits = self._check_answer(answer).header.get("waits", ())
         self._applied.add(self.acknowledged)
         for optimizer, number, targets in waits:
             self._waits.append(_Wait(optimizer, number, frozenset(targets)))
 
     def _send(self, message: Message) -> None:
-        assert self._connection is not None
+        assert self._socket is not None
         try:
             if self._mailbox is not None and message.header["do"] == "push":
                 message = self._mailbox.wrap(message)
-            wire.send(self._connection, message)
+            wire.send(self._socket, message)
         except BaseException:
             # Also when interrupted: half a message leaves nothing that could be continued.
             self._disconnect()
             raise
 
     def _receive(self, deadline: float) -> Message:
-        assert self._connection is not None
+        assert self._socket is not None
         try:
-            while not self._readable(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            while not self._is_readable(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     raise TimeoutError("no answer")
                 if self._boot and self._locate(self._server).boot != self._boot:
                     raise ConnectionResetError("the server was restarted")
-            return wire.receive(self._connection)
+            return wire.receive(self._socket)
         except BaseException:
             self._disconnect()
             raise
 
-    def _readable(self, seconds: float) -> bool:
-        assert self._connection is not None
+    def _is_readable(self, seconds: float) -> bool:
+        assert self._socket is not None
         return bool(self._poll.poll(seconds * 1000))
 
-    def _checked(self, answer: Message) -> Message:
+    def _check_answer(self, answer: Message) -> Message:
         error = answer.header.get("error")
         if error is None:
             return answer
@@ -356,7 +356,7 @@ class Connection:
             raise ParametersLostError(self._server, text)
         raise ParameterServerError(self._server, kind, text)
 
-    def _unreachable(self, error: BaseException) -> ParameterServerUnreachableError:
+    def _make_unreachable_error(self, error: BaseException) -> ParameterServerUnreachableError:
         where = "" if self._endpoint is None else str(self._endpoint)
         trouble = f"{type(error).__name__}: {error}"
         return ParameterServerUnreachableError(self._server, where, self._timeout, trouble)
@@ -364,6 +364,6 @@ class Connection:
     def _disconnect(self) -> None:
         self._reader = None
         self._started = False
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

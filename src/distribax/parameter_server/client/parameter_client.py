@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from distribax.parameter_server.client.connection import Connection, RestartReport
 from distribax.parameter_server.protocol.operations import Array, Op, encode
@@ -21,19 +22,20 @@ from distribax.parameter_server.protocol.wire import Message
 
 
 class ParameterClient:
-    """Creates, reads and changes parameters on servers; any thread may call it, one at a time.
+    """Creates, reads and changes parameters on servers; its methods may be called by any thread.
 
     Args:
         num_servers: How many servers the cluster has.
         locate: Returns where a server is now; called again whenever a connection breaks.
-        client_id: The name of this client in messages and histories. A random text is added, so
+        client_id: The name of this client in messages and histories. A random suffix is added, so
             that a restarted process is another client.
         token: The secret of the cluster.
         timeout: How many seconds a server may take to answer or to come back.
         shared_memory: Use shared memory with servers on the same machine.
 
-    `on_restart` can be set to a function that is called with a server's index and a
-    `RestartReport` when another incarnation of that server answers.
+    Attributes:
+        on_restart: If it is set, called with a server's index and a `RestartReport` when that
+            server answers for the first time after a restart.
     """
 
     def __init__(
@@ -52,28 +54,28 @@ class ParameterClient:
         self._cache: dict[str, tuple[int, Array]] = {}
         self._connections = [
             Connection(
-                index, locate, self.client_id, token, timeout, shared_memory, self._restarted
+                index, locate, self.client_id, token, timeout, shared_memory, self._report_restart
             )
             for index in range(num_servers)
         ]
 
-    def create(self, spec: ParameterSpec, value: Any) -> bool:
-        """Creates a parameter and returns True; False if its uid exists, which keeps its value."""
+    def create(self, spec: ParameterSpec, value: ArrayLike) -> bool:
+        """Creates a parameter unless its uid exists; returns whether it did."""
         fields = dataclasses.asdict(spec)
         with self._lock:
-            connection = self._connection(spec.server)
+            connection = self._get_connection(spec.server)
             message = Message({"do": "create", "spec": fields}, [np.asarray(value)])
             created = bool(connection.request(message).header["created"])
             connection.has_parameters = True
             return created
 
     def register_optimizer(self, server: int, spec: OptimizerSpec) -> bool:
-        """Tells a server of an optimizer for parameters that it has; True if it was new."""
+        """Registers an optimizer for parameters of a server; returns whether it was new."""
         fields = dataclasses.asdict(spec)
         transformation = np.frombuffer(fields.pop("transformation"), np.uint8)
         with self._lock:
             message = Message({"do": "register", "spec": fields}, [transformation])
-            return bool(self._connection(server).request(message).header["created"])
+            return bool(self._get_connection(server).request(message).header["created"])
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
@@ -82,16 +84,16 @@ class ParameterClient:
     def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[tuple[int, Array]]:
         """Like `pull`, with each value's version: equal versions of a uid are equal values.
 
-        Only what has changed since this client's last pull travels. What comes from one server
-        belongs together: no push is seen in one value and not in another. The arrays are read-only
-        and nobody ever changes them, so that JAX may use them without a copy.
+        Only values that have changed since this client's last pull are sent. The values of one
+        server belong together: no push is seen in one and not in another. The arrays are read-only
+        and never change, so that JAX may use them without a copy.
         """
         by_server: dict[int, list[ParameterSpec]] = {}
         for spec in specs:
             by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
             for server, wanted in by_server.items():
-                self._connection(server).prepare(wanted)
+                self._get_connection(server).await_own_writes(wanted)
             asked = {
                 server: wanted
                 for server, wanted in by_server.items()
@@ -103,65 +105,71 @@ class ParameterClient:
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
-        connection = self._connection(server)
-        reader = connection.reader(specs)
+        connection = self._get_connection(server)
+        reader = connection.get_reader(specs)
         if reader is None:
             return False
-        found = reader.pull(specs, self._have(specs))
+        found = reader.pull(specs, self._list_versions(specs))
         if found is None:
             return False
         connection.has_parameters = True
         for spec, (version, value) in zip(specs, found, strict=True):
             if value is not None:
-                self._cache[spec.uid] = version, _read_only(value)
+                self._cache[spec.uid] = version, _make_read_only(value)
         return True
 
     def _ask(self, by_server: Mapping[int, Sequence[ParameterSpec]]) -> None:
-        """Fetches what has changed from all servers at the same time."""
+        """Fetches what has changed from all servers in parallel."""
         requests = {
             server: Message(
-                {"do": "pull", "uids": [spec.uid for spec in specs], "have": self._have(specs)}
+                {
+                    "do": "pull",
+                    "uids": [spec.uid for spec in specs],
+                    "have": self._list_versions(specs),
+                }
             )
             for server, specs in by_server.items()
         }
-        for server, answer in self._answers(requests).items():
-            self._connection(server).has_parameters = True
+        for server, answer in self._ask_all(requests).items():
+            self._get_connection(server).has_parameters = True
             header = requests[server].header
-            self._take(header["uids"], header["have"], answer)
+            self._keep_answer(header["uids"], header["have"], answer)
 
-    def _answers(self, requests: Mapping[int, Message]) -> dict[int, Message]:
-        """Asks all servers, and then takes their answers: they work at the same time."""
+    def _ask_all(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        """Sends all requests before it receives the answers, so that servers work in parallel."""
         for server, request in requests.items():
-            self._connection(server).start(request)
+            self._get_connection(server).start(request)
         answers: dict[int, Message] = {}
         errors: list[Exception] = []
         for server, request in requests.items():
             try:
-                answers[server] = self._connection(server).finish(request)
+                answers[server] = self._get_connection(server).finish(request)
             except (RuntimeError, OSError) as error:
-                errors.append(error)  # The others' answers must be taken all the same.
+                errors.append(error)  # The other answers have to be received all the same.
         if errors:
             raise errors[0]
         return answers
 
-    def _have(self, specs: Sequence[ParameterSpec]) -> list[int]:
+    def _list_versions(self, specs: Sequence[ParameterSpec]) -> list[int]:
         cache = self._cache
         return [cached[0] if (cached := cache.get(spec.uid)) else 0 for spec in specs]
 
-    def rows(self, spec: ParameterSpec, indices: Any) -> Array:
-        """Returns some rows of a parameter, with this client's pushes so far; only they travel."""
-        return self.rows_of([(spec, indices)])[0]
+    def pull_rows(self, wanted: Sequence[tuple[ParameterSpec, ArrayLike]]) -> list[Array]:
+        """Returns some rows of some parameters, with this client's pushes so far in them.
 
-    def rows_of(self, wanted: Sequence[tuple[ParameterSpec, Any]]) -> list[Array]:
-        """Returns some rows of several parameters; each server is asked once."""
+        Only these rows are sent, and each server is asked once.
+
+        Args:
+            wanted: The parameters, each with the indices of its rows.
+        """
         asked = [(spec, np.asarray(indices)) for spec, indices in wanted]
         found: list[Array | None] = [None] * len(asked)
         places: dict[int, list[int]] = {}
         with self._lock:
             for place, (spec, indices) in enumerate(asked):
-                connection = self._connection(spec.server)
-                connection.prepare([spec])
-                reader = connection.reader([spec]) if _in_range(spec, indices) else None
+                connection = self._get_connection(spec.server)
+                connection.await_own_writes([spec])
+                reader = connection.get_reader([spec]) if _are_in_range(spec, indices) else None
                 found[place] = None if reader is None else reader.rows(spec, indices)
                 if found[place] is None:
                     places.setdefault(spec.server, []).append(place)
@@ -172,19 +180,18 @@ class ParameterClient:
                 )
                 for server, own in places.items()
             }
-            for server, answer in self._answers(requests).items():
+            for server, answer in self._ask_all(requests).items():
                 for place, rows in zip(places[server], answer.arrays, strict=True):
                     found[place] = rows
-        return [_read_only(rows) for rows in found if rows is not None]
+        return [_make_read_only(rows) for rows in found if rows is not None]
 
     def push(self, by_server: Mapping[int, Sequence[Op]]) -> None:
-        """Sends operations to servers; each server applies its own once, all or none.
+        """Sends operations to servers; each server applies its own exactly once, all or none.
 
-        Returns when they are sent; the arrays must stay as they are until the next call. What goes
-        wrong on a server is raised by that call. An error of the push before is raised by this one,
-        and then nothing is sent.
+        It returns when they are sent. The arrays must not change until the next call, which raises
+        what has gone wrong on a server. If that is the case, it sends nothing.
         """
-        pushes = [(self._connection(server), *encode(own)) for server, own in by_server.items()]
+        pushes = [(self._get_connection(server), *encode(own)) for server, own in by_server.items()]
         with self._lock:
             for connection, _, _ in pushes:
                 connection.settle()
@@ -198,25 +205,25 @@ class ParameterClient:
                 connection.settle()
 
     def complete_rounds(self) -> None:
-        """Applies the contributions that wait for others, on all servers."""
+        """Has all servers apply the contributions that wait for others."""
         with self._lock:
             for connection in self._connections:
                 connection.request(Message({"do": "complete_rounds"}))
 
     def set_note(self, key: str, value: bytes) -> bytes:
-        """Keeps a note on server 0 unless there is one of that key; returns the one kept."""
+        """Keeps a note on server 0 unless there is one with that key; returns the one kept."""
         with self._lock:
             message = Message({"do": "set_note", "key": key}, [np.frombuffer(value, np.uint8)])
-            return self._connection(0).request(message).arrays[0].tobytes()
+            return self._get_connection(0).request(message).arrays[0].tobytes()
 
-    def note(self, key: str) -> bytes | None:
-        """Returns a note, or None if there is none of that key."""
+    def get_note(self, key: str) -> bytes | None:
+        """Returns the note with that key, or None."""
         with self._lock:
-            answer = self._connection(0).request(Message({"do": "note", "key": key}))
+            answer = self._get_connection(0).request(Message({"do": "note", "key": key}))
             return answer.arrays[0].tobytes() if answer.arrays else None
 
     def delete(self, uids: Iterable[str]) -> None:
-        """Removes parameters and optimizers from all servers; unknown ones are passed over."""
+        """Removes parameters and optimizers from all servers; unknown ones are ignored."""
         gone = list(uids)
         with self._lock:
             for connection in self._connections:
@@ -228,12 +235,12 @@ class ParameterClient:
         """Returns a server's `ParameterServer.status()`."""
         with self._lock:
             return dict(
-                self._connection(server).request(Message({"do": "status"})).header["status"]
+                self._get_connection(server).request(Message({"do": "status"})).header["status"]
             )
 
-    def acknowledged(self, server: int) -> int:
+    def get_acknowledged(self, server: int) -> int:
         """Returns the number of this client's last push that the server has acknowledged."""
-        return self._connection(server).acknowledged
+        return self._get_connection(server).acknowledged
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""
@@ -243,29 +250,29 @@ class ParameterClient:
             for connection in self._connections:
                 connection.release()
 
-    def _connection(self, server: int) -> Connection:
+    def _get_connection(self, server: int) -> Connection:
         if not 0 <= server < len(self._connections):
             raise ValueError(f"server={server}, but there are {len(self._connections)} servers.")
         return self._connections[server]
 
-    def _take(self, uids: Sequence[str], have: Sequence[int], answer: Message) -> None:
+    def _keep_answer(self, uids: Sequence[str], have: Sequence[int], answer: Message) -> None:
         arrays = iter(answer.arrays)
         for uid, old, new in zip(uids, have, answer.header["versions"], strict=True):
             if old != new:
-                self._cache[uid] = (new, _read_only(next(arrays)))
+                self._cache[uid] = (new, _make_read_only(next(arrays)))
 
-    def _restarted(self, report: RestartReport) -> None:
+    def _report_restart(self, report: RestartReport) -> None:
         if self.on_restart is not None:
             self.on_restart(report.server, report)
 
 
-def _in_range(spec: ParameterSpec, indices: Array) -> bool:
-    """Tells whether these are indices of rows; if not, the server says what is wrong."""
+def _are_in_range(spec: ParameterSpec, indices: Array) -> bool:
+    """Tells whether these are indices of rows; if not, the server's error says what is wrong."""
     if not spec.shape or indices.dtype.kind not in "iu":
         return False
     return not indices.size or bool(indices.min() >= 0 and indices.max() < spec.shape[0])
 
 
-def _read_only(array: Array) -> Array:
+def _make_read_only(array: Array) -> Array:
     array.flags.writeable = False
     return array

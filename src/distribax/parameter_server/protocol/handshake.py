@@ -32,10 +32,10 @@ def welcome(connection: socket.socket, token: bytes) -> None:
     own = os.urandom(_NONCE)
     connection.sendall(_GREETING + own)
     theirs, proof = _split(_receive_exactly(connection, _NONCE + 32))
-    if not hmac.compare_digest(proof, _proof(token, b"client", own, theirs)):
+    if not hmac.compare_digest(proof, _make_proof(token, b"client", own, theirs)):
         connection.sendall(_REFUSED + bytes(32))
         raise WrongTokenError("a client without the cluster's token has called")
-    connection.sendall(_ACCEPTED + _proof(token, b"server", own, theirs))
+    connection.sendall(_ACCEPTED + _make_proof(token, b"server", own, theirs))
 
 
 def introduce(connection: socket.socket, token: bytes) -> None:
@@ -45,11 +45,11 @@ def introduce(connection: socket.socket, token: bytes) -> None:
     if not greeting.startswith(_GREETING):
         raise ConnectionError(f"not a parameter server: it says {greeting!r}")
     theirs, own = greeting[len(_GREETING) :], os.urandom(_NONCE)
-    connection.sendall(own + _proof(token, b"client", theirs, own))
+    connection.sendall(own + _make_proof(token, b"client", theirs, own))
     answer = _receive_exactly(connection, 1 + 32)
     if answer[:1] != _ACCEPTED:
         raise WrongTokenError("the server has another token")
-    if not hmac.compare_digest(answer[1:], _proof(token, b"server", theirs, own)):
+    if not hmac.compare_digest(answer[1:], _make_proof(token, b"server", theirs, own)):
         raise WrongTokenError("what answers there does not have the token")
 
 
@@ -64,7 +64,7 @@ def check_peer(connection: socket.socket) -> None:
         raise PermissionError(f"the other end belongs to user {user}, expected {os.getuid()}")
 
 
-def _proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+def _make_proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
 
 

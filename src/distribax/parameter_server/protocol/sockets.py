@@ -13,7 +13,7 @@ from distribax.parameter_server.protocol.parameter_spec import Endpoint
 _BACKLOG: Final = 128
 
 
-def machine_id() -> str:
+def get_machine_id() -> str:
     """Names the running kernel and the network namespace, in which abstract sockets are seen.
 
     Empty where there are no abstract sockets.
@@ -49,7 +49,7 @@ def listen_unix(name: str) -> socket.socket:
 
 def call(endpoint: Endpoint, timeout: float) -> socket.socket:
     """Connects to a server, on the same machine by its unix socket."""
-    if endpoint.unix and endpoint.machine and endpoint.machine == machine_id():
+    if endpoint.unix and endpoint.machine and endpoint.machine == get_machine_id():
         try:
             return _call_unix(endpoint.unix, timeout)
         except OSError:

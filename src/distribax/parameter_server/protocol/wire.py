@@ -59,16 +59,16 @@ class Message(NamedTuple):
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message out of the memory of its arrays."""
     if not message.arrays and not message.descriptors:
-        connection.sendall(_head(message.header, 0, message.number))
+        connection.sendall(_make_head(message.header, 0, message.number))
         return
     arrays = [np.asarray(value, order="C") for value in message.arrays]
     described = [[dtype_name(value.dtype), value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
-    head = _head({**message.header, _ARRAYS: described}, payload, message.number)
-    _send_parts(connection, [memoryview(head), *map(_bytes_of, arrays)], message.descriptors)
+    head = _make_head({**message.header, _ARRAYS: described}, payload, message.number)
+    _send_parts(connection, [memoryview(head), *map(_view_bytes, arrays)], message.descriptors)
 
 
-def _head(header: dict[str, Any], payload: int, number: int) -> bytes:
+def _make_head(header: dict[str, Any], payload: int, number: int) -> bytes:
     text = _ENCODE(header).encode()
     return _PREFIX.pack(_MAGIC, len(text), payload, number) + text
 
@@ -95,7 +95,7 @@ def receive(connection: socket.socket) -> Message:
         text = begun[:header_size]
         if len(text) < header_size:
             text = memoryview(bytearray(header_size))
-            _receive_parts(connection, _filled([text], begun))
+            _receive_parts(connection, _fill([text], begun))
         begun = begun[header_size:]
         header, forms = _parse(text, payload)
         if len(begun) > payload:
@@ -103,8 +103,8 @@ def receive(connection: socket.socket) -> Message:
         if not forms:
             return Message(header, (), descriptors, number)
         arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
-        parts = [part for array in arrays if (part := _bytes_of(array)).nbytes]
-        _receive_parts(connection, _filled(parts, begun))
+        parts = [part for array in arrays if (part := _view_bytes(array)).nbytes]
+        _receive_parts(connection, _fill(parts, begun))
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -130,7 +130,7 @@ def _parse(
     return header, forms
 
 
-def _bytes_of(value: Array) -> memoryview:
+def _view_bytes(value: Array) -> memoryview:
     # Through uint8, as bfloat16 and the like have no buffer of their own.
     return value.reshape(-1).view(np.uint8).data
 
@@ -141,9 +141,9 @@ def _send_parts(
     parts = [part for part in parts if part.nbytes]
     if descriptors:  # They go with the first bytes.
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-        parts = _after(parts, connection.sendmsg(parts[:1], [rights]))
+        parts = _skip_bytes(parts, connection.sendmsg(parts[:1], [rights]))
     while parts:
-        parts = _after(parts, connection.sendmsg(parts[:_MAX_PARTS]))
+        parts = _skip_bytes(parts, connection.sendmsg(parts[:_MAX_PARTS]))
 
 
 def _receive_first(connection: socket.socket, buffer: memoryview, descriptors: list[int]) -> int:
@@ -170,19 +170,19 @@ def _receive_parts(connection: socket.socket, parts: list[memoryview]) -> None:
         count = connection.recvmsg_into(parts[:_MAX_PARTS])[0]
         if not count:
             raise FrameError(_CUT)
-        parts = _after(parts, count)
+        parts = _skip_bytes(parts, count)
 
 
-def _filled(parts: list[memoryview], begun: memoryview) -> list[memoryview]:
+def _fill(parts: list[memoryview], begun: memoryview) -> list[memoryview]:
     """Puts bytes into the first of the parts, and returns what is left to fill."""
     while begun:
         size = min(len(begun), parts[0].nbytes)
         parts[0][:size] = begun[:size]
-        parts, begun = _after(parts, size), begun[size:]
+        parts, begun = _skip_bytes(parts, size), begun[size:]
     return parts
 
 
-def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+def _skip_bytes(parts: list[memoryview], count: int) -> list[memoryview]:
     """Returns what is left of the parts after so many bytes."""
     done = 0
     for part in parts:

@@ -23,7 +23,7 @@ import optax
 from distribax import jax_private
 from distribax.parameter_server.protocol.operations import Array, Gradient, Rows
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
-from distribax.parameter_server.server.sparse import RowSet, gathered, padded, summed
+from distribax.parameter_server.server.sparse import RowSet, gather_rows, pad_rows, sum_rows
 from distribax.parameter_server.server.stored_parameter import Change, Form
 from distribax.training.optimizer_state import StateLayout, apply_transformation
 
@@ -138,14 +138,14 @@ class Update:
         # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
         # part.
         touched = {
-            number: summed(gradient.indices, gradient.rows)
+            number: sum_rows(gradient.indices, gradient.rows)
             for number, gradient in enumerate(gradients)
             if isinstance(gradient, Rows)
         }
         of_slots = self._rows_of_slots(touched) if touched else {}
 
         def rows(uid: str, of: RowSet) -> Array:
-            return gathered(store.read_host(uid), of.indices)
+            return gather_rows(store.read_host(uid), of.indices)
 
         targets, slots = self.spec.targets, self.spec.slots
         program = self._program(tuple([gradient is not None for gradient in gradients]))
@@ -159,7 +159,7 @@ class Update:
             for i, uid in enumerate(slots)
         ]
         dense = [
-            padded(touched[i].rows) if i in touched else gradient
+            pad_rows(touched[i].rows) if i in touched else gradient
             for i, gradient in enumerate(gradients)
         ]
         with self._settings():

@@ -15,7 +15,7 @@ from distribax.parameter_server.protocol.parameter_spec import Endpoint
 from distribax.parameter_server.server.request_handler import Host, RequestHandler
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.shared_memory.arena import can_share
-from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotKeeper
+from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotSchedule
 
 _HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.05
@@ -58,7 +58,7 @@ class ParameterServer:
         self._token = token
         shared = shared_memory and can_share()
         self._store = Store(shared_memory=shared, record_history=record_history)
-        self._keeper = SnapshotKeeper(self._store, snapshot_dir, snapshot_interval)
+        self._snapshots = SnapshotSchedule(self._store, snapshot_dir, snapshot_interval)
         self._boot = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
@@ -68,10 +68,10 @@ class ParameterServer:
 
     def start(self) -> Endpoint:
         """Restores the newest snapshot, if there is one, begins to listen, and returns where."""
-        self._keeper.start()
+        self._snapshots.start()
         listener = sockets.listen(self._host)
         self._listeners.append(listener)
-        machine, unix = sockets.machine_id(), ""
+        machine, unix = sockets.get_machine_id(), ""
         if machine:
             unix = f"distribax-{self._boot}"
             self._listeners.append(sockets.listen_unix(unix))
@@ -96,13 +96,13 @@ class ParameterServer:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._store.close()
-        self._keeper.close()
+        self._snapshots.close()
         for thread in [*self._threads, *connections.values()]:
             thread.join()
 
     def snapshot(self) -> Path:
         """Takes a snapshot now and returns its path."""
-        return self._keeper.snapshot()
+        return self._snapshots.snapshot()
 
     def status(self) -> dict[str, Any]:
         """Returns what the server has and has done.
@@ -128,7 +128,7 @@ class ParameterServer:
             "updates": store.num_updates,
             "connections": len(self._connections),
             "rounds": rounds,
-            **self._keeper.status(),
+            **self._snapshots.status(),
         }
         if store.history is not None:
             status["history"] = list(store.history)
@@ -160,7 +160,7 @@ class ParameterServer:
             sockets.tune(connection)
             handshake.welcome(connection, self._token)
             connection.settimeout(None)
-            host = Host(self._store, self._hello, self.status, self._keeper.origin)
+            host = Host(self._store, self._hello, self.status, self._snapshots.origin)
             RequestHandler(host, connection).run()
         except (OSError, EOFError):
             pass  # The client is gone or was refused; it knows.
@@ -181,5 +181,5 @@ class ParameterServer:
                 "boot": self._boot,
                 "parameters": len(store.entries),
                 "sequence": answer.sequence if answer else 0,
-                "origin": self._keeper.origin(),
+                "origin": self._snapshots.origin(),
             }

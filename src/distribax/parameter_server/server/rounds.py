@@ -60,18 +60,18 @@ class Round:
         }
 
 
-def mean(contributions: Sequence[Apply]) -> Apply:
+def average(contributions: Sequence[Apply]) -> Apply:
     """Returns one contribution that stands for all: the mean of each gradient.
 
     One that has no gradient for a target counts as zeros, unless none has one.
     """
     last = contributions[-1]
     columns = zip(*(contribution.gradients for contribution in contributions), strict=True)
-    gradients = tuple(_mean(column, len(contributions)) for column in columns)
+    gradients = tuple(_average(column, len(contributions)) for column in columns)
     return Apply(last.optimizer, gradients, last.extra_args)
 
 
-def _mean(column: tuple[Gradient, ...], count: int) -> Gradient:
+def _average(column: tuple[Gradient, ...], count: int) -> Gradient:
     given = [gradient for gradient in column if gradient is not None]
     if not given:
         return None
@@ -80,16 +80,16 @@ def _mean(column: tuple[Gradient, ...], count: int) -> Gradient:
     if not dense:
         indices = np.concatenate([np.asarray(part.indices) for part in sparse])
         rows = np.concatenate([np.asarray(part.rows) for part in sparse])
-        return Rows(indices, _divided(rows, count))
+        return Rows(indices, _divide(rows, count))
     total = np.array(dense[0])
     for other in dense[1:]:
         total += np.asarray(other)
     for part in sparse:
         np.add.at(total, part.indices, part.rows)
-    return _divided(total, count)
+    return _divide(total, count)
 
 
-def _divided(total: Array, count: int) -> Array:
+def _divide(total: Array, count: int) -> Array:
     return np.asarray(total / np.asarray(count, total.dtype), total.dtype)
 
 

@@ -21,11 +21,11 @@ class RowSet:
     rows: Array
 
 
-def summed(indices: Array, rows: Array) -> RowSet:
+def sum_rows(indices: Array, rows: Array) -> RowSet:
     """Returns the rows with those of equal indices added up."""
     order = np.argsort(indices)
     ascending = indices[order]
-    starts = _starts(ascending)
+    starts = _find_starts(ascending)
     sums = np.take(rows, order[starts], axis=0)
     counts = np.diff(starts, append=len(indices))
     # The second row of each index, then the third, and so on: a sum of large arrays is much faster
@@ -42,34 +42,34 @@ def summed(indices: Array, rows: Array) -> RowSet:
     return RowSet(ascending[starts], sums)
 
 
-def last(indices: Array, rows: Array) -> RowSet:
+def keep_last_rows(indices: Array, rows: Array) -> RowSet:
     """Returns the rows, of equal indices only the last."""
     distinct, places = np.unique(indices[::-1], return_index=True)
     return RowSet(distinct, rows[::-1][places])
 
 
-def gathered(value: Array, indices: Array) -> Array:
+def gather_rows(value: Array, indices: Array) -> Array:
     """Returns a copy of some rows of a table, and zeros up to the padded count."""
-    rows = _room(len(indices), value)
+    rows = _allocate_rows(len(indices), value)
     np.take(value, indices, axis=0, out=rows[: len(indices)], mode="clip")
     return rows
 
 
-def padded(rows: Array) -> Array:
+def pad_rows(rows: Array) -> Array:
     """Returns a copy of rows, and zeros up to the padded count."""
-    copy = _room(len(rows), rows)
+    copy = _allocate_rows(len(rows), rows)
     copy[: len(rows)] = rows
     return copy
 
 
-def _room(count: int, like: Array) -> Array:
+def _allocate_rows(count: int, like: Array) -> Array:
     """Returns memory for so many rows, rounded up to a power of two, the rest filled with zeros."""
     room = aligned_empty((1 << max(0, count - 1).bit_length(), *like.shape[1:]), like.dtype)
     room[count:] = 0
     return room
 
 
-def _starts(ascending: Array) -> Array:
+def _find_starts(ascending: Array) -> Array:
     """Returns where in a sorted array another number begins."""
     new = np.ones(len(ascending), bool)
     np.not_equal(ascending[1:], ascending[:-1], out=new[1:])

@@ -244,8 +244,9 @@ class Store:
         transaction = self._begin()
         for operation in operations:
             transaction.compute(operation)
-        contributed = {given.optimizer for given in transaction.contributions}
-        optimizers = contributed - set(transaction.closed)
+        optimizers = {given.optimizer for given in transaction.contributions} - set(
+            transaction.closed
+        )
         waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)
         for contribution in transaction.contributions:
             self.rounds[contribution.optimizer].add(client, contribution)

@@ -17,8 +17,8 @@ from distribax.parameter_server.protocol.operations import (
     Op,
 )
 from distribax.parameter_server.server.optimizer_update import Update
-from distribax.parameter_server.server.rounds import Round, mean
-from distribax.parameter_server.server.sparse import RowSet, last, summed
+from distribax.parameter_server.server.rounds import Round, average
+from distribax.parameter_server.server.sparse import RowSet, keep_last_rows, sum_rows
 from distribax.parameter_server.server.stored_parameter import Change, StoredParameter
 
 
@@ -56,9 +56,9 @@ class Transaction:
             case AssignAdd(uid, delta):
                 self._set(uid, self.read_host(uid) + delta)
             case AssignRows(uid, indices, rows):
-                self._set_rows(uid, last(indices, rows))
+                self._set_rows(uid, keep_last_rows(indices, rows))
             case AddRows(uid, indices, rows):
-                added = summed(indices, rows)
+                added = sum_rows(indices, rows)
                 old = np.take(self.read_host(uid), added.indices, axis=0)
                 self._set_rows(uid, RowSet(added.indices, old + added.rows))
             case Apply():
@@ -67,7 +67,7 @@ class Transaction:
     def apply_round(self, optimizer: str) -> None:
         """Computes the update of a round with the contributions that are in."""
         self.closed.append(optimizer)
-        self._update(mean(self._round_of(optimizer).contributions))
+        self._update(average(self._round_of(optimizer).contributions))
 
     def read(self, uid: str) -> Any:
         """Returns a value as it will be, a NumPy or a JAX array."""
@@ -98,7 +98,7 @@ class Transaction:
             if len(collected) < needed:
                 return
             self.closed.append(optimizer)
-            contribution = mean(collected)
+            contribution = average(collected)
         self._update(contribution)
 
     def _update(self, contribution: Apply) -> None:

@@ -87,7 +87,7 @@ class Arena:
         self._depth = 0
         control = self._add_segment(mmap.PAGESIZE).memory
         control[:] = 0
-        self._sequence = words_of(control)
+        self._sequence = view_words(control)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Block:
         """Returns memory for a value."""
@@ -101,7 +101,7 @@ class Arena:
         offset = segment.used
         segment.used += size
         segment.live += 1
-        return Block(segment.number, offset, *block_at(segment.memory, offset, shape, dtype))
+        return Block(segment.number, offset, *view_block(segment.memory, offset, shape, dtype))
 
     def free(self, block: Block) -> None:
         """Takes memory back; readers see that the value is gone."""
@@ -135,7 +135,7 @@ class Arena:
     def _add_segment(self, size: int) -> Segment:
         number, self._next = self._next, self._next + 1
         if self.shared:
-            memory, descriptor = _shared_memory(f"distribax-{number}", size)
+            memory, descriptor = _create_shared_memory(f"distribax-{number}", size)
             segment = Segment(number, memory, descriptor=descriptor)
         else:
             segment = Segment(number, aligned_empty((size,), np.uint8))
@@ -143,20 +143,20 @@ class Arena:
         return segment
 
 
-def words_of(memory: Array) -> memoryview[int]:
+def view_words(memory: Array) -> memoryview[int]:
     """Returns memory as words; NumPy takes far longer to read and write a single one."""
     words: memoryview[int] = memory.view(np.uint64).data
     return words
 
 
-def block_at(
+def view_block(
     memory: Array, offset: int, shape: tuple[int, ...], dtype: str
 ) -> tuple[memoryview[int], Array]:
     """Returns the header's words and the value of the block that begins there."""
     form = plain_dtype(dtype)
     start = offset + _HEADER
     stop = start + math.prod(shape) * form.itemsize
-    words = words_of(memory[offset:start])
+    words = view_words(memory[offset:start])
     return words, memory[start:stop].view(form).reshape(tuple(shape))
 
 
@@ -186,7 +186,7 @@ def map_file(descriptor: int, size: int, *, writable: bool) -> Array:
     return np.frombuffer(mapped, np.uint8)
 
 
-def _shared_memory(name: str, size: int) -> tuple[Any, int]:
+def _create_shared_memory(name: str, size: int) -> tuple[Any, int]:
     descriptor = create_file(name, size)
     try:
         memory = map_file(descriptor, size, writable=True)

@@ -38,7 +38,7 @@ class Mailbox:
         arrays, header = message.arrays, message.header
         if sum(array.nbytes for array in arrays) < _SMALLEST:
             return message
-        placed, size = _placed(arrays)
+        placed, size = _plan_places(arrays)
         memory = self._room_for(size)
         for place, array in zip(placed, arrays, strict=True):
             np.copyto(_view(memory, *place), array)
@@ -90,7 +90,7 @@ class MailboxReader:
         return _view(self._memory, dtype, shape, offset)
 
 
-def _placed(arrays: Sequence[Array]) -> tuple[list[tuple[str, Sequence[int], int]], int]:
+def _plan_places(arrays: Sequence[Array]) -> tuple[list[tuple[str, Sequence[int], int]], int]:
     """Returns the type, shape and offset of each array, one after the other, and the size."""
     placed: list[tuple[str, Sequence[int], int]] = []
     offset = 0

@@ -16,9 +16,9 @@ from distribax.parameter_server.shared_memory.arena import (
     CONTROL_SEGMENT,
     STALE_WORD,
     VERSION_WORD,
-    block_at,
     map_file,
-    words_of,
+    view_block,
+    view_words,
 )
 from distribax.topology.host_memory import aligned_copy, aligned_empty
 
@@ -45,7 +45,7 @@ class SharedReader:
         self._places: dict[str, _Place] = {}
         self._sequence: memoryview[int] | None = None
 
-    def unknown(self, specs: Sequence[ParameterSpec]) -> list[ParameterSpec]:
+    def find_unknown(self, specs: Sequence[ParameterSpec]) -> list[ParameterSpec]:
         """Returns those whose place is not known."""
         return [spec for spec in specs if spec.uid not in self._places]
 
@@ -62,9 +62,9 @@ class SharedReader:
             for descriptor in answer.descriptors:
                 os.close(descriptor)
         if self._sequence is None:
-            self._sequence = words_of(self._segments[CONTROL_SEGMENT])
+            self._sequence = view_words(self._segments[CONTROL_SEGMENT])
         for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=False):
-            block = block_at(self._segments[segment], offset, shape, dtype)
+            block = view_block(self._segments[segment], offset, shape, dtype)
             self._places[spec.uid] = _Place(*block)
         return True
 

@@ -37,22 +37,22 @@ class DamagedSnapshotError(DistribaxError, ValueError):
 
 
 @dataclass(frozen=True)
-class Image:
+class SnapshotState:
     """What a snapshot holds: JSON values, and arrays."""
 
     header: dict[str, Any]
     arrays: Sequence[Array] = field(default=())
 
 
-def write(folder: Path, number: int, image: Image) -> Path:
+def write(folder: Path, number: int, state: SnapshotState) -> Path:
     """Writes a snapshot, removes those that are too old, and returns the new one's path.
 
     `number` orders the snapshots of a folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = [np.asarray(array, order="C") for array in image.arrays]
-    described = [[a.dtype.name, a.shape, zlib.crc32(_bytes_of(a))] for a in arrays]
-    header = json.dumps({"state": image.header, "arrays": described}).encode()
+    arrays = [np.asarray(array, order="C") for array in state.arrays]
+    described = [[a.dtype.name, a.shape, zlib.crc32(_view_bytes(a))] for a in arrays]
+    header = json.dumps({"state": state.header, "arrays": described}).encode()
     path = folder / f"{number:020d}{_SUFFIX}"
     temporary = path.with_suffix(".partial")
     try:
@@ -60,7 +60,7 @@ def write(folder: Path, number: int, image: Image) -> Path:
             file.write(_PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)))
             file.write(header)
             for array in arrays:
-                file.write(_bytes_of(array))
+                file.write(_view_bytes(array))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -68,7 +68,7 @@ def write(folder: Path, number: int, image: Image) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(folder)
-    for old in _files(folder)[KEPT:]:
+    for old in _list_files(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     # Left by a process that was killed while it wrote.
     for left in folder.glob("*.partial"):
@@ -76,10 +76,10 @@ def write(folder: Path, number: int, image: Image) -> Path:
     return path
 
 
-def read_newest(folder: Path) -> tuple[Path | None, Image | None, list[str]]:
+def read_newest(folder: Path) -> tuple[Path | None, SnapshotState | None, list[str]]:
     """Reads the newest snapshot that is whole; also says which ones are not, and why."""
     damaged: list[str] = []
-    for path in _files(folder):
+    for path in _list_files(folder):
         try:
             return path, read(path), damaged
         except (OSError, DamagedSnapshotError) as error:
@@ -87,7 +87,7 @@ def read_newest(folder: Path) -> tuple[Path | None, Image | None, list[str]]:
     return None, None, damaged
 
 
-def read(path: Path) -> Image:
+def read(path: Path) -> SnapshotState:
     """Reads a snapshot; a DamagedSnapshotError if it is not whole."""
     with open(path, "rb") as file:
         prefix = file.read(_PREFIX.size)
@@ -104,19 +104,19 @@ def read(path: Path) -> Image:
         for dtype, shape, expected in header["arrays"]:
             array = aligned_empty(tuple(shape), plain_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
-            whole = file.readinto(_bytes_of(array)) == array.nbytes
-            if not whole or zlib.crc32(_bytes_of(array)) != expected:
+            whole = file.readinto(_view_bytes(array)) == array.nbytes
+            if not whole or zlib.crc32(_view_bytes(array)) != expected:
                 raise DamagedSnapshotError(f"array {len(arrays)} is damaged")
             arrays.append(array)
-    return Image(header["state"], arrays)
+    return SnapshotState(header["state"], arrays)
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     """Returns the snapshots, the newest first."""
     return sorted(folder.glob(f"*{_SUFFIX}"), reverse=True)
 
 
-def _bytes_of(array: Array) -> memoryview:
+def _view_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 

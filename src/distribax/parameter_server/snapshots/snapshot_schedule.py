@@ -17,7 +17,7 @@ _SETTLE_SECONDS: Final = 0.25
 _logger = logging.getLogger("distribax")
 
 
-class SnapshotKeeper:
+class SnapshotSchedule:
     """Keeps snapshots of a store in a folder.
 
     Args:
@@ -65,10 +65,10 @@ class SnapshotKeeper:
                 version, structure = self._store.version, self._store.structure
                 if self._path is not None and (version, structure) == self._state:
                     return self._path
-                image = snapshot_state.take(self._store)
-            self._path = snapshot_file.write(self._folder, version, image)
+                state = snapshot_state.take(self._store)
+            self._path = snapshot_file.write(self._folder, version, state)
             self._state = version, structure
-            self._updates, self._time, self._error = image.header["num_updates"], time.time(), None
+            self._updates, self._time, self._error = state.header["num_updates"], time.time(), None
             return self._path
 
     def status(self) -> dict[str, Any]:
@@ -97,11 +97,11 @@ class SnapshotKeeper:
             self._thread.join()
 
     def _restore(self, folder: Path) -> None:
-        path, image, self._damaged = snapshot_file.read_newest(folder)
+        path, state, self._damaged = snapshot_file.read_newest(folder)
         for text in self._damaged:
             _logger.warning("A snapshot of a parameter server cannot be read: %s", text)
-        if image is not None:
-            snapshot_state.restore(self._store, image)
+        if state is not None:
+            snapshot_state.restore(self._store, state)
             self._restored = self._path = path
             self._updates = self._store.num_updates
             self._state = self._store.version, self._store.structure

@@ -1,4 +1,4 @@
-"""A store as an image that can be written, and back."""
+"""A store as an state that can be written, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.rounds import Round
 from distribax.parameter_server.server.store import Answer, Store
 from distribax.parameter_server.server.stored_parameter import Form
-from distribax.parameter_server.snapshots.snapshot_file import Image
+from distribax.parameter_server.snapshots.snapshot_file import SnapshotState
 
 
 class _Arrays:
@@ -30,7 +30,7 @@ class _Arrays:
         return self.place(np.frombuffer(value, np.uint8))
 
 
-def take(store: Store) -> Image:
+def take(store: Store) -> SnapshotState:
     """Returns a copy of all that the store keeps, as of one moment."""
     arrays = _Arrays()
     with store.lock:
@@ -41,20 +41,24 @@ def take(store: Store) -> Image:
                 uid: [dataclasses.asdict(entry.form), arrays.place(entry.read())]
                 for uid, entry in store.entries.items()
             },
-            "optimizers": [_optimizer(update.spec, arrays) for update in store.updates.values()],
-            "rounds": {uid: _round(current, arrays) for uid, current in store.rounds.items()},
+            "optimizers": [
+                _describe_optimizer(update.spec, arrays) for update in store.updates.values()
+            ],
+            "rounds": {
+                uid: _describe_round(current, arrays) for uid, current in store.rounds.items()
+            },
             "notes": {key: arrays.place_bytes(value) for key, value in store.notes.items()},
             "answers": {
                 client: [answer.sequence, answer.error] for client, answer in store.answers.items()
             },
             "history": None if store.history is None else list(store.history),
         }
-    return Image(header, arrays.all)
+    return SnapshotState(header, arrays.all)
 
 
-def restore(store: Store, image: Image) -> None:
+def restore(store: Store, state: SnapshotState) -> None:
     """Fills an empty store."""
-    header, arrays = image.header, image.arrays
+    header, arrays = state.header, state.arrays
     with store.lock:
         store.version = max(store.version, header["version"] + 1)
         for uid, (form, at) in header["entries"].items():
@@ -63,7 +67,7 @@ def restore(store: Store, image: Image) -> None:
             fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
             store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
         for uid, described in header["rounds"].items():
-            _fill(store.rounds[uid], described, arrays)
+            _restore_round(store.rounds[uid], described, arrays)
         store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
         for client, (sequence, error) in header["answers"].items():
             store.answers[client] = Answer(sequence, error=error and tuple(error))
@@ -72,12 +76,12 @@ def restore(store: Store, image: Image) -> None:
         store.num_updates = header["num_updates"]
 
 
-def _optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
+def _describe_optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
     fields = dataclasses.asdict(spec)
     return [fields, arrays.place_bytes(fields.pop("transformation"))]
 
 
-def _round(current: Round, arrays: _Arrays) -> dict[str, Any]:
+def _describe_round(current: Round, arrays: _Arrays) -> dict[str, Any]:
     operations, contained = encode(current.contributions)
     return {
         "number": current.number,
@@ -87,7 +91,7 @@ def _round(current: Round, arrays: _Arrays) -> dict[str, Any]:
     }
 
 
-def _fill(current: Round, described: dict[str, Any], arrays: Sequence[Array]) -> None:
+def _restore_round(current: Round, described: dict[str, Any], arrays: Sequence[Array]) -> None:
     current.number = described["number"]
     contained = [arrays[at] for at in described["arrays"]]
     contributions = decode(described["contributions"], contained)
