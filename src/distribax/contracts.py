@@ -121,7 +121,7 @@ class Sink(Hashable, Protocol):
 class Source(Sink, Protocol):
     """Another process that holds variables: where they are read from and written to."""
 
-    def pull(self, variables: Sequence[Variable]) -> list[jax.Array]:
+    def pull(self, variables: Sequence[State]) -> list[Any]:
         """Returns the values of some variables, fetched together."""
 
     def rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:

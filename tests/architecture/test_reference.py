@@ -12,7 +12,6 @@ PENDING = (
     "distribax.collectives",
     "distribax.contrib",
     "distribax.errors",
-    "distribax.execution",
     "distribax.training",
     "distribax.types",
     "distribax.values",

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import jax
+from jax.tree_util import PyTreeDef
+from typing_extensions import override
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.errors import HostMode, HostOnly
 from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
+from distribax.execution.iterators import LiftedIterator, Pulled
 from distribax.execution.program import Form, Lift, Program, Relift, build
-from distribax.types import Args, Kwargs, StepFn
 from distribax.values import is_none_or_opaque
+
+_Args: TypeAlias = tuple[Any, ...]
+_Kwargs: TypeAlias = dict[str, Any]
+_Where: TypeAlias = tuple[contracts.Strategy, bool]
+"""The strategy of a call, and whether it is in the cross-replica context."""
+_Origin: TypeAlias = int | LiftedIterator
+"""Where an iterator comes from: its place among the arguments, or itself."""
 
 _MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
@@ -24,13 +33,18 @@ _MAX_HOST_RUNS = 64
 class Function:
     """A function that is traced once for each signature and then runs compiled.
 
-    Made by `dx.function`. `python_function` is the function as written, `trace_count` says how
-    often it has been compiled.
+    `dx.function` makes it.
+
+    Args:
+        fn: The function.
+        static_argnums: The positions of arguments that are part of the signature.
+        static_argnames: The names of such arguments.
+        donate_argnums: The positions of arguments whose memory is used for the results.
     """
 
     def __init__(
         self,
-        fn: StepFn,
+        fn: Callable[..., Any],
         static_argnums: Sequence[int] = (),
         static_argnames: Sequence[str] = (),
         donate_argnums: Sequence[int] = (),
@@ -40,18 +54,18 @@ class Function:
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
         self._donate_argnums = tuple(donate_argnums)
-        self._programs: dict[Any, Program | HostMode] = {}
-        self._pulls: dict[Any, list[tuple[int, Any]]] = {}
+        self._programs: dict[Hashable, Program | HostMode] = {}
+        self._pulls: dict[Hashable, list[_Origin]] = {}
         # The last known inputs, by strategy and context: a good guess for the next signature.
-        self._lifts: dict[Any, Lift] = {}
+        self._lifts: dict[_Where, Lift] = {}
         self._called = False
         self._trace_count = 0
-        self._runs: dict[Any, Function] = {}
+        self._runs: dict[Hashable, Function] = {}
         # Its name in other processes, once it has been sent to one.
         self._uid: str | None = None
 
     @property
-    def python_function(self) -> StepFn:
+    def python_function(self) -> Callable[..., Any]:
         """The function as it was written."""
         return self._python
 
@@ -61,10 +75,14 @@ class Function:
         return self._trace_count + sum(run.trace_count for run in self._runs.values())
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns `trace_count`, under TensorFlow's name."""
+        """Returns `trace_count`, under TensorFlow's name.
+
+        Returns:
+            How many signatures have been compiled.
+        """
         return self.trace_count
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Function:
         if instance is None:
             return self
         # One compiled function for each object, kept by the object, so that both end together.
@@ -83,15 +101,16 @@ class Function:
                 held[name] = bound
         return bound
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+    def __deepcopy__(self, memo: dict[int, object]) -> Function:
         return self
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
         if self._uid is None:
             self._uid = named_objects.make_uid()
             named_objects.register(self._uid, self)
         settings = (self._static_argnums, self._static_argnames, self._donate_argnums)
-        return _received, (self._uid, self._python, settings)
+        return _receive, (self._uid, self._python, settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapters.load_adapters()
@@ -104,11 +123,27 @@ class Function:
             return self._python(*args, **kwargs)
         return self._call(here, args, kwargs)
 
-    def run_on(self, strategy: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Runs the function in every replica of `strategy` as one compiled program."""
-        return self._run_of(strategy, self._python, strategy)(*args, **kwargs)
+    def run_on(
+        self,
+        strategy: contracts.Strategy,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> Any:
+        """Runs the function in every replica of `strategy` as one compiled program.
 
-    def _run_of(self, strategy: Any, fn: StepFn, key: Any) -> Function:
+        Args:
+            strategy: The strategy whose replicas run it.
+            args: The positional arguments; distributed values give each replica its part.
+            kwargs: The keyword arguments.
+
+        Returns:
+            The merged results of the replicas.
+        """
+        return self._get_run(strategy, self._python, strategy)(*args, **kwargs)
+
+    def _get_run(
+        self, strategy: contracts.Strategy, fn: Callable[..., Any], key: Hashable
+    ) -> Function:
         run = self._runs.get(key)
         if run is None:
 
@@ -122,10 +157,10 @@ class Function:
 
     # One call.
 
-    def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
+    def _call(self, here: context.Entry, args: _Args, kwargs: _Kwargs) -> Any:
         where = (here.strategy, here.replica_context is None)
         leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_none_or_opaque)
-        static = self._leaves_of(args, kwargs, self._static_argnums, self._static_argnames)
+        static = self._find_leaves(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)
         except signature.Uneven:
@@ -135,7 +170,7 @@ class Function:
         call = _Call(args, kwargs, leaves, tree, slots, dynamic, (*where, tree, *keys))
         call.pulled = [_pull(each, leaves) for each in self._pulls.get(call.key, [])]
         try:
-            program_key, inputs, _ = call.with_elements()
+            program_key, inputs, _ = call.add_elements()
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
         program = self._programs.get(program_key)
@@ -145,18 +180,18 @@ class Function:
             return self._first_call(call, where)
         return (self._host if program is HostMode.LOOP else self._eager)(args, kwargs, call.pulled)
 
-    def _first_call(self, call: _Call, where: Any) -> Any:
+    def _first_call(self, call: _Call, where: _Where) -> Any:
         """Traces, as often as it takes to know all inputs, compiles and calls."""
         may_create = not self._called
         lift = replace(self._lifts.get(where, Lift()), is_guess=True)
         for _ in range(_MAX_RETRACES):
             try:
-                program_key, inputs, elements = call.with_elements()
+                program_key, inputs, elements = call.add_elements()
             except signature.Uneven:
                 return self._eager(call.args, call.kwargs, call.pulled)
             form = Form(call.tree, call.slots, elements)
             pulled_from = [iterator for iterator, _ in call.pulled]
-            donated = self._leaves_of(call.args, call.kwargs, self._donate_argnums, ())
+            donated = self._find_leaves(call.args, call.kwargs, self._donate_argnums, ())
             program = build(
                 self._python,
                 form,
@@ -168,13 +203,13 @@ class Function:
             try:
                 result = program(inputs)
             except Relift as signal:
-                lift = lift.extended(signal.frame)
+                lift = lift.extend(signal.frame)
                 may_create = False
             except row_lookups.NeedStages:
                 lift = replace(lift, has_stages=True)
             except iterators.NeedElement as signal:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
-                self._pulls[call.key] = [_source(it, call.leaves) for it, _ in call.pulled]
+                self._pulls[call.key] = [_find_origin(it, call.leaves) for it, _ in call.pulled]
             except HostOnly as signal:
                 if signal.mode is not HostMode.CREATE:
                     self._programs[program_key] = signal.mode
@@ -196,9 +231,9 @@ class Function:
 
     def _eager(
         self,
-        args: Args,
-        kwargs: Kwargs,
-        pulled: list[tuple[Any, Any]],
+        args: _Args,
+        kwargs: _Kwargs,
+        pulled: Sequence[Pulled],
         compiled_run: Callable[..., Any] | None = None,
     ) -> Any:
         # A run that falls back in a host loop must not be sent to the compiler again.
@@ -207,10 +242,12 @@ class Function:
         self._called = True
         return result
 
-    def _host(self, args: Args, kwargs: Kwargs, pulled: list[tuple[Any, Any]]) -> Any:
-        def compiled_run(strategy: Any, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def _host(self, args: _Args, kwargs: _Kwargs, pulled: Sequence[Pulled]) -> Any:
+        def compiled_run(
+            strategy: contracts.Strategy, fn: Callable[..., Any], args: _Args, kwargs: _Kwargs
+        ) -> Any:
             key = (strategy, signature.closure_key(fn))
-            return self._run_of(strategy, fn, key)(*args, **kwargs)
+            return self._get_run(strategy, fn, key)(*args, **kwargs)
 
         return self._eager(args, kwargs, pulled, compiled_run)
 
@@ -220,8 +257,8 @@ class Function:
     def _name(self) -> str:
         return getattr(self._python, "__qualname__", repr(self._python))
 
-    def _leaves_of(
-        self, args: Args, kwargs: Kwargs, argnums: Sequence[int], argnames: Sequence[str]
+    def _find_leaves(
+        self, args: _Args, kwargs: _Kwargs, argnums: Sequence[int], argnames: Sequence[str]
     ) -> frozenset[int]:
         """Returns the indices of the leaves of the arguments that are named."""
         if not argnums and not argnames:
@@ -236,11 +273,12 @@ class Function:
         )
         return frozenset(i for i, mark in enumerate(jax.tree.leaves(marked)) if mark)
 
+    @override
     def __repr__(self) -> str:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
 
 
-def _mark(nest: Any, value: bool) -> Any:
+def _mark(nest: object, value: bool) -> Any:
     return jax.tree.map(lambda _: value, nest, is_leaf=is_none_or_opaque)
 
 
@@ -254,16 +292,18 @@ def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> f
 class _Call:
     """One call that is being compiled: its arguments and the elements fetched for it."""
 
-    args: Args
-    kwargs: Kwargs
+    args: _Args
+    kwargs: _Kwargs
     leaves: list[Any]
-    tree: Any
+    tree: PyTreeDef
     slots: list[signature.Slot]
     dynamic: list[Any]
-    key: Any
-    pulled: list[tuple[Any, Any]] = field(default_factory=list)
+    key: Hashable
+    pulled: list[Pulled] = field(default_factory=list)
 
-    def with_elements(self) -> tuple[Any, list[Any], list[Any]]:
+    def add_elements(
+        self,
+    ) -> tuple[Hashable, list[Any], list[tuple[PyTreeDef, list[signature.Slot]]]]:
         """Returns the key, the inputs and the elements' forms, fetched elements included."""
         if not self.pulled:
             return self.key, self.dynamic, []
@@ -277,21 +317,19 @@ class _Call:
         return (self.key, *keys), inputs, forms
 
 
-def _source(iterator: Any, leaves: list[Any]) -> tuple[int, Any]:
-    """Returns where an iterator comes from: its place among the arguments, or itself."""
+def _find_origin(iterator: LiftedIterator, leaves: Sequence[object]) -> _Origin:
     for index, leaf in enumerate(leaves):
         if leaf is iterator:
-            return index, None
-    return -1, iterator
+            return index
+    return iterator
 
 
-def _pull(source: tuple[int, Any], leaves: list[Any]) -> tuple[Any, Any]:
-    index, held = source
-    iterator = leaves[index] if index >= 0 else held
+def _pull(origin: _Origin, leaves: Sequence[Any]) -> Pulled:
+    iterator: LiftedIterator = leaves[origin] if isinstance(origin, int) else origin
     return iterator, iterator.fetch()
 
 
-def _received(uid: str, fn: StepFn, settings: tuple[Any, ...]) -> Function:
+def _receive(uid: str, fn: Callable[..., Any], settings: tuple[Any, ...]) -> Function:
     def make() -> Function:
         function = Function(fn, *settings)
         function._uid = uid
@@ -301,27 +339,39 @@ def _received(uid: str, fn: StepFn, settings: tuple[Any, ...]) -> Function:
 
 
 @overload
-def function(fn: StepFn, /) -> Function: ...
+def function(fn: Callable[..., Any], /) -> Function: ...
 @overload
 def function(
     fn: None = None,
     *,
-    static_argnums: Sequence[int] = ...,
-    static_argnames: Sequence[str] = ...,
+    static_argnums: int | Sequence[int] = ...,
+    static_argnames: str | Sequence[str] = ...,
     donate_argnums: int | Sequence[int] = ...,
-) -> Callable[[StepFn], Function]: ...
+) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
-    fn: StepFn | None = None,
+    fn: Callable[..., Any] | None = None,
     *,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     donate_argnums: int | Sequence[int] = (),
-) -> Any:
+) -> Function | Callable[[Callable[..., Any]], Function]:
     """Compiles a function that may read and write variables and call `strategy.run`.
 
     Arrays, distributed values and Python numbers are inputs; bools, strings and other objects are
-    part of the signature, as are arguments named static. The memory of donated arguments is used
-    for the results, as with `jax.jit`; variables need no such word.
+    part of the signature, as are arguments named static.
+
+    Args:
+        fn: The function; without it, a decorator is returned.
+        static_argnums: The positions of arguments that are part of the signature.
+        static_argnames: The names of such arguments.
+        donate_argnums: The positions of arguments whose memory is used for the results, as with
+            `jax.jit`. Variables are always donated.
+
+    Returns:
+        The compiled function, which is called like `fn`.
+
+    Raises:
+        TypeError: `fn` is not callable.
 
     Example:
         >>> import distribax as dx
@@ -333,25 +383,24 @@ def function(
         >>> float(step(3.0)), int(count)
         (6.0, 1)
     """
-    numbers = _numbers(static_argnums)
-    donated = _numbers(donate_argnums)
+    numbers = _as_tuple(static_argnums)
+    donated = _as_tuple(donate_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     if fn is None:
-        return lambda inner: _function_of(inner, numbers, names, donated)
-    return _function_of(fn, numbers, names, donated)
+        return lambda inner: _make_function(inner, numbers, names, donated)
+    return _make_function(fn, numbers, names, donated)
 
 
-def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
+def _as_tuple(given: int | Sequence[int]) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given)
 
 
-def _function_of(
-    fn: Any,
+def _make_function(
+    fn: object,
     static_argnums: tuple[int, ...],
     static_argnames: tuple[str, ...],
     donate_argnums: tuple[int, ...],
-) -> Any:
-    """Makes the compiled function, once the decorator's arguments are known."""
+) -> Function:
     if isinstance(fn, Function):
         return fn
     if not callable(fn):

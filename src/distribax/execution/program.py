@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+from jax.tree_util import PyTreeDef
 
+from distribax import contracts
 from distribax.errors import ControlFlow
 from distribax.execution import frames, signature
 from distribax.execution.remote_writes import Effects
-from distribax.execution.results import Results, constrained
+from distribax.execution.results import Results, constrain
 from distribax.execution.row_lookups import StagedCall
 from distribax.topology import launch_lock
-from distribax.types import StepFn
 
 Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
@@ -38,14 +39,14 @@ class Lift:
     other signature may use other devices.
     """
 
-    read: tuple[Any, ...] = ()
-    written: tuple[Any, ...] = ()
-    device: Any = None
+    read: tuple[contracts.State, ...] = ()
+    written: tuple[contracts.State, ...] = ()
+    device: jax.Device | None = None
     is_guess: bool = False
     # Whether it looks up rows of tables in other processes.
     has_stages: bool = False
 
-    def extended(self, frame: frames.FunctionFrame) -> Lift:
+    def extend(self, frame: frames.FunctionFrame) -> Lift:
         """Returns the inputs that a trace turned out to need as well."""
         known = Lift() if self.is_guess else self
         written = dict.fromkeys((*known.written, *frame.written))
@@ -71,20 +72,20 @@ class Lift:
 class Form:
     """How a flat list of arrays becomes the arguments, and the elements that `next` returns."""
 
-    tree: Any
+    tree: PyTreeDef
     slots: list[signature.Slot]
-    elements: list[tuple[Any, list[signature.Slot]]]
+    elements: list[tuple[PyTreeDef, list[signature.Slot]]]
 
-    def rebuild(self, values: list[Any]) -> tuple[Any, list[Any]]:
+    def rebuild(self, values: Iterable[Any]) -> tuple[Any, list[Any]]:
         """Returns the arguments and the elements with `values` in them."""
         remaining = iter(values)
-        arguments = jax.tree.unflatten(self.tree, _filled(self.slots, remaining))
+        arguments = jax.tree.unflatten(self.tree, _fill(self.slots, remaining))
         return arguments, [
-            jax.tree.unflatten(tree, _filled(slots, remaining)) for tree, slots in self.elements
+            jax.tree.unflatten(tree, _fill(slots, remaining)) for tree, slots in self.elements
         ]
 
 
-def _filled(slots: list[signature.Slot], values: Iterator[Any]) -> list[Any]:
+def _fill(slots: list[signature.Slot], values: Iterator[Any]) -> list[Any]:
     return [slot.rebuild(next(values) if slot.is_dynamic else None) for slot in slots]
 
 
@@ -105,7 +106,7 @@ class Program:
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
         given = [variable.take_program_value() for variable in lift.written]
-        read = self._fetched()
+        read = self._read()
         own: list[Any] = []
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
@@ -121,8 +122,8 @@ class Program:
         self.effects.commit(done)
         return self.results.rebuild(arrays)
 
-    def _fetched(self) -> list[Any]:
-        """Returns the values that the program reads; those of one source come in one go."""
+    def _read(self) -> list[Any]:
+        """Returns the values that the program reads; those of one source are fetched together."""
         read = self.lift.read
         if not self.fetches:
             return [variable.program_value() for variable in read]
@@ -136,19 +137,19 @@ class Program:
 
 
 def build(
-    fn: StepFn,
+    fn: Callable[..., object],
     form: Form,
-    iterators: list[Any],
+    iterators: Sequence[object],
     lift: Lift,
     *,
     may_create: bool,
     donated: frozenset[int] = frozenset(),
 ) -> Program:
-    """Makes a program that is traced, and compiled, when it is first called."""
+    """Returns a program that is traced, and compiled, when it is first called."""
     results, effects = Results(), Effects()
 
     def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
-        with _launch_lock_released():
+        with _release_launch_lock():
             if donated:
                 kept, gone = iter(dynamic), iter(own)
                 count = len(dynamic) + len(own)
@@ -162,27 +163,28 @@ def build(
         if not lift.covers(frame):
             raise Relift(frame)
         arrays = results.take(result, frame)
-        new = [constrained(frame.values[variable], variable.sharding) for variable in lift.written]
+        new = [constrain(frame.values[variable], variable.sharding) for variable in lift.written]
         return arrays, new, effects.take(frame.deferred.effects)
 
-    sources: dict[Any, list[int]] = {}
+    sources: dict[contracts.Source, list[int]] = {}
+    near: list[int] = []
     for place, variable in enumerate(lift.read):
-        sources.setdefault(getattr(variable, "source", None), []).append(place)
-    near = sources.pop(None, [])
+        places = near if variable.source is None else sources.setdefault(variable.source, [])
+        places.append(place)
     fetches: list[tuple[Fetch, list[int]]] = [
         (functools.partial(source.pull, [lift.read[place] for place in places]), places)
         for source, places in sources.items()
     ]
     call: Callable[..., Any]
     if lift.has_stages:
-        call = StagedCall(pure, _launch_lock_released)
+        call = StagedCall(pure, _release_launch_lock)
     else:
         call = jax.jit(pure, donate_argnums=(0, 1))
     return Program(call, lift, results, effects, fetches, near, donated)
 
 
 @contextlib.contextmanager
-def _launch_lock_released() -> Iterator[None]:
+def _release_launch_lock() -> Iterator[None]:
     """Lets other threads start programs while user code is traced."""
     launch_lock.release()
     try:

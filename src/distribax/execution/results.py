@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
 from distribax.execution.frames import FunctionFrame
-from distribax.values import DistributedValues, Global, Mirrored, is_none_wrapped_or_opaque
+from distribax.values import (
+    DistributedValues,
+    Global,
+    GlobalForm,
+    Layout,
+    Mirrored,
+    is_none_wrapped_or_opaque,
+)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A part of a result that is no array of the program, but an object known from the trace."""
+
+    value: object
+
+
+class Plain:
+    """A part of a result that is an array of the program, not wrapped."""
+
+
+_PLAIN = Plain()
 
 
 class Results:
@@ -20,50 +45,48 @@ class Results:
 
     def __init__(self) -> None:
         self._tree: Any = None
-        self._forms: list[Any] = []
-        # By place, the last sharding that was found to be of this process alone: JAX takes its time
-        # to tell, and it is mostly the same.
-        self._local: dict[int, Any] = {}
+        self._forms: list[Held | Plain | GlobalForm] = []
+        # By place, the last sharding that was found to be of this process alone: JAX is slow to
+        # tell, and it is mostly the same.
+        self._local: dict[int, Sharding] = {}
 
-    def take(self, result: Any, frame: FunctionFrame) -> list[Any]:
+    def take(self, result: object, frame: FunctionFrame) -> list[jax.Array]:
         """Splits `result` into the arrays that the program returns and their form."""
         leaves, self._tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
+        form: Plain | GlobalForm
         for leaf in leaves:
-            layout = _layout(leaf, frame) if isinstance(leaf, DistributedValues) else None
-            form: Any
+            layout = _find_layout(leaf, frame) if isinstance(leaf, DistributedValues) else None
             if isinstance(layout, Global):
-                form = (type(leaf), layout.mesh, layout.stacked, layout.mirrored)
-                array = constrained(layout.array, NamedSharding(layout.mesh, layout.spec))
+                form = GlobalForm.describe(type(leaf), layout)
+                array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
-                form, array = "array", leaf
+                form, array = _PLAIN, leaf
                 if frame.mesh is not None:
-                    array = constrained(leaf, NamedSharding(frame.mesh, PartitionSpec()))
+                    array = constrain(leaf, NamedSharding(frame.mesh, PartitionSpec()))
             else:
-                self._forms.append((None, leaf))
+                self._forms.append(Held(leaf))
                 continue
-            self._forms.append((form, None))
+            self._forms.append(form)
             arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)
         return arrays
 
-    def rebuild(self, arrays: list[Any]) -> Any:
+    def rebuild(self, arrays: Iterable[jax.Array]) -> Any:
         """Puts the arrays of one call back into the form of the result."""
         remaining = iter(arrays)
-        leaves = []
-        for place, (form, held) in enumerate(self._forms):
-            if form is None:
-                leaves.append(held)
-            elif form == "array":
-                leaves.append(self._for_user(place, next(remaining)))
+        leaves: list[object] = []
+        for place, form in enumerate(self._forms):
+            if isinstance(form, Held):
+                leaves.append(form.value)
+            elif isinstance(form, GlobalForm):
+                leaves.append(form.wrap(next(remaining)))
             else:
-                wrapper, mesh, stacked, mirrored = form
-                layout = Global(next(remaining), mesh, stacked=stacked, mirrored=mirrored)
-                leaves.append(wrapper.of(layout))
+                leaves.append(self._localize(place, next(remaining)))
         return jax.tree.unflatten(self._tree, leaves)
 
-    def _for_user(self, place: int, array: jax.Array) -> Any:
+    def _localize(self, place: int, array: jax.Array) -> jax.Array:
         sharding = array.sharding
         if sharding is self._local.get(place):
             return array
@@ -73,7 +96,7 @@ class Results:
         return jax_private.localize(array)
 
 
-def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:
+def _find_layout(value: DistributedValues, frame: FunctionFrame) -> Layout:
     """Returns how a wrapped result is stored; traced pieces that the code wrapped are joined."""
     layout = value.layout
     if isinstance(layout, Global) or not any(map(jax_private.is_tracer, layout.pieces)):
@@ -87,17 +110,14 @@ def _layout(value: DistributedValues, frame: FunctionFrame) -> Any:
     return joined
 
 
-def constrained(value: Any, sharding: Any) -> Any:
+def constrain(value: _Value, sharding: Sharding | None) -> _Value:
     """Fixes where a result of the program lives, so that the next call finds it there."""
     if not isinstance(sharding, NamedSharding):
         return value
-    if jax_private.is_tracer(value):
-        return lax.with_sharding_constraint(value, sharding)
-    # A nest, as the state of other libraries may be, or a constant.
-    return (
-        value
-        if isinstance(value, jax.Array)
-        else jax.tree.map(
-            lambda leaf: constrained(leaf, sharding) if jax_private.is_tracer(leaf) else leaf, value
-        )
+    # A nest, as the state of other libraries may be; constants stay where they are.
+    return jax.tree.map(
+        lambda leaf: (
+            lax.with_sharding_constraint(leaf, sharding) if jax_private.is_tracer(leaf) else leaf
+        ),
+        value,
     )

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution.iterators import LiftedIterator
-from distribax.values import DistributedValues, Global, Mirrored, PerReplica, Pieces, is_opaque
+from distribax.values import (
+    DistributedValues,
+    Global,
+    GlobalForm,
+    Mirrored,
+    PerReplica,
+    Pieces,
+    is_opaque,
+)
 
 
 class Uneven(Exception):
     """The pieces of a distributed value cannot be one array, so the call must be eager."""
 
 
-@dataclass(frozen=True, eq=False)
-class Slot:
+class Slot(abc.ABC):
     """How one leaf of the arguments enters the program."""
 
-    kind: str  # "array", "wrapped", "iterator" or "static"
-    value: Any = None
+    is_dynamic = True
+    """Whether the leaf is an input of the program."""
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether the leaf is an input of the program."""
-        return self.kind in ("array", "wrapped")
-
+    @abc.abstractmethod
     def rebuild(self, traced: Any) -> Any:
         """Returns what the traced function sees for this leaf."""
-        if self.kind == "wrapped":
-            wrapper, mesh, stacked, mirrored = self.value
-            return wrapper.of(Global(traced, mesh, stacked=stacked, mirrored=mirrored))
-        return traced if self.kind == "array" else self.value
+
+
+class ArraySlot(Slot):
+    """An array or a number: an input."""
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return traced
+
+
+@dataclass(frozen=True, eq=False)
+class WrappedSlot(Slot):
+    """A distributed value, whose array is an input."""
+
+    form: GlobalForm
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return self.form.wrap(traced)
+
+
+@dataclass(frozen=True, eq=False)
+class StaticSlot(Slot):
+    """Any other object, and an iterator: part of the signature, and passed on as it is."""
+
+    is_dynamic = False
+    value: Any
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return self.value
 
 
 _NUMBERS = (int, float, complex)
-_ARRAY = Slot("array")
+_ARRAY = ArraySlot()
 _HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
 
 
-def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slot], list[Any]]:
+def read(
+    leaves: Sequence[object], static: frozenset[int]
+) -> tuple[list[Hashable], list[Slot], list[Any]]:
     """Returns the key parts, the slots and the dynamic values of the argument leaves."""
-    keys: list[Any] = []
+    keys: list[Hashable] = []
     slots: list[Slot] = []
     dynamic: list[Any] = []
     for index, leaf in enumerate(leaves):
@@ -54,16 +90,16 @@ def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slo
             # Arrays of random keys have no weak types.
             keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
             slots.append(_ARRAY)
-            dynamic.append(_loose(leaf))
+            dynamic.append(_uncommit(leaf))
             continue
         elif isinstance(leaf, DistributedValues) and _holds_arrays(leaf):
             layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.joined()
             if layout is None:
                 raise Uneven
-            array, wrapper = layout.array, Mirrored if layout.mirrored else PerReplica
-            form = (wrapper, layout.mesh, layout.stacked, layout.mirrored)
+            array = layout.array
+            form = GlobalForm.describe(Mirrored if layout.mirrored else PerReplica, layout)
             keys.append((form, array.shape, array.dtype))
-            slots.append(Slot("wrapped", form))
+            slots.append(WrappedSlot(form))
             dynamic.append(array)
             continue
         elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
@@ -72,16 +108,16 @@ def read(leaves: list[Any], static: frozenset[int]) -> tuple[list[Any], list[Slo
             dynamic.append(leaf)
             continue
         elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
-            keys.append(type(leaf))
+            keys.append((type(leaf),))
             slots.append(_ARRAY)
             dynamic.append(leaf)
             continue
         elif isinstance(leaf, LiftedIterator):
-            keys.append(LiftedIterator)
-            slots.append(Slot("iterator", leaf))
+            keys.append((LiftedIterator,))
+            slots.append(StaticSlot(leaf))
             continue
         keys.append(_static_key(leaf))
-        slots.append(Slot("static", leaf))
+        slots.append(StaticSlot(leaf))
     return keys, slots, dynamic
 
 
@@ -95,7 +131,7 @@ def _holds_arrays(value: DistributedValues) -> bool:
     return all(isinstance(piece, jax.Array) for piece in value.values)
 
 
-def _loose(array: jax.Array) -> jax.Array:
+def _uncommit(array: jax.Array) -> jax.Array:
     """Lets an array of one device meet variables that are spread over several."""
     if not jax_private.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
         return jax_private.uncommit(array)
@@ -104,18 +140,20 @@ def _loose(array: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class _ById:
-    """A key for an object without a hash; it keeps the object alive, and so its id its own."""
+    """A key for an object without a hash; keeps the object alive, so that its id stays unique."""
 
-    value: Any
+    value: object
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _ById) and self.value is other.value
 
+    @override
     def __hash__(self) -> int:
         return id(self.value)
 
 
-def _static_key(leaf: Any) -> Any:
+def _static_key(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
@@ -123,12 +161,13 @@ def _static_key(leaf: Any) -> Any:
     return _ById(leaf) if is_opaque(leaf) else (type(leaf), leaf)
 
 
-def closure_key(fn: Any) -> Any:
+def closure_key(fn: Callable[..., object]) -> Hashable:
     """Returns a key that is equal for functions made by the same code over the same objects.
 
-    A function defined inside another is a new object at each call; what it does is told by its
-    code and by what it closes over.
+    A function defined inside another is a new object at each call; its code and what it closes over
+    say what it does.
     """
+    # Functions, bound methods and callables of other kinds are all welcome here.
     owner = getattr(fn, "__self__", None)
     inner = getattr(fn, "__func__", fn)
     code = getattr(inner, "__code__", None)
@@ -140,16 +179,16 @@ def closure_key(fn: Any) -> Any:
     return (code, _ById(owner), cells, defaults, keywords)
 
 
-def _cell_key(cell: Any) -> Any:
+def _cell_key(cell: CellType) -> Hashable:
     try:
         return _value_key(cell.cell_contents)
     except ValueError:  # The name is not bound yet.
         return None
 
 
-def _value_key(value: Any) -> Any:
+def _value_key(value: object) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return (type(value), value)
-    if getattr(value, "__closure__", None) is not None and hasattr(value, "__code__"):
+    if isinstance(value, FunctionType) and value.__closure__ is not None:
         return closure_key(value)
     return _ById(value)

@@ -2,6 +2,7 @@
 
 from distribax.values.arithmetic import ArrayLike as ArrayLike
 from distribax.values.distributed import DistributedValues as DistributedValues
+from distribax.values.distributed import GlobalForm as GlobalForm
 from distribax.values.distributed import Mirrored as Mirrored
 from distribax.values.distributed import PerReplica as PerReplica
 from distribax.values.distributed import settle as settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
@@ -168,6 +168,26 @@ def listing(name: str, values: Iterable[Any]) -> str:
     """Formats one value a line, with its replica's index."""
     lines = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(values))
     return f"{name}:{{\n{lines}\n}}"
+
+
+@dataclass(frozen=True)
+class GlobalForm:
+    """A wrapped global array without the array: what a compiled program is specialised for."""
+
+    wrapper: type[DistributedValues]
+    mesh: Mesh
+    stacked: bool
+    mirrored: bool
+
+    @classmethod
+    def describe(cls, wrapper: type[DistributedValues], layout: Global) -> GlobalForm:
+        """Returns the form of a value that is stored as `layout`."""
+        return cls(wrapper, layout.mesh, layout.stacked, layout.mirrored)
+
+    def wrap(self, array: jax.Array) -> DistributedValues:
+        """Returns a value of this form that holds `array`."""
+        layout = Global(array, self.mesh, stacked=self.stacked, mirrored=self.mirrored)
+        return self.wrapper.of(layout)
 
 
 class PerReplica(DistributedValues):

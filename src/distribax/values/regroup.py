@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from distribax import jax_private
-from distribax.types import Nest, is_python_number
+from distribax.types import is_python_number
 from distribax.values.distributed import PerReplica
 from distribax.values.layout import Pieces
 from distribax.values.leaves import (
@@ -18,6 +19,17 @@ from distribax.values.leaves import (
     is_wrapped,
     is_wrapped_or_opaque,
 )
+
+_Piece = TypeVar("_Piece")
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a replica's object is a copy of; the object is kept, so that its id stays unique."""
+
+    piece: object
+    whole: object
+    replica_id: int
 
 
 class Origins:
@@ -28,33 +40,32 @@ class Origins:
     """
 
     def __init__(self) -> None:
-        self._whole: dict[int, tuple[Any, Any, int]] = {}
+        self._wholes: dict[int, _Origin] = {}
 
-    def note(self, piece: Any, whole: Any, replica_id: int) -> Any:
+    def note(self, piece: _Piece, whole: object, replica_id: int) -> _Piece:
         """Notes that `piece` is the copy of `whole` for a replica, and returns it."""
-        # The piece itself is kept as well: an id is unique only while its object lives.
-        self._whole[id(piece)] = (piece, whole, replica_id)
+        self._wholes[id(piece)] = _Origin(piece, whole, replica_id)
         return piece
 
-    def whole(self, pieces: Sequence[Any]) -> Any | None:
+    def find_whole(self, pieces: Sequence[object]) -> Any | None:
         """Returns the value whose copies `pieces` are, or None."""
-        found = [self._whole.get(id(piece)) for piece in pieces]
+        found = [self._wholes.get(id(piece)) for piece in pieces]
         first = found[0]
         if first is None:
             return None
-        for replica_id, entry in enumerate(found):
-            if entry is None or entry[1] is not first[1] or entry[2] != replica_id:
+        for replica_id, origin in enumerate(found):
+            if origin is None or origin.whole is not first.whole or origin.replica_id != replica_id:
                 return None
-        return first[1]
+        return first.whole
 
 
 def regroup(
-    results: Sequence[Nest],
+    results: Sequence[object],
     origins: Origins | None = None,
     *,
     wrap: bool = False,
     mesh: Mesh | None = None,
-) -> Nest:
+) -> Any:
     """Merges the replicas' results, leaf by leaf.
 
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
@@ -78,7 +89,7 @@ def regroup(
     )
 
 
-def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mesh | None) -> Any:
+def _merge(pieces: Sequence[object], origins: Origins | None, wrap: bool, mesh: Mesh | None) -> Any:
     first = pieces[0]
     if not wrap:
         # Over several processes, what is one object here may be another one elsewhere.
@@ -91,19 +102,19 @@ def _merge(pieces: Sequence[Any], origins: Origins | None, wrap: bool, mesh: Mes
             said = repr(first) if same else f"several in process {jax.process_index()}"
             if jax_private.agree_on(said):
                 return first
-        whole = origins.whole(pieces) if origins is not None else None
+        whole = origins.find_whole(pieces) if origins is not None else None
         if whole is not None:
             return whole
     return PerReplica.of(Pieces(tuple(pieces), mesh))
 
 
-def select(nest: Nest, replica_id: int, *, num_replicas: int | None = None) -> Nest:
+def select(nest: object, replica_id: int, *, num_replicas: int | None = None) -> Any:
     """Returns `nest` with each wrapped value replaced by one replica's part of it.
 
     With `num_replicas`, a value that has parts for more of them is refused.
     """
 
-    def part(leaf: Any) -> Any:
+    def part(leaf: object) -> object:
         if not is_wrapped(leaf):
             return leaf
         if num_replicas is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,17 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from distribax import context, jax_private
-from distribax.collectives import CrossDeviceOps
+from distribax import context, contracts, jax_private
+from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
+from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
-from distribax.types import Args, Kwargs, ReduceOp, StepFn
+from distribax.types import ReduceOp
 from distribax.values import (
     DistributedValues,
     Global,
+    GlobalForm,
     Local,
     Mirrored,
     Origins,
@@ -40,7 +43,11 @@ class SpmdRunner:
     copy_id = 0
 
     def __init__(
-        self, strategy: Any, frame: frames.RunFrame, ops: CrossDeviceOps, origins: Origins
+        self,
+        strategy: contracts.Strategy,
+        frame: frames.RunFrame,
+        ops: CrossDeviceOps,
+        origins: Origins,
     ) -> None:
         self.strategy = strategy
         self.frame = frame
@@ -49,25 +56,31 @@ class SpmdRunner:
         self.origins = origins
 
     @property
-    def replica_id(self) -> Any:
+    def replica_id(self) -> jax.Array:
         return lax.axis_index(REPLICA_AXIS)
 
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return create()
 
-    def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def merge(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
         args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=is_wrapped_or_opaque)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
-        return jax.tree.map(self._given_back, result, is_leaf=is_wrapped_or_opaque)
+        return jax.tree.map(self._give_back, result, is_leaf=is_wrapped_or_opaque)
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
+    def all_reduce(
+        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
         values = [jnp.asarray(leaf) for leaf in leaves]
-        options = options or self.ops.default_options
-        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
+        hints = options if isinstance(options, CommunicationOptions) else self.ops.default_options
+        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, hints)
         return [self.frame.give_shared(value) for value in reduced]
 
-    def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
+    def all_gather(
+        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
         return [
             self.frame.give_shared(
                 jax_private.all_gather_joined(jnp.asarray(leaf), REPLICA_AXIS, axis)
@@ -75,11 +88,11 @@ class SpmdRunner:
             for leaf in leaves
         ]
 
-    def wrap(self, leaf: Any) -> Any:
+    def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
         if not jax_private.is_tracer(leaf):
             return leaf
-        whole = self.origins.whole([leaf])
+        whole = self.origins.find_whole([leaf])
         if whole is not None:
             return whole
         value, shared = self.frame.find_shared(leaf)
@@ -89,14 +102,14 @@ class SpmdRunner:
             return value
         return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
 
-    def _given_back(self, leaf: Any) -> Any:
+    def _give_back(self, leaf: object) -> Any:
         """Returns a replica's part of what a merge function has returned."""
         if is_wrapped_or_opaque(leaf):
             return self.unwrap(leaf)
         # Outside the replicas there is one value for all of them.
         return self.frame.give_shared(leaf, bare=True)
 
-    def unwrap(self, leaf: Any) -> Any:
+    def unwrap(self, leaf: object) -> Any:
         """Returns the replica's own part of a wrapped value."""
         if not isinstance(leaf, DistributedValues):
             return leaf
@@ -112,7 +125,12 @@ class SpmdRunner:
 
 
 def run_in_program(
-    strategy: Any, mesh: Mesh, ops: CrossDeviceOps, fn: StepFn, args: Args, kwargs: Kwargs
+    strategy: contracts.Strategy,
+    mesh: Mesh,
+    ops: CrossDeviceOps,
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> Any:
     """Runs `fn` for all replicas inside the `dx.function` that is being traced."""
     outer = frames.current()
@@ -123,12 +141,12 @@ def run_in_program(
 
 
 def _run_inside(
-    strategy: Any,
+    strategy: contracts.Strategy,
     frame: frames.RunFrame,
     ops: CrossDeviceOps,
-    fn: StepFn,
-    args: Args,
-    kwargs: Kwargs,
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> Any:
     """Runs `fn` for all replicas from a merge function, which is in their program already."""
     runner = SpmdRunner(strategy, frame, ops, Origins())
@@ -141,19 +159,19 @@ def _run_inside(
 
 
 def _run(
-    strategy: Any,
+    strategy: contracts.Strategy,
     outer: frames.Frame,
     mesh: Mesh,
     ops: CrossDeviceOps,
-    fn: StepFn,
-    args: Args,
-    kwargs: Kwargs,
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> Any:
     outer.function.mesh = mesh
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
-    given = [_input(leaf, mesh) for leaf in leaves]
-    inputs = [value for value, _, _ in given if value is not None]
-    in_specs = [spec for value, spec, _ in given if value is not None]
+    given = [_make_input(leaf, mesh) for leaf in leaves]
+    inputs = [each.array for each in given if each is not None]
+    in_specs = [each.spec for each in given if each is not None]
     # Read outside, as the replicas' values cannot be reached from inside; used or not.
     stacked = [
         variable
@@ -162,11 +180,12 @@ def _run(
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
     out_specs: list[PartitionSpec] = []
-    plan: list[Any] = []
-    written: list[Any] = []
-    result_tree: list[Any] = []
+    plan: list[_Part] = []
+    written: list[contracts.State] = []
+    result_tree: Any = None
 
-    def body(local_inputs: list[Any], local_stacked: list[Any]) -> list[Any]:
+    def body(local_inputs: list[jax.Array], local_stacked: list[jax.Array]) -> list[jax.Array]:
+        nonlocal plan, written, result_tree
         origins = Origins()
         local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
         frame = frames.RunFrame(outer, mesh, local)
@@ -174,16 +193,17 @@ def _run(
         replica = context.ReplicaContext(strategy, runner)
         remaining = iter(local_inputs)
         local_leaves = [
-            leaf if value is None else _enter(next(remaining), leaf, layout, origins)
-            for leaf, (value, _, layout) in zip(leaves, given, strict=True)
+            leaf if each is None else _enter(next(remaining), leaf, each.layout, origins)
+            for leaf, each in zip(leaves, given, strict=True)
         ]
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
         with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
-        flat, tree_out = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
-        result_tree[:] = [tree_out]
-        outputs = _outputs([runner.unwrap(leaf) for leaf in flat], runner, plan, out_specs)
-        written[:] = list(frame.written)
+        flat, result_tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
+        plan, outputs, specs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
+        # Filled, not replaced: JAX reads the list after it has traced this function.
+        out_specs[:] = specs
+        written = list(frame.written)
         for variable in written:
             value = frame.values[variable]
             outputs.append(value[None] if variable.per_replica else value)
@@ -194,37 +214,57 @@ def _run(
     outputs = program(inputs, stacked_values)
     results = iter(outputs)
     merged = [
-        item if kind is None else _merged(kind, Global(next(results), mesh, *item))
-        for kind, item in plan
+        part.value if isinstance(part, Held) else _merge(part, next(results)) for part in plan
     ]
     for variable in written:
         outer.write(variable, next(results))
-    return jax.tree.unflatten(result_tree[0], merged)
+    return jax.tree.unflatten(result_tree, merged)
 
 
-def _merged(kind: Any, layout: Global) -> Any:
+@dataclass(frozen=True)
+class _Bare:
+    """A result that is one value for all replicas, with no copy for each."""
+
+
+_Part: TypeAlias = Held | _Bare | GlobalForm
+"""A part of what a replica returns: an object known from the trace, or an array of the program."""
+
+
+def _merge(part: _Bare | GlobalForm, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
-    return layout.piece(0) if kind is jax.Array or layout.mesh.size == 1 else kind.of(layout)
+    if isinstance(part, _Bare):
+        return array
+    wrapped = part.wrap(array)
+    return wrapped.part(0) if part.mesh.size == 1 else wrapped
 
 
-def _input(leaf: Any, mesh: Mesh) -> tuple[Any, PartitionSpec, Global | None]:
-    """Returns the array to feed for an argument (None if it is no array), its spec and layout."""
+@dataclass(frozen=True)
+class _Input:
+    """An argument as the program takes it."""
+
+    array: jax.Array | np.ndarray
+    spec: PartitionSpec
+    layout: Global | None
+
+
+def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
+    """Returns what to feed for an argument; None if it is no array."""
     if isinstance(leaf, DistributedValues):
         layout = leaf.on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
-            return leaf.get(), _SAME, None
+            return _Input(leaf.get(), _SAME, None)
         if layout is None:
             raise HostOnly("the replicas' pieces of an argument differ in shape", HostMode.EAGER)
         if not jax_private.is_local(layout.array):
             # JAX makes no constant of an array over several processes.
             raise HostOnly("a distributed value is no argument of the function", HostMode.EAGER)
-        return layout.array, layout.spec, layout
+        return _Input(layout.array, layout.spec, layout)
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        return leaf, _SAME, None
-    return None, _SAME, None
+        return _Input(leaf, _SAME, None)
+    return None
 
 
-def _enter(value: Any, leaf: Any, layout: Global | None, origins: Origins) -> Any:
+def _enter(value: jax.Array, leaf: object, layout: Global | None, origins: Origins) -> jax.Array:
     """Gives a replica its part of an argument."""
     if layout is not None and layout.stacked:
         value = value[0]
@@ -233,29 +273,29 @@ def _enter(value: Any, leaf: Any, layout: Global | None, origins: Origins) -> An
     return origins.note(value, leaf, 0)
 
 
-def _outputs(
-    flat: list[Any], runner: SpmdRunner, plan: list[Any], out_specs: list[PartitionSpec]
-) -> list[Any]:
-    """Sorts results into arrays of the program and objects that stay as they are."""
-    outputs: list[Any] = []
-    plan.clear()
-    out_specs.clear()
+def _sort(
+    flat: Sequence[object], runner: SpmdRunner
+) -> tuple[list[_Part], list[jax.Array], list[PartitionSpec]]:
+    """Sorts results into objects that stay as they are and arrays of the program, with specs."""
+    plan: list[_Part] = []
+    outputs: list[jax.Array] = []
+    specs: list[PartitionSpec] = []
     for leaf in flat:
         if not jax_private.is_tracer(leaf):
-            plan.append((None, leaf))
+            plan.append(Held(leaf))
             continue
-        whole = runner.origins.whole([leaf])
+        whole = runner.origins.find_whole([leaf])
         value, shared = runner.frame.find_shared(leaf)
         if whole is not None:
-            plan.append((None, whole))
+            plan.append(Held(whole))
         elif shared:
-            kind = jax.Array if runner.frame.is_bare(leaf) else Mirrored
-            plan.append((kind, (False, True)))
+            bare = runner.frame.is_bare(leaf)
+            plan.append(_Bare() if bare else GlobalForm(Mirrored, runner.mesh, False, True))
             outputs.append(value)
-            out_specs.append(_SAME)
+            specs.append(_SAME)
         else:
             scalar = value.ndim == 0
-            plan.append((PerReplica, (scalar, False)))
+            plan.append(GlobalForm(PerReplica, runner.mesh, scalar, False))
             outputs.append(value[None] if scalar else value)
-            out_specs.append(_SPLIT)
-    return outputs
+            specs.append(_SPLIT)
+    return plan, outputs, specs

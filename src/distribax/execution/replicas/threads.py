@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.collectives import CrossDeviceOps
 from distribax.errors import ReplicaAborted
-from distribax.types import Args, Kwargs, ReduceOp, StepFn
+from distribax.types import ReduceOp
 from distribax.values import (
     DistributedValues,
     Mirrored,
@@ -29,11 +31,28 @@ from distribax.values import (
     regroup,
 )
 
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _MergeRequest:
+    """The call for which a replica waits at a meeting point."""
+
+    fn: Callable[..., object]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+
 
 class _Replica(threading.Thread):
     """One replica's thread; it runs only between `resume` and its next meeting point."""
 
-    def __init__(self, run: _Run, replica_id: int, args: Args, kwargs: Kwargs) -> None:
+    def __init__(
+        self,
+        run: _Run,
+        replica_id: int,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> None:
         super().__init__(name=f"distribax-replica-{replica_id}", daemon=True)
         self.run_state = run
         self.replica_id = replica_id
@@ -42,7 +61,7 @@ class _Replica(threading.Thread):
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
-        self.merge_request: tuple[StepFn, Args, Kwargs] | None = None
+        self.merge_request: _MergeRequest | None = None
         self.merge_result: Any = None
         self.num_merges = 0
         self._turn = threading.Semaphore(0)
@@ -62,9 +81,11 @@ class _Replica(threading.Thread):
             self._aborted = True
             self.resume()
 
-    def meet(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def meet(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
         """Called by the replica: waits for the others, and returns this replica's part."""
-        self.merge_request = (fn, args, kwargs)
+        self.merge_request = _MergeRequest(fn, args, kwargs)
         self.num_merges += 1
         self._paused.release()
         self._turn.acquire()
@@ -73,6 +94,7 @@ class _Replica(threading.Thread):
             raise ReplicaAborted
         return self.merge_result
 
+    @override
     def run(self) -> None:
         self._turn.acquire()
         try:
@@ -111,40 +133,48 @@ class _ThreadRunner:
     def copy_id(self) -> int:
         return self.replica.replica_id
 
-    def create_variable(self, create: Any, place: str) -> Any:
-        """Makes the next variable of a line of code, or returns the one of replica 0."""
+    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
-    def merge(self, fn: StepFn, args: Args, kwargs: Kwargs) -> Any:
+    def merge(
+        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
         _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
         return self.replica.meet(fn, args, kwargs)
 
-    def all_reduce(self, op: ReduceOp, leaves: list[Any], options: Any) -> list[Any]:
-        def combine(strategy: Any, *values: Any) -> list[Any]:
+    def all_reduce(
+        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
+        def combine(strategy: contracts.Strategy, *values: object) -> list[Any]:
             return strategy.extended.reduce_all(op, list(values), options)
 
-        return _differentiable(lambda xs: self._exchange("all_reduce", combine, xs), leaves)
+        return _call_differentiable(lambda xs: self._exchange("all_reduce", combine, xs), leaves)
 
-    def all_gather(self, leaves: list[Any], axis: int, options: Any) -> list[Any]:
-        starts: list[int] = []
+    def all_gather(
+        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+    ) -> list[jax.Array]:
+        starts: Sequence[int] = ()
 
-        def combine(strategy: Any, *values: Any) -> list[Any]:
+        def combine(
+            strategy: contracts.Strategy, *values: DistributedValues | jax.Array
+        ) -> list[Any]:
             devices = strategy.extended.local_devices
             joined = [
                 strategy.extended.gather_to(value, devices, axis, options) for value in values
             ]
             first = strategy.extended.first_replica
-            return [*joined, *(_starts(value, axis, first) for value in values)]
+            return [*joined, *(_find_starts(value, axis, first) for value in values)]
 
-        def gather(xs: list[Any]) -> list[Any]:
+        def gather(xs: list[jax.Array]) -> list[jax.Array]:
+            nonlocal starts
             met = self._exchange("all_gather", combine, xs)
-            starts[:] = met[len(xs) :]
+            starts = met[len(xs) :]
             return met[: len(xs)]
 
-        def total(strategy: Any, *values: Any) -> list[Any]:
+        def total(strategy: contracts.Strategy, *values: object) -> list[Any]:
             return strategy.extended.reduce_all(ReduceOp.SUM, list(values), options)
 
-        def own_part(cotangents: list[Any]) -> list[Any]:
+        def take_own_part(cotangents: list[jax.Array]) -> list[jax.Array]:
             # What a replica gave went to all replicas, so their gradients to it are added up.
             sums = self._exchange("all_gather", total, cotangents)
             return [
@@ -153,15 +183,17 @@ class _ThreadRunner:
             ]
 
         sizes = [jnp.shape(leaf)[axis] for leaf in leaves]
-        return _differentiable(gather, leaves, own_part)
+        return _call_differentiable(gather, leaves, take_own_part)
 
-    def _exchange(self, what: str, combine: StepFn, leaves: list[Any]) -> list[Any]:
+    def _exchange(
+        self, what: str, combine: Callable[..., object], leaves: list[jax.Array]
+    ) -> list[Any]:
         _refuse_tracers(what, leaves)
         # New objects, as equal constants of all replicas are still one value for each replica.
         return self.merge(combine, [jax_private.rewrap(jnp.asarray(leaf)) for leaf in leaves], {})
 
 
-def _refuse_tracers(what: str, leaves: list[Any]) -> None:
+def _refuse_tracers(what: str, leaves: Iterable[object]) -> None:
     if any(jax_private.is_tracer(leaf) for leaf in leaves):
         raise RuntimeError(
             f"{what}: called inside jax.jit (or another JAX transformation that stages code) in a "
@@ -170,15 +202,19 @@ def _refuse_tracers(what: str, leaves: list[Any]) -> None:
         )
 
 
-def _starts(value: Any, axis: int, first: int) -> PerReplica:
+def _find_starts(value: DistributedValues | jax.Array, axis: int, first: int) -> PerReplica:
     """Returns where the pieces of this process's replicas begin in the gathered value."""
-    wrapped = isinstance(value, DistributedValues)
-    sizes = [shape[axis] for shape in (value.shapes() if wrapped else [jnp.shape(value)])]
-    count = len(value.values) if wrapped else 1
+    shapes = value.shapes() if isinstance(value, DistributedValues) else [value.shape]
+    sizes = [shape[axis] for shape in shapes]
+    count = len(value.values) if isinstance(value, DistributedValues) else 1
     return PerReplica([sum(sizes[:index]) for index in range(first, first + count)])
 
 
-def _differentiable(exchange: Any, leaves: list[Any], backward: Any = None) -> list[Any]:
+def _call_differentiable(
+    exchange: Callable[[list[jax.Array]], list[jax.Array]],
+    leaves: Sequence[jax.Array],
+    backward: Callable[[list[jax.Array]], list[jax.Array]] | None = None,
+) -> list[jax.Array]:
     """Lets gradients flow through a meeting of the replicas: they meet again on the way back."""
     call = jax.custom_vjp(exchange)
     call.defvjp(
@@ -191,7 +227,11 @@ class _Run:
     """One eager `run`: the replicas' threads and what they share."""
 
     def __init__(
-        self, strategy: Any, devices: Sequence[jax.Device], ops: CrossDeviceOps, fn: StepFn
+        self,
+        strategy: contracts.Strategy,
+        devices: Sequence[jax.Device],
+        ops: CrossDeviceOps,
+        fn: Callable[..., object],
     ) -> None:
         self.strategy = strategy
         self.devices = devices
@@ -203,7 +243,8 @@ class _Run:
         self.variables: dict[str, list[Any]] = {}
         self.num_created: dict[tuple[int, str], int] = {}
 
-    def create_variable(self, replica_id: int, create: Any, place: str) -> Any:
+    def create_variable(self, replica_id: int, create: Callable[[], _T], place: str) -> _T:
+        """Creates the next variable of a line of code, or returns the one of replica 0."""
         made = self.variables.setdefault(place, [])
         index = self.num_created.get((replica_id, place), 0)
         self.num_created[replica_id, place] = index + 1
@@ -218,27 +259,27 @@ class _Run:
             made.append(create())
         return made[index]
 
-    def give(self, leaf: Any, replica_id: int) -> Any:
+    def give(self, leaf: object, replica_id: int) -> Any:
         """Returns a replica's part of an argument, on its device."""
         if isinstance(leaf, DistributedValues):
             leaf.require_replicas(len(self.devices))
-            piece = self._own(leaf.part(replica_id), replica_id)
+            piece = self._move(leaf.part(replica_id), replica_id)
             if isinstance(leaf, Mirrored):
                 self.origins.note(piece, leaf, replica_id)
             return piece
         if isinstance(leaf, jax.Array) and not jax_private.is_tracer(leaf):
-            return self.origins.note(self._own(leaf, replica_id), leaf, replica_id)
+            return self.origins.note(self._move(leaf, replica_id), leaf, replica_id)
         return leaf
 
-    def _own(self, value: Any, replica_id: int) -> Any:
-        def move(leaf: Any) -> Any:
+    def _move(self, value: object, replica_id: int) -> Any:
+        def move(leaf: object) -> object:
             if not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
                 return leaf
             return jax_private.rewrap(jax_private.move_to_device(leaf, self.devices[replica_id]))
 
         return jax.tree.map(move, value)
 
-    def parts(self, nest: Any) -> list[Any]:
+    def split(self, nest: object) -> list[Any]:
         """Returns a nest with each replica's part of it, for all replicas."""
         return [
             jax.tree.map(
@@ -249,12 +290,12 @@ class _Run:
 
 
 def run_in_threads(
-    strategy: Any,
+    strategy: contracts.Strategy,
     devices: Sequence[jax.Device],
     ops: CrossDeviceOps,
-    fn: StepFn,
-    args: Args,
-    kwargs: Kwargs,
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> Any:
     """Runs `fn` once for each replica and merges what they return."""
     if jax_private.is_tracing():
@@ -267,7 +308,7 @@ def run_in_threads(
     state = _Run(strategy, devices, ops, fn)
     replicas = [
         _Replica(state, index, *part)
-        for index, part in enumerate(state.parts((tuple(args), dict(kwargs))))
+        for index, part in enumerate(state.split((tuple(args), dict(kwargs))))
     ]
     for replica in replicas:
         replica.start()
@@ -302,8 +343,8 @@ def _advance(replicas: list[_Replica]) -> bool:
 
 
 def _merge(state: _Run, replicas: list[_Replica]) -> None:
-    requests = [replica.merge_request for replica in replicas]
-    fns, args, kwargs = zip(*requests, strict=True)
+    requests = [replica.merge_request for replica in replicas if replica.merge_request]
+    fns = [request.fn for request in requests]
     codes = {getattr(fn, "__code__", fn) for fn in fns}
     if len(codes) > 1:
         names = [getattr(fn, "__qualname__", repr(fn)) for fn in fns]
@@ -312,9 +353,11 @@ def _merge(state: _Run, replicas: list[_Replica]) -> None:
             "replica must call merge_call, all_reduce and the like in the same order."
         )
     merged_args, merged_kwargs = regroup(
-        list(zip(args, kwargs, strict=True)), state.origins, mesh=state.strategy.extended.mesh
+        [(each.args, each.kwargs) for each in requests],
+        state.origins,
+        mesh=state.strategy.extended.mesh,
     )
     with context.enter(context.Entry(state.strategy)):
         result = fns[0](state.strategy, *merged_args, **merged_kwargs)
-    for replica, part in zip(replicas, state.parts(result), strict=True):
+    for replica, part in zip(replicas, state.split(result), strict=True):
         replica.merge_result = part
