@@ -32,7 +32,7 @@ bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
 
 soak: $(VENV)/.test ## the long tests
-	$(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
+	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
 
 chaos: $(VENV)/.test ## kill and stop hundreds of workers and servers; nothing may be lost
 	$(BIN)/python -m pytest -m chaos -s --timeout 3600 $(PYTEST_ARGS)

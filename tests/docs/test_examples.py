@@ -24,7 +24,7 @@ def _script(name: str, *arguments: str) -> str:
 
 
 def test_mirrored_digits(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("mirrored_digits.py", "--devices", "2", "--epochs", "4"), timeout=100)
+    lines = run_fresh(_script("mirrored_digits.py", "--devices", "2", "--epochs", "4"))
     *epochs, last = lines.splitlines()
     losses = [float(line.split()[-1]) for line in epochs]
     assert len(losses) == 4 and losses[-1] < 0.5 * losses[0]
@@ -33,7 +33,7 @@ def test_mirrored_digits(run_fresh: Callable[..., str]) -> None:
 
 
 def test_input_pipeline(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("input_pipeline.py", "--records", "300"), timeout=100).splitlines()
+    lines = run_fresh(_script("input_pipeline.py", "--records", "300")).splitlines()
     assert lines[:3] == [
         "2 replicas have seen 128 records",
         "3 replicas have seen the other 172",
@@ -48,7 +48,7 @@ def test_multi_worker(run_fresh: Callable[..., str]) -> None:
     arguments = ["run", "--workers", "2", "--devices-per-worker", "2"]
     arguments += [str(_EXAMPLES / "multi_worker.py"), "--epochs", "6"]
     launch = f"from distribax.cli import main\nassert main({arguments!r}) == 0\n"
-    lines = run_fresh(launch, timeout=100).splitlines()
+    lines = run_fresh(launch).splitlines()
     epochs = [line.split() for line in lines if line.startswith("[worker 0] epoch")]
     assert len(epochs) == 6 and float(epochs[-1][-1]) > 0.85
     for worker in range(2):
@@ -57,7 +57,7 @@ def test_multi_worker(run_fresh: Callable[..., str]) -> None:
 
 
 def test_parameter_server(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("parameter_server.py", "--steps", "450"), timeout=110).splitlines()
+    lines = run_fresh(_script("parameter_server.py", "--steps", "450")).splitlines()
     losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch")]
     assert len(losses) == 3 and losses[-1] < 0.7 * losses[0]
     found = re.fullmatch(r"right on unseen pairs: (\d+\.\d)%", lines[-1])

@@ -16,7 +16,7 @@ from distribax.testing import free_ports
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
 
-WAIT_SECONDS = 90
+WAIT_SECONDS = 300
 
 TRAINING = """
 import os, signal, sys, time

@@ -53,7 +53,7 @@ def _train(run_fresh: RunFresh, num_devices: int, make_devices: str, **environme
     steps = 80
     program = f"{make_devices}\nSTEPS = {steps}\n{TRAIN}"
     flags = f"{environment.pop('XLA_FLAGS', '')} {STUCK_AFTER_SECONDS}"
-    printed = run_fresh(program, timeout=90, XLA_FLAGS=flags, **environment)
+    printed = run_fresh(program, XLA_FLAGS=flags, **environment)
     assert printed == f"{num_devices} devices, {steps * 60} all-reduces"
 
 
@@ -152,5 +152,5 @@ for thread in threads:
     thread.join()
 print(len(finished), "threads")
 """
-    printed = run_fresh(program, timeout=90, XLA_FLAGS=STUCK_AFTER_SECONDS)
+    printed = run_fresh(program, XLA_FLAGS=STUCK_AFTER_SECONDS)
     assert printed.endswith("2 threads")

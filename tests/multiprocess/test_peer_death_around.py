@@ -18,7 +18,7 @@ from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
 from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 either = pytest.mark.parametrize("victim", [0, 1])
 

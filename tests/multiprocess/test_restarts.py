@@ -13,7 +13,7 @@ import pytest
 from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS, Decision, RestartPolicy
 from tests.multiprocess.launchers import Start, finish, launchers, lines_of
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 AGAIN = "starting all workers again"
 
@@ -115,7 +115,7 @@ handler = dx.PreemptionCheckpointHandler(
 )
 first = os.environ["DISTRIBAX_RESTART_COUNT"] == "0"
 print("begins at", handler.total_run_calls, flush=True)
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 300
 # The first attempt ends only because it is told to.
 while first or handler.total_run_calls < int(sys.argv[1]):
     assert time.monotonic() < deadline

@@ -14,7 +14,7 @@ import pytest
 from distribax.cli import main
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 SCRIPT = """
 import json, os, sys, time
@@ -27,17 +27,17 @@ class Actor:
 e = engine.from_resolver(engine.detect_resolver(), 90)
 import ray
 actors = [ray.remote(Actor).options(**e.worker_options(i)).remote() for i in range(e.num_workers)]
-pids = ray.get([actor.ask.remote() for actor in actors], timeout=60)
+pids = ray.get([actor.ask.remote() for actor in actors], timeout=300)
 open(sys.argv[1], "w").write("ready")
 while True:
     time.sleep(0.1)
     try:
-        if ray.get(actors[0].ask.remote(), timeout=60) != pids[0]:
+        if ray.get(actors[0].ask.remote(), timeout=300) != pids[0]:
             break
     except ray.exceptions.RayActorError:
         pass
 print(json.dumps({"role": json.loads(os.environ["TF_CONFIG"])["task"], "servers": e.num_servers,
-                  "kept": ray.get(actors[1].ask.remote(), timeout=60) == pids[1]}))
+                  "kept": ray.get(actors[1].ask.remote(), timeout=300) == pids[1]}))
 if "fail" in sys.argv:
     raise ValueError("the script has failed")
 """

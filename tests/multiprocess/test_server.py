@@ -11,7 +11,7 @@ from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.ports import find_quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 ACTORS = """
 import json, os, sys, time
@@ -42,7 +42,7 @@ servers[0].start()
 e = engine.from_resolver(SimpleClusterResolver(spec), 90)
 import ray
 actors = [start(e.worker_options(0)), start(e.server_options(0))]
-places = [ray.get(actor.ask.remote(), timeout=60)["folder"] for actor in actors]
+places = [ray.get(actor.ask.remote(), timeout=300)["folder"] for actor in actors]
 mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
 sockets = [c for p in mine for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 tell(target=servers[0].target, places=places, hosts=sorted({s.laddr.ip for s in sockets}),
@@ -60,13 +60,13 @@ CHIEF = (
 import ray
 e = engine.from_resolver(engine.detect_resolver(), 90)
 worker = start(e.worker_options(0))
-first = ray.get(worker.ask.remote(), timeout=60)
+first = ray.get(worker.ask.remote(), timeout=300)
 tell(folder=first["folder"])
 sys.stdin.readline()
 while True:
     time.sleep(0.1)
     try:
-        again = ray.get(worker.ask.remote(), timeout=60)
+        again = ray.get(worker.ask.remote(), timeout=300)
         if again["pid"] != first["pid"]:
             break
     except ray.exceptions.RayActorError:

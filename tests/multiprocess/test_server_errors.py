@@ -13,7 +13,7 @@ from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver
 from distribax.cluster.ray import cluster_token, engine
 from distribax.cluster.ray.ports import find_quiet_ports
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.multiprocess
 
 SPEC = ClusterSpec({"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"]})
 

@@ -125,7 +125,7 @@ def test_a_killed_writer_leaves_the_last_good_one(tmp_path: Path) -> None:
         manager.save(2)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], timeout=60, capture_output=True
+        [sys.executable, "-c", textwrap.dedent(program)], timeout=300, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(os.listdir(tmp_path)) == 2

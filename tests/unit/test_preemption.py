@@ -101,5 +101,5 @@ def test_another_thread_cannot_listen(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=make)
     thread.start()
-    thread.join(30)
+    thread.join(300)
     assert len(raised) == 1 and "in the main thread" in raised[0]

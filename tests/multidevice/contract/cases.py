@@ -22,8 +22,9 @@ from distribax.testing.local_servers import local_servers
 from tests.environment import COMPLETE
 from tests.multidevice.contract.other_workers import TOGETHER, from_all_workers
 
-# `make contract` has all sizes; `make test` those that differ in kind: one replica, and several.
-# Two have their tests in worker processes and in the seeds.
+# `make contract` has all sizes. `make test` has one size of each strategy, three where there can be
+# several; two are tried in worker processes and in the seeds, and one mirrored replica by the tests
+# that name it.
 SETUPS = (
     [("multi_worker", jax.device_count())]
     if TOGETHER
@@ -31,7 +32,7 @@ SETUPS = (
         ("default", 1),
         ("one_device", 1),
         ("served", 1),
-        *(("mirrored", count) for count in ((1, 2, 3, 4) if COMPLETE else (1, 3))),
+        *(("mirrored", count) for count in ((1, 2, 3, 4) if COMPLETE else (3,))),
         *(("central", count) for count in ((1, 2, 3, 4) if COMPLETE else (3,))),
     ]
 )

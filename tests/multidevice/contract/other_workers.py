@@ -15,7 +15,7 @@ from distribax import jax_private
 TOGETHER = jax.distributed.is_initialized()
 """Whether this process is one of several workers that run the contract together."""
 
-_WAIT_SECONDS = 20.0
+_WAIT_SECONDS = 120.0
 _calls: Counter[str] = Counter()
 
 

@@ -176,6 +176,6 @@ def test_runs_of_several_threads_do_not_mix(several: Case) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(300)
     n = several.num_replicas
     assert results == {index: [float(index * n)] * 2 for index in range(3)}

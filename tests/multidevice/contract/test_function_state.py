@@ -217,7 +217,7 @@ def test_steps_of_several_threads_do_not_mix(strategy: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(300)
     assert results == {0: 0.0, 1: 5.0, 2: 10.0}
 
 

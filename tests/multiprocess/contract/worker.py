@@ -36,8 +36,8 @@ class Assignment:
     devices: int
     paths: tuple[str, ...]
     half: int | None = None
-    test_seconds: float = 60.0
-    wait_seconds: float = 30.0
+    test_seconds: float = 300.0
+    wait_seconds: float = 120.0
     done: tuple[str, ...] = ()
     logs: str = ""
 

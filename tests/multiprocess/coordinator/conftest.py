@@ -59,7 +59,7 @@ def all_up(coordinator: ClusterCoordinator) -> ClusterCoordinator:
     return coordinator
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 300.0) -> None:
     """Waits until something is true, but not forever."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -19,7 +19,7 @@ from distribax.coordinator import (
 )
 from tests.multiprocess.coordinator.conftest import wait_until
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 
 def pull(iterator: Any) -> tuple[int, Any]:

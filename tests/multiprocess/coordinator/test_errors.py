@@ -22,7 +22,7 @@ from distribax.coordinator import (
 )
 from tests.multiprocess.coordinator.stand_in import PlainSetup, PlainStrategy
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 
 class OwnError(Exception):

@@ -19,7 +19,7 @@ from distribax.coordinator import ClusterCoordinator, WorkersLostError
 from tests.multiprocess.coordinator.conftest import wait_until
 from tests.multiprocess.coordinator.stand_in import PlainStrategy
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.multiprocess
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from distribax.coordinator import (
 from tests.multiprocess.coordinator.conftest import wait_until
 from tests.multiprocess.coordinator.stand_in import PlainStrategy
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.multiprocess
 
 
 def add(x: Any, y: Any = 0) -> Any:
@@ -239,7 +239,7 @@ def test_schedule_waits_when_the_queue_is_full(
         assert small.status().scheduled == 4
         assert not small.done()
         gate.touch()
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
         small.join()
         assert small.status().finished == 8
@@ -288,7 +288,7 @@ def test_what_is_not_used_any_more_is_forgotten_by_workers(all_up: ClusterCoordi
     sizes: Callable[[], list[int]] = lambda: all_up.fetch(  # noqa: E731
         [all_up.schedule(num_definitions) for _ in range(8)]
     )
-    wait_until(lambda: max(sizes()) <= size + 3, seconds=20)
+    wait_until(lambda: max(sizes()) <= size + 3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import ray
 import distribax as dx
 
 
-def _wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def _wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not become true in time"

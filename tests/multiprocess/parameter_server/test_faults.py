@@ -15,7 +15,7 @@ from distribax.errors import ParametersLostError
 from distribax.testing import FaultInjector, History
 
 
-def _wait_until(holds: Any, what: str, seconds: float = 60.0) -> None:
+def _wait_until(holds: Any, what: str, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-_JOIN_SECONDS = 10.0
+_JOIN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

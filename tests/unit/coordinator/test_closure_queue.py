@@ -39,7 +39,7 @@ class Waiter:
         return self._thread.is_alive()
 
     def ended(self) -> BaseException | None:
-        self._thread.join(10)
+        self._thread.join(300)
         assert not self._thread.is_alive()
         return self.error
 

@@ -104,7 +104,7 @@ def test_recalled_closures_are_not_started() -> None:
 
     def wait() -> int:
         references_to["begun"].set()
-        assert references_to["go_on"].wait(10)
+        assert references_to["go_on"].wait(300)
         return 1
 
     replies: list[Reply] = []
@@ -114,12 +114,12 @@ def test_recalled_closures_are_not_started() -> None:
         target=lambda: replies.append(pickle.loads(driver.worker.run(pickle.dumps(batch))))
     )
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(300)
     assert driver.worker.ping() == (1, 1)
     pulse = driver.worker.recall(2)
     assert (pulse.batch, pulse.started) == (1, 1)
     go_on.set()
-    thread.join(10)
+    thread.join(300)
     assert replies[0].outcomes == [1]
     assert driver.run(lambda: 1, number=2).outcomes == []
     assert driver.run(lambda: 1, number=3).outcomes == [1]

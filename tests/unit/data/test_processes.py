@@ -46,7 +46,7 @@ PROGRAM = """
 
 @pytest.mark.multiprocess
 def test_processes_keep_order_resume_report_errors_and_end(run_fresh: RunFresh) -> None:
-    assert run_fresh(PROGRAM, timeout=110).split("\n") == [
+    assert run_fresh(PROGRAM).split("\n") == [
         "2 False",
         "True",
         "True",
