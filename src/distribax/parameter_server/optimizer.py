@@ -17,11 +17,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects
-from distribax.parameter_server import Apply, AssignAdd, Op, OptimizerSpec, ParameterSpec, Rows
-from distribax.parameter_server.placement import ParameterSource, Served
+from distribax.parameter_server import Apply, AssignAdd, OptimizerSpec, ParameterSpec, Rows
+from distribax.parameter_server.placement import (
+    ParameterSource,
+    PushedUpdate,
+    Served,
+    ServerOp,
+    spec_of,
+)
 from distribax.parameter_server.protocol.operations import Array, Gradient
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.optimizer_state import StateLayout
@@ -43,7 +50,7 @@ class _Part:
     spec: ParameterSpec
 
 
-class ServedUpdate:
+class ServedUpdate(PushedUpdate):
     """How one optimizer updates one list of served variables.
 
     Args:
@@ -203,11 +210,12 @@ class ServedUpdate:
         if frame is not None:
             frame.function.deferred.add(self._source, self, (grads, extra_args))
         else:
-            self._source.push(self.operations(jax.device_get((grads, extra_args))))
+            self._source.push(self.make_operations(jax.device_get((grads, extra_args))))
 
-    def operations(
+    @override
+    def make_operations(
         self, arrays: tuple[Sequence[Grad | None], Mapping[str, Array]]
-    ) -> list[tuple[int, Op]]:
+    ) -> list[ServerOp]:
         """Returns what each server is to do with the gradients, and with the extra arguments."""
         grads, extra_args = arrays
         for target, grad in zip(self._targets, grads, strict=True):
@@ -215,14 +223,14 @@ class ServedUpdate:
                 indices = np.asarray(grad.indices)
                 check_ids("apply_gradients", target.shape, target.described, indices)
         pieces = [
-            _gradient(piece)
+            _encode_gradient(piece)
             for target, grad in zip(self._targets, grads, strict=True)
-            for piece in _pieces(target, grad)
+            for piece in _divide(target, grad)
         ]
         by_server: dict[int, list[Gradient]] = {server: [] for server in self._servers}
         for part, piece in zip(self._parts, pieces, strict=True):
             by_server[part.spec.server].append(piece)
-        operations: list[tuple[int, Op]] = [
+        operations: list[ServerOp] = [
             (server, Apply(self._uid, tuple(gradients), dict(extra_args)))
             for server, gradients in by_server.items()
         ]
@@ -233,18 +241,16 @@ class ServedUpdate:
         return operations
 
 
-def _pieces(target: Target, grad: Grad | None) -> list[Grad | None]:
+def _divide(target: Target, grad: Grad | None) -> list[Grad | None]:
     """Returns a gradient as one for each shard of its target."""
     if isinstance(target, Variable):
         return [grad]
-    return (
-        [None] * len(target.variables)
-        if grad is None
-        else list(target.divide(cast("jax.Array", grad)))
-    )
+    if grad is None:
+        return [None] * len(target.variables)
+    return list(target.divide(cast("jax.Array", grad)))
 
 
-def _gradient(piece: Grad | None) -> Gradient:
+def _encode_gradient(piece: Grad | None) -> Gradient:
     if not isinstance(piece, IndexedSlices):
         return piece
     return Rows(piece.indices, piece.values) if len(piece.indices) else None
@@ -253,12 +259,6 @@ def _gradient(piece: Grad | None) -> Gradient:
 def shards_of(target: Target) -> list[Variable]:
     """Returns the variables that a target consists of."""
     return [target] if isinstance(target, Variable) else list(target.variables)
-
-
-def spec_of(variable: Variable) -> ParameterSpec:
-    """Returns what a variable is on its server."""
-    assert isinstance(variable.placement, Served)
-    return variable.placement.specs[0]
 
 
 def list_uids(target: Target) -> list[str]:

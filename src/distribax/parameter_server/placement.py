@@ -1,16 +1,19 @@
-"""Variables that live in parameter servers: where each is, and how its value comes and goes."""
+"""Variables that live on parameter servers: where each is, how it is read and written."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
+from typing_extensions import override
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.errors import ParametersLostError
 from distribax.execution import named_objects
 from distribax.execution.remote_writes import Write, WriteRows
@@ -25,12 +28,24 @@ from distribax.parameter_server import (
 )
 from distribax.topology.host_memory import aligned_empty
 from distribax.types import WriteKind
+from distribax.variables import ShardedVariable, Variable
 from distribax.variables.placement import Placement
 from distribax.variables.sharded.division import check_ids
 
+ServerOp: TypeAlias = tuple[int, Op]
+"""An operation, and the server that it is for."""
+
+
+class PushedUpdate(abc.ABC):
+    """Something that a compiled step has servers do beside writes, noted while it is traced."""
+
+    @abc.abstractmethod
+    def make_operations(self, arrays: Any) -> Iterable[ServerOp]:
+        """Returns what each server is to do with the arrays that were noted, now on the host."""
+
 
 class ParameterSource:
-    """A process's source to the servers: it fetches values and sends writes, many at once.
+    """A process's access to the servers: it fetches values and sends writes, many at once.
 
     Args:
         client: The connections to the servers.
@@ -47,8 +62,8 @@ class ParameterSource:
         # The servers that shards of the variable being created are on already.
         self._is_apart = False
         self._taken: list[int] = []
-        self._cached: dict[str, tuple[Any, jax.Array | None]] = {}
-        # What has been registered on the servers, to be done again on one that has lost it.
+        self._cached: dict[str, tuple[int, jax.Array | None]] = {}
+        # Registers optimizers again, on a server that has lost them.
         self.registrations: list[Callable[[], None]] = []
 
     def choose_server(self) -> int:
@@ -75,17 +90,17 @@ class ParameterSource:
         self.client.create(spec, value)
         self._bytes[spec.server] += value.nbytes
 
-    def pull(self, variables: Sequence[Any]) -> list[Any]:
+    def pull(self, variables: Sequence[contracts.Variable]) -> list[Any]:
         """Returns the variables' values as a compiled program takes them.
 
-        What has not changed is not sent again. A new value is given as the NumPy array that it
-        came in: the CPU backend takes a large one as it is (the memory is aligned and never
-        changes), and for once that costs less than making an array of JAX's. Who reads it again
-        gets one.
+        What has not changed is not sent again. A new value is returned as the NumPy array that was
+        received: the CPU backend uses a large one without a copy (the memory is aligned and never
+        changes), which costs less than making a JAX array. A value that is read again unchanged is
+        returned as a JAX array.
         """
         known = self._cached
         values: list[Any] = []
-        specs = [variable.placement.specs[0] for variable in variables]
+        specs = [spec_of(variable) for variable in variables]
         for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
             if cached is None or cached[0] != version:
@@ -102,7 +117,7 @@ class ParameterSource:
             for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True)
         ]
 
-    def _get_cached_array(self, spec: ParameterSpec, version: Any, array: np.ndarray) -> jax.Array:
+    def _get_cached_array(self, spec: ParameterSpec, version: int, array: np.ndarray) -> jax.Array:
         cached = self._cached.get(spec.uid)
         if cached is not None and cached[0] == version and cached[1] is not None:
             return cached[1]
@@ -110,16 +125,15 @@ class ParameterSource:
         self._cached[spec.uid] = version, placed
         return placed
 
-    def rows(self, requests: Sequence[tuple[Any, np.ndarray]]) -> list[jax.Array]:
-        """Returns rows of tables, each given with the ids; only they travel."""
+    def rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
+        """Returns some rows of some tables; only these rows are sent."""
         asked: list[tuple[ParameterSpec, np.ndarray]] = []
         plans = []
         for table, ids in requests:
             check_ids("embedding_lookup", table.shape, table.described, ids)
             plan = []
-            for shard, places, own in table.division.split(ids.reshape(-1)):
-                _, variable = table.row_shards[shard]
-                asked.append((variable.placement.specs[0], own))
+            for variable, places, own in _split_ids(table, ids.reshape(-1)):
+                asked.append((spec_of(variable), own))
                 plan.append(places)
             plans.append(plan)
         found = iter(self.client.pull_rows(asked))
@@ -129,13 +143,13 @@ class ParameterSource:
         ]
 
     def write_rows(
-        self, table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
+        self, table: contracts.Table, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Sends a write to some rows of a table; only they travel."""
+        """Sends a write to some rows of a table; only these rows are sent."""
         self.push(make_row_operations(table, kind, indices, rows))
 
-    def push(self, operations: Iterable[tuple[int, Op]]) -> None:
-        """Sends operations, each with its server; those of one server are applied at once."""
+    def push(self, operations: Iterable[ServerOp]) -> None:
+        """Sends operations; those of one server are applied together."""
         by_server: dict[int, list[Op]] = {}
         for server, operation in operations:
             by_server.setdefault(server, []).append(operation)
@@ -152,15 +166,15 @@ class ParameterSource:
             for operation in _make_operations(what, own)
         )
 
-    def write(self, variable: Any, kind: WriteKind, value: Any) -> None:
+    def write(self, variable: contracts.Variable, kind: WriteKind, value: ArrayLike) -> None:
         """Sends a write to a variable now."""
         if kind is WriteKind.ASSIGN:
-            self.assign(variable.placement.specs, np.asarray(value))
+            self.assign(_specs_of(variable), np.asarray(value))
         else:
             self.push(make_operations(variable, kind, np.asarray(value)))
 
     def assign(self, specs: Sequence[ParameterSpec], value: np.ndarray) -> None:
-        """Sets parameters to a value; the coordinator makes those again that a server has lost."""
+        """Sets parameters to a value; the coordinator recreates those that a server has lost."""
         try:
             self.push((spec.server, Assign(spec.uid, value)) for spec in specs)
         except ParametersLostError:
@@ -169,35 +183,69 @@ class ParameterSource:
             for spec in specs:
                 self.client.create(spec, value)
             for register in self.registrations:
-                # Not until the last of its variables is there again.
+                # It fails until the last of its variables has been recreated.
                 with contextlib.suppress(ParametersLostError):
                     register()
 
 
-def _make_operations(what: Any, given: Any) -> Iterable[tuple[int, Op]]:
+def _specs_of(variable: contracts.Variable) -> tuple[ParameterSpec, ...]:
+    """Returns what a variable's copies are on their servers."""
+    assert isinstance(variable, Variable) and isinstance(variable.placement, Served)
+    return variable.placement.specs
+
+
+def spec_of(variable: contracts.Variable) -> ParameterSpec:
+    """Returns what a variable is on its server: the copy that is read."""
+    return _specs_of(variable)[0]
+
+
+def _split_ids(
+    table: contracts.Table, ids: np.ndarray
+) -> Iterator[tuple[contracts.Variable, slice | np.ndarray, np.ndarray]]:
+    """Yields each shard that has some of the rows, their places among `ids`, and its own ids."""
+    assert isinstance(table, (Variable, ShardedVariable))
+    for shard, places, own in table.division.split(ids):
+        yield table.row_shards[shard][1], places, own
+
+
+def _make_operations(what: object, given: Any) -> Iterable[ServerOp]:
     if isinstance(what, Write):
         return make_operations(what.variable, what.kind, given)
     if isinstance(what, WriteRows):
         return make_row_operations(what.table, what.kind, *given)
-    operations: Iterable[tuple[int, Op]] = what.operations(given)
-    return operations
+    assert isinstance(what, PushedUpdate)
+    return what.make_operations(given)
+
+
+def make_operations(
+    variable: contracts.Variable, kind: WriteKind, value: np.ndarray
+) -> list[ServerOp]:
+    """Returns the operations of a write, one for each copy."""
+    operation = Assign if kind is WriteKind.ASSIGN else AssignAdd
+    if kind is WriteKind.ASSIGN_SUB:
+        value = -value
+    value = np.asarray(value)
+    if value.shape != variable.shape:
+        value = np.broadcast_to(value, variable.shape)
+    return [(spec.server, operation(spec.uid, value)) for spec in _specs_of(variable)]
 
 
 def make_row_operations(
-    table: Any, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
-) -> list[tuple[int, Op]]:
+    table: contracts.Table, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
+) -> list[ServerOp]:
     """Returns the operations of a write to some rows, one for each shard that has some of them."""
     check_ids("scatter", table.shape, table.described, indices)
     operation = AssignRows if kind is WriteKind.ASSIGN else AddRows
-    operations: list[tuple[int, Op]] = []
-    for shard, places, own in table.division.split(indices):
-        _, variable = table.row_shards[shard]
-        for spec in variable.placement.specs:
-            operations.append((spec.server, operation(spec.uid, own, rows[places])))
-    return operations
+    return [
+        (spec.server, operation(spec.uid, own, rows[places]))
+        for variable, places, own in _split_ids(table, indices)
+        for spec in _specs_of(variable)
+    ]
 
 
-def _join_rows(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]]) -> np.ndarray:
+def _join_rows(
+    table: contracts.Table, ids: np.ndarray, parts: list[tuple[slice | np.ndarray, np.ndarray]]
+) -> np.ndarray:
     """Puts rows that came from several shards into the order in which they were asked for."""
     shape = (*ids.shape, *table.shape[1:])
     if len(parts) == 1 and parts[0][1].shape[0] == ids.size:
@@ -208,22 +256,17 @@ def _join_rows(table: Any, ids: np.ndarray, parts: list[tuple[Any, np.ndarray]])
     return rows.reshape(shape)
 
 
-def make_operations(variable: Any, kind: WriteKind, value: Any) -> list[tuple[int, Op]]:
-    """Returns the operations of a write, one for each copy."""
-    operation = Assign if kind is WriteKind.ASSIGN else AssignAdd
-    if kind is WriteKind.ASSIGN_SUB:
-        value = -value
-    value = np.asarray(value)
-    if value.shape != variable.shape:
-        value = np.broadcast_to(value, variable.shape)
-    return [(spec.server, operation(spec.uid, value)) for spec in variable.placement.specs]
-
-
 class Served(Placement):
-    """One value on a parameter server, chosen by size when the variable is created.
+    """One value on a parameter server.
 
     A step count that every server of an optimizer keeps has a copy on each; they are always the
     same, and the first one is read.
+
+    Args:
+        source: This process's access to the servers.
+        server: The server's index; None chooses the one with the fewest bytes at creation.
+        specs: What the copies are on their servers, if they exist already.
+        name: The variable's name.
     """
 
     label = "ServedVariable"
@@ -242,17 +285,21 @@ class Served(Placement):
         self._name = name
 
     @property
+    @override
     def devices(self) -> tuple[jax.Device, ...]:
         return (jax.local_devices()[0],)
 
     @property
+    @override
     def device_names(self) -> tuple[str, ...]:
         return tuple(f"/job:ps/replica:0/task:{spec.server}/device:CPU:0" for spec in self.specs)
 
+    @override
     def beside(self) -> Placement:
         return Served(self.source, self.specs[0].server, name=self._name)
 
-    def initial(self, value: Any) -> jax.Array:
+    @override
+    def initial(self, value: ArrayLike) -> jax.Array:
         if not self.source.is_coordinator:
             raise RuntimeError(
                 f"dx.Variable: {self._name!r} is created in a function that runs on a worker. "
@@ -260,27 +307,31 @@ class Served(Placement):
                 "the coordinator: make it before coordinator.schedule(), inside "
                 "`with strategy.scope():`, and refer to it in the function."
             )
-        value = np.asarray(value, order="C")
+        array = np.asarray(value, order="C")
         server = self.source.choose_server() if self._server is None else self._server
         uid = named_objects.make_uid()
-        spec = ParameterSpec(uid, self._name, value.shape, value.dtype.name, server)
-        self.source.create(spec, value)
+        spec = ParameterSpec(uid, self._name, array.shape, array.dtype.name, server)
+        self.source.create(spec, array)
         self.specs = (spec,)
         return _make_placeholder()
 
-    def store(self, value: Any) -> jax.Array:
+    @override
+    def store(self, value: ArrayLike) -> jax.Array:
         raise NotImplementedError(
             "ParameterServerStrategy: the state of a flax.nnx module cannot live on parameter "
             "servers. Make a dx.Variable of each parameter inside `with strategy.scope():`, and "
             "in the function put their values into the module: nnx.merge(graphdef, state)."
         )
 
+    @override
     def current(self, buffer: jax.Array) -> jax.Array:
         return self.source.pull_specs([self.specs[0]])[0]
 
+    @override
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(self.current(buffer))]
 
+    @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
         return self.current(buffer)
 
@@ -297,10 +348,10 @@ def _is_on_cpu() -> bool:
 def _move_to_host(nest: Any) -> Any:
     if not _is_on_cpu():
         return jax.device_get(nest)
-    # Much cheaper here than fetching, which begins with all arrays before it waits for the first.
+    # Much cheaper here than device_get, which starts a copy of every array before it waits.
     return jax.tree.map(np.asarray, nest)
 
 
 def _make_placeholder() -> jax.Array:
-    """Returns what a process keeps of a variable that lives elsewhere."""
+    """Returns what a process keeps as the buffer of a variable that lives elsewhere."""
     return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))
