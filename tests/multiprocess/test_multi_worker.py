@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,9 +185,14 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
     assert told[0]["total"] == told[1]["total"] == 21 + 303
 
 
-def test_missing_worker_is_named_to_all() -> None:
-    program = """
+def test_missing_worker_is_named_to_all(tmp_path: Path) -> None:
+    program = f"""
+        import os, time
         import distribax as dx
+        # On a busy machine, one may be ready to join long before another.
+        open(os.path.join({str(tmp_path)!r}, str(os.getpid())), "w").close()
+        while len(os.listdir({str(tmp_path)!r})) < 2:
+            time.sleep(0.05)
         try:
             dx.MultiWorkerMirroredStrategy(join_timeout_seconds=3)
         except RuntimeError as error:

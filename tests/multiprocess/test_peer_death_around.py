@@ -97,17 +97,17 @@ def test_worker_that_has_ended_is_named_when_it_is_needed(cluster: Cluster, vict
 
 # With the launcher.
 
-Launch = Callable[[str], "subprocess.CompletedProcess[str]"]
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """Gives a function that runs a program in two workers and waits for the launcher's end."""
 
-    def run(program: str) -> subprocess.CompletedProcess[str]:
+    def run(program: str, *more: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "train.py"
         path.write_text(TRAINING + textwrap.dedent(program))
-        options = ["--workers", "2", "--grace-seconds", "3"]
+        options = ["--workers", "2", "--grace-seconds", "3", *more]
         return subprocess.run(
             [sys.executable, "-m", "distribax", "run", *options, str(path)],
             env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"},
@@ -143,6 +143,23 @@ def test_launcher_ends_a_worker_that_is_stopped(launch: Launch) -> None:
     pids = [int(line.split()[-1]) for line in done.stdout.splitlines() if " pid " in line]
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_launcher_starts_all_again_when_one_was_lost(launch: Launch) -> None:
+    done = launch(
+        """
+        train(20)
+        if worker == 1 and os.environ["DISTRIBAX_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        train(20)
+        print("trained", w.numpy()[0])
+        """,
+        "--max-restarts",
+        "1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "starting all workers again (restart 1 of 1)" in done.stderr
+    assert done.stdout.count("trained 40.0") == 2
 
 
 def test_launcher_shows_the_error_that_came_first(launch: Launch) -> None:
