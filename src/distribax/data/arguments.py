@@ -75,7 +75,7 @@ def positive(value: object, name: str) -> int:
 
 
 def buffer_size(value: object, name: str) -> int:
-    """Returns the size of a prefetch buffer; None stands for AUTOTUNE."""
+    """Returns the size of a prefetch buffer; None means AUTOTUNE."""
     number = AUTOTUNE if value is None else whole_number(value, name)
     if number < AUTOTUNE:
         raise ValueError(

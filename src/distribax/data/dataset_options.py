@@ -117,7 +117,7 @@ class DistributeOptions(OptionGroup):
     """How a data set is divided over workers and devices.
 
     Attributes:
-        auto_shard_policy: How it is divided among workers; None stands for AUTO.
+        auto_shard_policy: How it is divided among workers; None means AUTO.
         num_devices: Accepted and kept; strategies know their devices.
     """
 

@@ -26,7 +26,7 @@ _VERSION = 1
 
 @dataclass
 class RunCounter:
-    """Counts the iterators of a data set, so that every pass shuffles anew."""
+    """Counts the iterators of a data set, so that every pass has another order."""
 
     next_run: int = 0
     entropy: int = field(default_factory=lambda: secrets.randbits(63))

@@ -1,4 +1,4 @@
-"""What an input function is told, and how input can be tuned."""
+"""What an input function gets to know, and how input can be tuned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distribax.types import ParsedEnum
 
 
 class InputReplicationMode(ParsedEnum):
-    """For whom an input function is called: once for each worker, or once for each replica."""
+    """Whether an input function is called once for each worker, or once for each replica."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -20,7 +20,7 @@ class InputReplicationMode(ParsedEnum):
 
 @dataclass(frozen=True)
 class InputContext:
-    """What a `dataset_fn` is told about the pipeline that it makes.
+    """The place of a pipeline among those that feed a strategy, passed to a `dataset_fn`.
 
     Attributes:
         num_input_pipelines: How many pipelines feed the replicas: one for each worker.
@@ -78,8 +78,8 @@ class InputOptions:
         experimental_replication_mode: Whether an input function is called for each worker or for
             each replica.
         experimental_place_dataset_on_device: Must be False, as data sets run on the host.
-        experimental_per_replica_buffer_size: How many batches of each replica are made ready ahead
-            of use; 0 makes each batch when it is asked for.
+        experimental_per_replica_buffer_size: How many batches of each replica are made ahead of
+            use; 0 makes each batch when it is asked for.
     """
 
     experimental_fetch_to_device: bool = True
@@ -108,12 +108,12 @@ class InputOptions:
 
 
 def context_of_worker(target: InputTarget) -> InputContext:
-    """Returns what a `dataset_fn` of this worker is told."""
+    """Returns the context of a `dataset_fn` that feeds this worker."""
     return InputContext(target.num_workers, target.worker_id, target.num_replicas_in_sync)
 
 
 def contexts_of_replicas(target: InputTarget) -> list[InputContext]:
-    """Returns what a `dataset_fn` is told that is called for each of this worker's replicas."""
+    """Returns the contexts of a `dataset_fn` that is called for each of this worker's replicas."""
     first = target.worker_id * target.num_local_replicas
     count = target.num_replicas_in_sync
     return [InputContext(count, first + i, count) for i in range(target.num_local_replicas)]

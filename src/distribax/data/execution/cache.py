@@ -21,6 +21,10 @@ class CacheIterator(PipelineIterator):
     was filled by another pass, the input is read again from the start of that pass.
     """
 
+    _input: PipelineIterator | None = None
+    _writer: CacheWriter | None = None
+    _kept: Generator[Element, None, None] | None = None
+
     def __init__(
         self,
         store: CacheStore,
@@ -33,9 +37,6 @@ class CacheIterator(PipelineIterator):
         self._own_pass = own_pass
         # The pass that the elements come from, once that is settled.
         self._origin: dict[str, Any] | None = None
-        self._input: PipelineIterator | None = None
-        self._writer: CacheWriter | None = None
-        self._kept: Generator[Element, None, None] | None = None
         self._given = 0
         self._ended = False
 
@@ -103,6 +104,5 @@ class CacheIterator(PipelineIterator):
     @override
     def close(self) -> None:
         """Drops an unfinished cache and closes the input."""
-        if hasattr(self, "_ended"):
-            self._stop()
+        self._stop()
         super().close()

@@ -15,10 +15,11 @@ from distribax.data.execution.pipeline_iterator import PipelineIterator
 class Opener(PipelineIterator):
     """An iterator that opens one input after the other, by number."""
 
+    _current: PipelineIterator | None = None
+
     def __init__(self, open_input: Callable[[int], PipelineIterator]) -> None:
         super().__init__()
         self._open = open_input
-        self._current: PipelineIterator | None = None
         self._number = -1
         self._switch(0)
 
@@ -31,14 +32,14 @@ class Opener(PipelineIterator):
     @override
     def close(self) -> None:
         """Closes the open input."""
-        current, self._current = getattr(self, "_current", None), None
+        current, self._current = self._current, None
         if current is not None:
             current.close()
         super().close()
 
 
 class RepeatIterator(Opener):
-    """The input again and again; every pass is opened anew, so that shuffles differ."""
+    """The input again and again; every pass opens it again, so that shuffles differ."""
 
     def __init__(self, open_input: Callable[[int], PipelineIterator], count: int | None) -> None:
         super().__init__(open_input)
@@ -53,7 +54,7 @@ class RepeatIterator(Opener):
                 element = next(self._current)
             except StopIteration:
                 last = self._count is not None and self._number + 1 >= self._count
-                # An empty input repeated for ever ends, as in tf.data.
+                # An empty input that is repeated endlessly ends, as in tf.data.
                 if last or (self._count is None and not self._gave):
                     raise
                 self._gave = False

@@ -1,4 +1,4 @@
-"""What an iteration is told from above: which pass it is, and how many threads it may use."""
+"""What an iteration depends on: which pass it is, its seeds, and how many threads it may use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from distribax.data.plan.plan_node import Node, walk
 class State(dict[str, Any]):
     """A saved position: a dict that JSON can hold and that nobody changes.
 
-    Grain copies the state with every element that it prefetches; states are made anew each time
-    they are asked for, so a copy may be the state itself.
+    Grain copies the state with every element that it prefetches; each call of
+    `get_state` makes a new one, so a copy may be the state itself.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:

@@ -32,6 +32,8 @@ class InterleaveIterator(Stage):
     again, as in tf.data.
     """
 
+    _slots: list[_Slot | None] = []  # noqa: RUF012
+
     def __init__(
         self,
         parent: PipelineIterator,
@@ -42,7 +44,7 @@ class InterleaveIterator(Stage):
         super().__init__(parent)
         self._open_inner = open_inner
         self._block_length = block_length
-        self._slots: list[_Slot | None] = [None] * cycle_length
+        self._slots = [None] * cycle_length
         self._index = 0
         self._block = 0
         self._opened = 0
@@ -119,14 +121,13 @@ class InterleaveIterator(Stage):
         self._input_ended = state["ended"]
 
     def _close_slots(self) -> None:
-        for index, slot in enumerate(self._slots):
+        for slot in self._slots:
             if slot is not None:
                 slot.iterator.close()
-            self._slots[index] = None
+        self._slots = [None] * len(self._slots)
 
     @override
     def close(self) -> None:
         """Closes the open iterators and the input."""
-        if hasattr(self, "_slots"):
-            self._close_slots()
+        self._close_slots()
         super().close()

@@ -65,6 +65,8 @@ class ParallelMapIterator(Stage):
     With `measure`, the first calls run in place and threads are used only if they are worth it.
     """
 
+    _executor: ThreadPoolExecutor | None = None
+
     def __init__(
         self,
         parent: PipelineIterator,
@@ -80,7 +82,6 @@ class ParallelMapIterator(Stage):
         self._chunk_size = 1
         self._chunks: deque[_Chunk] = deque()
         self._input_ended = False
-        self._executor: ThreadPoolExecutor | None = None
 
     @override
     def __next__(self) -> Element:
@@ -181,7 +182,5 @@ class ParallelMapIterator(Stage):
     @override
     def close(self) -> None:
         """Ends the threads."""
-        if hasattr(self, "_executor"):
-            self._stop_threads()
-            self._chunks.clear()
+        self._stop_threads()
         super().close()

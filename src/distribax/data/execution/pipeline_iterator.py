@@ -15,6 +15,8 @@ class PipelineIterator(grain.DatasetIterator[Any]):
     """A Grain iterator: elements, a position that can be saved, and an end.
 
     Grain's own iterators (its batching and prefetching) take these as parents and the reverse.
+    Grain closes an iterator even if its constructor has failed, so what `close` reads has a default
+    in the class.
     """
 
     @abc.abstractmethod

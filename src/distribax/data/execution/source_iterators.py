@@ -23,9 +23,10 @@ from distribax.data.write_protection import copy_changeable
 class CountingSource(PipelineIterator):
     """A source whose position is a count: to resume, it is started again and read up to there."""
 
+    _iterator: Iterator[Any] | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self._iterator: Iterator[Any] | None = None
         self._given = 0
 
     @abc.abstractmethod
@@ -64,8 +65,7 @@ class CountingSource(PipelineIterator):
     @override
     def close(self) -> None:
         """Ends the source."""
-        if hasattr(self, "_iterator"):
-            self._stop()
+        self._stop()
         super().close()
 
 
@@ -148,11 +148,12 @@ def _widen(value: object) -> Element:
 class FileIterator(PipelineIterator):
     """The records of files, one file after the other."""
 
+    _reader: RecordReader[Any] | None = None
+
     def __init__(self, node: FileReader) -> None:
         super().__init__()
         self._node = node
         self._file = 0
-        self._reader: RecordReader[Any] | None = None
         self._offset: Any = None
 
     @override
@@ -188,8 +189,7 @@ class FileIterator(PipelineIterator):
     @override
     def close(self) -> None:
         """Closes the open file."""
-        if hasattr(self, "_reader"):
-            self._stop()
+        self._stop()
         super().close()
 
 

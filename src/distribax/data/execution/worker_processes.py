@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import grain
@@ -51,6 +52,8 @@ class ProcessMapIterator(PipelineIterator):
     of random access reads only those. An error in a worker ends the iteration.
     """
 
+    _workers: Sequence[Any] = ()
+
     def __init__(self, node: Map, context: Context, build: BuildIterator) -> None:
         super().__init__()
         # Grain's processes read command line flags; a program that has none never parses them.
@@ -61,7 +64,7 @@ class ProcessMapIterator(PipelineIterator):
             num_workers=1, per_worker_buffer_size=_BUFFERED_ELEMENTS
         )
         plans = [_WorkerPlan(_every_nth(node, count, i), context, build) for i in range(count)]
-        self._workers: list[Any] = [plan.mp_prefetch(options).__iter__() for plan in plans]
+        self._workers = [plan.mp_prefetch(options).__iter__() for plan in plans]
         self._turn = 0
         self._started = False
 
@@ -89,6 +92,6 @@ class ProcessMapIterator(PipelineIterator):
     @override
     def close(self) -> None:
         """Ends the processes."""
-        for worker in getattr(self, "_workers", ()):
+        for worker in self._workers:
             worker.close()
         super().close()

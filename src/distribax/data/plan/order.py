@@ -30,7 +30,7 @@ class Shuffle(UnaryNode):
     buffer_size: int | None
     seed: int | None = None
     reshuffle_each_iteration: bool = True
-    # Stands in for a seed that was not given; drawn once, so that an iterator can be resumed.
+    # Used if no seed is given; drawn once, so that an iterator can be resumed.
     entropy: int = field(default_factory=lambda: secrets.randbits(63))
 
     @property
@@ -42,7 +42,7 @@ class Shuffle(UnaryNode):
 
 @dataclass(frozen=True, eq=False)
 class Repeat(UnaryNode):
-    """The input `count` times over; None is for ever."""
+    """The input `count` times; None for endlessly."""
 
     count: int | None
 

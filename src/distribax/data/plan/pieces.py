@@ -26,7 +26,7 @@ def cut(batch: nests.Element, size: int, num_pieces: int) -> tuple[nests.Element
 
 @dataclass(frozen=True)
 class SplitBatch:
-    """A worker's batch and its pieces, one a replica; the pieces are views of the batch."""
+    """A worker's batch and its pieces, one for each replica, which are views of the batch."""
 
     batch: nests.Element
     pieces: tuple[nests.Element, ...]
@@ -73,7 +73,7 @@ class WorkerPart(UnaryNode):
     split: bool = False
     # The size of a full batch where the plan says it: a last, smaller batch is cut no finer.
     batch_size: int | None = None
-    # Stands for seeds that were not given, where all workers must shuffle alike.
+    # The seed of shuffles without one, where all workers must shuffle alike.
     seed: int | None = None
 
     @override

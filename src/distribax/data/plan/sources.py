@@ -216,7 +216,7 @@ def open_batch_dim(spec: Spec) -> Spec:
 
 @dataclass(frozen=True, eq=False)
 class Generator(Node):
-    """What a Python function yields, called anew for every iteration."""
+    """What a Python function yields; it is called again for every iteration."""
 
     make: Callable[[], Iterable[Any]]
     signature: Spec = None

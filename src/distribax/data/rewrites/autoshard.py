@@ -15,9 +15,9 @@ from distribax.data.plan.transforms import replace_inputs
 from distribax.data.rewrites.file_sharding import NotFileBased, give_own_cache, shard_files
 from distribax.data.rewrites.rebatch import add_worker_part, require_batched
 
-_log = logging.getLogger("distribax")
+_logger = logging.getLogger(__name__)
 
-# Stands for seeds that were not given where all workers must shuffle alike.
+# The seed of shuffles without one, where all workers must shuffle alike.
 _COMMON_SEED = 0x5EED
 
 
@@ -43,8 +43,8 @@ def auto_shard(
 
     The data set is batched by the global batch size, for W = `num_workers` times
     R = `replicas_per_worker` replicas. `policy` defaults to the one in the data set's options,
-    and that to AUTO. With `split` the elements are of
-    the class SplitBatch: the worker's batch, and its R pieces, one a replica.
+    and that to AUTO. With `split` the elements are of the class SplitBatch: the worker's batch and
+    its R pieces, one for each replica.
 
     - DATA: a batch of n rows is cut into W * R pieces of ceil(n / (W * R)) rows in the order of
       the replicas of all workers, and worker w has the pieces w * R to w * R + R - 1. All workers
@@ -119,7 +119,7 @@ def _shard(
                 f"auto_shard_policy=FILE cannot divide this data set: {error}. Use "
                 "AutoShardPolicy.DATA, which divides every batch, or OFF."
             ) from None
-        _log.warning(
+        _logger.warning(
             "AutoShardPolicy.AUTO chose DATA: %s. Every worker runs the whole pipeline and keeps "
             "its part of each batch; set AutoShardPolicy.DATA to say that this is meant.",
             error,

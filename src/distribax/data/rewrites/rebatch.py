@@ -13,7 +13,7 @@ from distribax.data.plan.transforms import Prefetch, WithOptions
 
 
 def split_batch(batch: Element, num_replicas: int) -> list[Element]:
-    """Splits a batch into one piece a replica, in order, without copying.
+    """Splits a batch into one piece for each replica, in order, without copying.
 
     A piece has ceil(size / num_replicas) rows; the last pieces may be smaller or empty.
 
