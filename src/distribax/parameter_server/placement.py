@@ -90,7 +90,7 @@ class ParameterSource:
         self.client.create(spec, value)
         self._bytes[spec.server] += value.nbytes
 
-    def pull(self, variables: Sequence[contracts.Variable]) -> list[Any]:
+    def pull(self, variables: Sequence[contracts.State]) -> list[Any]:
         """Returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is returned as the NumPy array that was
@@ -188,13 +188,13 @@ class ParameterSource:
                     register()
 
 
-def _specs_of(variable: contracts.Variable) -> tuple[ParameterSpec, ...]:
+def _specs_of(variable: contracts.State) -> tuple[ParameterSpec, ...]:
     """Returns what a variable's copies are on their servers."""
     assert isinstance(variable, Variable) and isinstance(variable.placement, Served)
     return variable.placement.specs
 
 
-def spec_of(variable: contracts.Variable) -> ParameterSpec:
+def spec_of(variable: contracts.State) -> ParameterSpec:
     """Returns what a variable is on its server: the copy that is read."""
     return _specs_of(variable)[0]
 

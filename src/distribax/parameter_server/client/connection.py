@@ -1,8 +1,9 @@
-"""A client's connection to one server, made again when it breaks."""
+"""A client's connection to one server, which is made again when it breaks."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import time
@@ -18,25 +19,28 @@ from distribax.errors import (
 from distribax.parameter_server.protocol import handshake, sockets, wire
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
+from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.mailbox import Mailbox
 from distribax.parameter_server.shared_memory.reader import SharedReader
 
+_logger = logging.getLogger(__name__)
+
 _PAUSE_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 5.0
-"""How long to wait for an answer before asking whether the server is elsewhere by now."""
+"""How long to wait for an answer before asking whether the server was restarted elsewhere."""
 _BROKEN: Final = (OSError, EOFError)
 
 
 @dataclass(frozen=True)
 class RestartReport:
-    """A server was restarted; what of this client's pushes it no longer has.
+    """How much of this client's pushes a restarted server no longer has.
 
     Attributes:
         server: The server's index.
-        old_boot: The incarnation that this client knew.
-        new_boot: The one that answers now.
-        acknowledged: How many pushes of this client the old one had, as far as is known here.
+        old_boot: The process that this client knew.
+        new_boot: The process that answers now.
+        acknowledged: How many pushes of this client the old one had, as far as the client knows.
         lost: How many of these the new one does not have.
         origin: What the new one began with, in words.
     """
@@ -58,7 +62,7 @@ class _Applied:
         self._start = self._stop = 0
 
     def add(self, number: int) -> None:
-        """Notes that one more is applied; it is larger than all before."""
+        """Notes that one more is applied; its number is larger than all before."""
         if number != self._stop:
             self._earlier.append(range(self._start, self._stop))
             self._start = number
@@ -85,7 +89,7 @@ class _Wait:
 
 
 class Connection:
-    """One server as a client sees it; the caller lets one thread at a time use it.
+    """A client's connection to one server; one thread at a time may use it.
 
     Args:
         server: The server's index.
@@ -93,8 +97,8 @@ class Connection:
         client: This client's name.
         token: The cluster's secret.
         timeout: How many seconds the server may take to answer or to come back.
-        shared_memory: Whether to use the same machine's memory where that is possible.
-        on_restart: Called when another incarnation of the server answers.
+        shared_memory: Whether to use shared memory with a server on the same machine.
+        on_restart: Called when the server answers for the first time after a restart.
     """
 
     def __init__(
@@ -134,22 +138,22 @@ class Connection:
     # Requests.
 
     def push(self, operations: list[dict[str, Any]], arrays: Sequence[Array]) -> None:
-        """Sends a push; `settle` awaits the answer."""
+        """Sends a push; `settle` waits for the answer."""
         self.settle()
-        self._connect(self._choose_deadline())
+        self._connect(self._make_deadline())
         self._sequence += 1
-        header = {"do": "push", "operations": operations}
+        header = {"do": Request.PUSH, "operations": operations}
         message = Message(header, arrays, number=self._sequence)
         self._unacknowledged = self._sequence, message
-        # Should it fail, it is sent again when the answer is awaited.
+        # If that fails, `settle` sends it again.
         with contextlib.suppress(*_BROKEN):
             self._send(message)
 
     def settle(self) -> None:
-        """Waits until the last push is acknowledged; raises what it met on the server."""
+        """Waits until the last push is acknowledged; raises its error if the server had one."""
         if self._unacknowledged is None:
             return
-        deadline = self._choose_deadline()
+        deadline = self._make_deadline()
         if self._socket is not None:
             try:
                 answer = self._receive(deadline)
@@ -163,7 +167,7 @@ class Connection:
     def request(self, message: Message) -> Message:
         """Sends a request that may be repeated, and returns the answer."""
         self.settle()
-        deadline = self._choose_deadline()
+        deadline = self._make_deadline()
         while True:
             self._connect(deadline)
             try:
@@ -176,8 +180,8 @@ class Connection:
                 return self._check_answer(answer)
 
     def start(self, message: Message) -> None:
-        """Sends a request whose answer `finish` takes; others can be sent to other servers."""
-        self._connect(self._choose_deadline())
+        """Sends a request whose answer `finish` returns; other servers can be asked meanwhile."""
+        self._connect(self._make_deadline())
         with contextlib.suppress(*_BROKEN):
             self._send(message)
             self._started = True
@@ -186,7 +190,7 @@ class Connection:
         """Returns the answer to a request that was started."""
         if self._started:
             with contextlib.suppress(*_BROKEN):
-                answer = self._receive(self._choose_deadline())
+                answer = self._receive(self._make_deadline())
                 self._started = False
                 return self._check_answer(answer)
         return self.request(message)
@@ -198,29 +202,31 @@ class Connection:
             return
         wanted = {spec.uid for spec in specs}
         for wait in [wait for wait in self._waits if wait.targets & wanted]:
-            header = {"do": "wait_round", "optimizer": wait.optimizer, "number": wait.number}
+            header = {"do": Request.WAIT_ROUND, "optimizer": wait.optimizer, "number": wait.number}
             while not self.request(Message(header)).header["applied"]:
                 pass
-            # A restart of the server meanwhile has taken all of them.
+            # If the server was restarted meanwhile, there are no waits left.
             self._waits = [other for other in self._waits if other is not wait]
 
     def get_reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
-        """Returns what reads these parameters from shared memory; None if that cannot be."""
-        self._connect(self._choose_deadline())
-        # Nothing is expected now: what can be read is the end of the connection.
+        """Returns what reads these parameters from shared memory, or None if that is impossible."""
+        self._connect(self._make_deadline())
+        # No answer is expected now: if there is something to read, the connection has ended.
         if self._is_readable(0):
             self._disconnect()
-            self._connect(self._choose_deadline())
+            self._connect(self._make_deadline())
         reader = self._reader
         while reader is not None and (unknown := reader.find_unknown(specs)):
-            answer = self.request(Message({"do": "map", "uids": [spec.uid for spec in unknown]}))
+            answer = self.request(
+                Message({"do": Request.MAP, "uids": [spec.uid for spec in unknown]})
+            )
             reader = self._reader  # Another one, if the connection had to be made again.
             if reader is None or not reader.learn(unknown, answer):
                 return None
         return reader
 
     def close(self) -> None:
-        """Ends the connection for good; also while another thread waits for an answer."""
+        """Ends the connection for good, even while another thread waits for an answer."""
         self._closed = True
         connection = self._socket
         if connection is not None:
@@ -228,19 +234,19 @@ class Connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives back what the link holds; after `close`."""
+        """Frees what the connection holds; called after `close`."""
         self._disconnect()
         if self._mailbox is not None:
             self._mailbox.close()
 
     # The connection.
 
-    def _choose_deadline(self) -> float:
+    def _make_deadline(self) -> float:
         return time.monotonic() + self._timeout
 
     def _connect(self, deadline: float) -> None:
         """Makes a connection if there is none, and sends again what was not acknowledged."""
-        if self._started:  # Interrupted; the answer that is still to come would be misread.
+        if self._started:  # It was interrupted: the next answer would be that of another request.
             self._disconnect()
         while self._socket is None:
             if self._closed:
@@ -265,23 +271,25 @@ class Connection:
     def _meet(self, deadline: float) -> None:
         self._endpoint = endpoint = self._locate(self._server)
         connection = sockets.call(endpoint, max(0.1, deadline - time.monotonic()))
-        # What has begun to come must go on; how long the first byte may take is seen to elsewhere.
+        # This bounds the pauses within an answer; `_receive` bounds the wait for its first byte.
         connection.settimeout(self._timeout)
         self._socket = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         try:
             handshake.introduce(connection, self._token)
-            self._send(Message({"do": "hello", "client": self._client, "server": self._server}))
+            self._send(
+                Message({"do": Request.HELLO, "client": self._client, "server": self._server})
+            )
             hello = self._check_answer(self._receive(deadline)).header
             self._share(hello["shared"])
-            self._greet(hello)
+            self._take_hello(hello)
         except BaseException:
             self._disconnect()
             raise
 
     def _share(self, readable: bool) -> None:
-        """Prepares to use the memory of this machine, if the server is on it."""
+        """Prepares to use shared memory, if the server is on this machine."""
         assert self._socket is not None
         if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
             return
@@ -289,7 +297,7 @@ class Connection:
         self._mailbox.forget()
         self._reader = SharedReader() if readable else None
 
-    def _greet(self, hello: dict[str, Any]) -> None:
+    def _take_hello(self, hello: dict[str, Any]) -> None:
         old, self._boot = self._boot, hello["boot"]
         if not old or old == self._boot:
             return
@@ -297,6 +305,14 @@ class Connection:
         before = len(self._applied)
         self._applied.forget_after(hello["sequence"])
         lost = before - len(self._applied)
+        _logger.warning(
+            "Reconnected to parameter server %d, which was restarted: %s. Lost pushes of this "
+            "process: %d of %d.",
+            self._server,
+            hello["origin"],
+            lost,
+            before,
+        )
         self._on_restart(
             RestartReport(self._server, old, self._boot, before, lost, hello["origin"])
         )
@@ -322,11 +338,11 @@ class Connection:
     def _send(self, message: Message) -> None:
         assert self._socket is not None
         try:
-            if self._mailbox is not None and message.header["do"] == "push":
+            if self._mailbox is not None and message.header["do"] == Request.PUSH:
                 message = self._mailbox.wrap(message)
             wire.send(self._socket, message)
         except BaseException:
-            # Also when interrupted: half a message leaves nothing that could be continued.
+            # Also when interrupted: after half a message, the connection is of no use.
             self._disconnect()
             raise
 

@@ -18,6 +18,7 @@ from distribax.parameter_server.protocol.parameter_spec import (
     OptimizerSpec,
     ParameterSpec,
 )
+from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
 
 
@@ -64,7 +65,7 @@ class ParameterClient:
         fields = dataclasses.asdict(spec)
         with self._lock:
             connection = self._get_connection(spec.server)
-            message = Message({"do": "create", "spec": fields}, [np.asarray(value)])
+            message = Message({"do": Request.CREATE, "spec": fields}, [np.asarray(value)])
             created = bool(connection.request(message).header["created"])
             connection.has_parameters = True
             return created
@@ -74,7 +75,7 @@ class ParameterClient:
         fields = dataclasses.asdict(spec)
         transformation = np.frombuffer(fields.pop("transformation"), np.uint8)
         with self._lock:
-            message = Message({"do": "register", "spec": fields}, [transformation])
+            message = Message({"do": Request.REGISTER, "spec": fields}, [transformation])
             return bool(self._get_connection(server).request(message).header["created"])
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
@@ -123,7 +124,7 @@ class ParameterClient:
         requests = {
             server: Message(
                 {
-                    "do": "pull",
+                    "do": Request.PULL,
                     "uids": [spec.uid for spec in specs],
                     "have": self._list_versions(specs),
                 }
@@ -175,7 +176,7 @@ class ParameterClient:
                     places.setdefault(spec.server, []).append(place)
             requests = {
                 server: Message(
-                    {"do": "rows", "uids": [asked[place][0].uid for place in own]},
+                    {"do": Request.ROWS, "uids": [asked[place][0].uid for place in own]},
                     [asked[place][1] for place in own],
                 )
                 for server, own in places.items()
@@ -208,18 +209,20 @@ class ParameterClient:
         """Has all servers apply the contributions that wait for others."""
         with self._lock:
             for connection in self._connections:
-                connection.request(Message({"do": "complete_rounds"}))
+                connection.request(Message({"do": Request.COMPLETE_ROUNDS}))
 
     def set_note(self, key: str, value: bytes) -> bytes:
         """Keeps a note on server 0 unless there is one with that key; returns the one kept."""
         with self._lock:
-            message = Message({"do": "set_note", "key": key}, [np.frombuffer(value, np.uint8)])
+            message = Message(
+                {"do": Request.SET_NOTE, "key": key}, [np.frombuffer(value, np.uint8)]
+            )
             return self._get_connection(0).request(message).arrays[0].tobytes()
 
     def get_note(self, key: str) -> bytes | None:
         """Returns the note with that key, or None."""
         with self._lock:
-            answer = self._get_connection(0).request(Message({"do": "note", "key": key}))
+            answer = self._get_connection(0).request(Message({"do": Request.NOTE, "key": key}))
             return answer.arrays[0].tobytes() if answer.arrays else None
 
     def delete(self, uids: Iterable[str]) -> None:
@@ -227,7 +230,7 @@ class ParameterClient:
         gone = list(uids)
         with self._lock:
             for connection in self._connections:
-                connection.request(Message({"do": "delete", "uids": gone}))
+                connection.request(Message({"do": Request.DELETE, "uids": gone}))
             for uid in gone:
                 self._cache.pop(uid, None)
 
@@ -235,7 +238,9 @@ class ParameterClient:
         """Returns a server's `ParameterServer.status()`."""
         with self._lock:
             return dict(
-                self._get_connection(server).request(Message({"do": "status"})).header["status"]
+                self._get_connection(server)
+                .request(Message({"do": Request.STATUS}))
+                .header["status"]
             )
 
     def get_acknowledged(self, server: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -89,21 +90,21 @@ _WITH_ROWS: dict[str, Callable[[str, Array, Array], Op]] = {
 
 
 def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
-    """Returns the operations as JSON and the arrays, which the JSON names by their position."""
+    """Returns the operations as JSON, and the arrays, to which the JSON refers by position."""
     arrays: list[Array] = []
 
-    def place(value: Any) -> int:
+    def place(value: ArrayLike) -> int:
         arrays.append(np.asarray(value))
         return len(arrays) - 1
 
-    def gradient(value: Gradient) -> Any:
+    def encode_gradient(value: Gradient) -> int | list[int] | None:
         if value is None:
             return None
         if isinstance(value, Rows):
             return [place(value.indices), place(value.rows)]
         return place(value)
 
-    def one(operation: Op) -> dict[str, Any]:
+    def encode_one(operation: Op) -> dict[str, Any]:
         match operation:
             case Assign(uid, value):
                 return {"do": "assign", "uid": uid, "value": place(value)}
@@ -119,7 +120,7 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
                 return {
                     "do": "apply",
                     "uid": optimizer,
-                    "gradients": [gradient(value) for value in gradients],
+                    "gradients": [encode_gradient(value) for value in gradients],
                     "extra": {name: place(value) for name, value in extra_args.items()},
                 }
         raise TypeError(
@@ -127,25 +128,25 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
             "or Apply."
         )
 
-    return [one(operation) for operation in operations], arrays
+    return [encode_one(operation) for operation in operations], arrays
 
 
 def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> list[Op]:
     """Returns the operations that `encode` has written."""
 
-    def gradient(at: Any) -> Gradient:
+    def decode_gradient(at: int | list[int] | None) -> Gradient:
         if at is None:
             return None
         return Rows(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
 
-    def one(item: Mapping[str, Any]) -> Op:
+    def decode_one(item: Mapping[str, Any]) -> Op:
         do, uid = item["do"], item["uid"]
         if do in _WITH_VALUE:
             return _WITH_VALUE[do](uid, arrays[item["value"]])
         if do in _WITH_ROWS:
             indices, rows = item["rows"]
             return _WITH_ROWS[do](uid, arrays[indices], arrays[rows])
-        gradients = tuple(gradient(at) for at in item["gradients"])
+        gradients = tuple(decode_gradient(at) for at in item["gradients"])
         return Apply(uid, gradients, {name: arrays[at] for name, at in item["extra"].items()})
 
-    return [one(item) for item in encoded]
+    return [decode_one(item) for item in encoded]

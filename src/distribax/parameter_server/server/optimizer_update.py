@@ -27,7 +27,7 @@ from distribax.parameter_server.server.sparse import RowSet, gather_rows, pad_ro
 from distribax.parameter_server.server.stored_parameter import Change, Form
 from distribax.training.optimizer_state import StateLayout, apply_transformation
 
-_AS_IT_IS: Final = contextlib.nullcontext()
+_NO_CHANGE: Final = contextlib.nullcontext()
 
 
 class Values(Protocol):
@@ -38,7 +38,7 @@ class Values(Protocol):
         ...
 
     def consume(self, uid: str) -> Array | jax.Array:
-        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        """Like `read`, for a program that may overwrite the value if it is a JAX array."""
         ...
 
     def read_host(self, uid: str) -> Array:
@@ -73,18 +73,18 @@ class Update:
         self._transformation = optax.with_extra_args_support(loaded)
         self._is_foreign = jax.default_backend() != "cpu"
         self._wide = any(np.dtype(form.dtype).itemsize > 4 for form in targets)
-        with self._settings():
+        with self._enter_settings():
             state = jax.eval_shape(
                 self._transformation.init,
                 [jax.ShapeDtypeStruct(form.shape, form.dtype) for form in targets],
             )
         self._layout = StateLayout.describe(state, len(targets))
         self._owners = self._layout.owners
-        self.slots = tuple(self._slot_form(*pair) for pair in enumerate(jax.tree.leaves(state)))
+        self.slots = tuple(self._describe_slot(*pair) for pair in enumerate(jax.tree.leaves(state)))
         self.slot_uids = frozenset(spec.slots)
         self._programs: dict[tuple[bool, ...], _Program] = {}
 
-    def _slot_form(self, number: int, leaf: jax.ShapeDtypeStruct) -> Form:
+    def _describe_slot(self, number: int, leaf: jax.ShapeDtypeStruct) -> Form:
         owner = self._owners[number]
         of = self.spec.uid if owner is None else self.targets[owner].name
         return Form(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
@@ -110,13 +110,13 @@ class Update:
                 "each target])); those that do not exist are created here."
             )
 
-    def initial_state(self, values: Sequence[Array]) -> list[Array]:
+    def make_initial_state(self, values: Sequence[Array]) -> list[Array]:
         """Returns the leaves of the state for these values of the targets."""
-        with self._settings():
+        with self._enter_settings():
             state = jax.jit(self._transformation.init)(list(values))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
-    def _settings(self) -> contextlib.AbstractContextManager[object]:
+    def _enter_settings(self) -> contextlib.AbstractContextManager[object]:
         """Has JAX compute on the CPU, and with 64 bits if a parameter has them.
 
         Workers may have chosen 64 bits; the server's own setting does not matter.
@@ -124,7 +124,7 @@ class Update:
         # A server's process usually is as it has to be; a change costs as much as a small update.
         elsewhere = self._is_foreign or jax_private.get_default_device() is not None
         if not elsewhere and jax_private.has_64_bits() == self._wide:
-            return _AS_IT_IS
+            return _NO_CHANGE
         stack = contextlib.ExitStack()
         if elsewhere:
             stack.enter_context(jax.default_device(jax.local_devices(backend="cpu")[0]))
@@ -142,13 +142,13 @@ class Update:
             for number, gradient in enumerate(gradients)
             if isinstance(gradient, Rows)
         }
-        of_slots = self._rows_of_slots(touched) if touched else {}
+        of_slots = self._find_slot_rows(touched) if touched else {}
 
         def rows(uid: str, of: RowSet) -> Array:
             return gather_rows(store.read_host(uid), of.indices)
 
         targets, slots = self.spec.targets, self.spec.slots
-        program = self._program(tuple([gradient is not None for gradient in gradients]))
+        program = self._get_program(tuple([gradient is not None for gradient in gradients]))
         own = [
             rows(targets[i], touched[i]) if i in touched else store.consume(targets[i])
             for i in program.moving
@@ -162,18 +162,18 @@ class Update:
             pad_rows(touched[i].rows) if i in touched else gradient
             for i, gradient in enumerate(gradients)
         ]
-        with self._settings():
+        with self._enter_settings():
             new, new_state = program.call(own, resting, state, dense, dict(extra_args))
             for array in (*new, *new_state):
                 array.block_until_ready()
         changes: dict[str, Change] = {}
         for i, value in zip(program.moving, new, strict=True):
-            changes[targets[i]] = _rows(value, touched[i]) if i in touched else value
+            changes[targets[i]] = _keep_rows(value, touched[i]) if i in touched else value
         for i, value in zip(program.changing, new_state, strict=True):
-            changes[slots[i]] = _rows(value, of_slots[i]) if i in of_slots else value
+            changes[slots[i]] = _keep_rows(value, of_slots[i]) if i in of_slots else value
         return changes
 
-    def _program(self, active: tuple[bool, ...]) -> _Program:
+    def _get_program(self, active: tuple[bool, ...]) -> _Program:
         """Returns the program for gradients of these targets."""
         program = self._programs.get(active)
         if program is None:
@@ -200,7 +200,7 @@ class Update:
                     "slots have the parameter's shape, or a dense gradient."
                 )
 
-    def _rows_of_slots(self, touched: Mapping[int, RowSet]) -> dict[int, RowSet]:
+    def _find_slot_rows(self, touched: Mapping[int, RowSet]) -> dict[int, RowSet]:
         """Returns which rows of slots, by number, go with the touched rows of the targets."""
         return {
             number: touched[owner]
@@ -219,7 +219,7 @@ class Update:
         gradients: list[jax.Array | None],
         extra_args: dict[str, object],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
-        program = self._program(active)
+        program = self._get_program(active)
         kinds = {True: iter(own), False: iter(resting)}
         values = [next(kinds[moves]) for moves in active]
         cast = [
@@ -236,5 +236,5 @@ class Update:
         )
 
 
-def _rows(value: jax.Array, touched: RowSet) -> RowSet:
+def _keep_rows(value: jax.Array, touched: RowSet) -> RowSet:
     return RowSet(touched.indices, np.asarray(value)[: len(touched.indices)])

@@ -160,7 +160,7 @@ class ParameterServer:
             sockets.tune(connection)
             handshake.welcome(connection, self._token)
             connection.settimeout(None)
-            host = Host(self._store, self._hello, self.status, self._snapshots.origin)
+            host = Host(self._store, self._hello, self.status, self._snapshots.describe_origin)
             RequestHandler(host, connection).run()
         except (OSError, EOFError):
             pass  # The client is gone or was refused; it knows.
@@ -181,5 +181,5 @@ class ParameterServer:
                 "boot": self._boot,
                 "parameters": len(store.entries),
                 "sequence": answer.sequence if answer else 0,
-                "origin": self._snapshots.origin(),
+                "origin": self._snapshots.describe_origin(),
             }

@@ -1,4 +1,4 @@
-"""Whether the operations of a push fit the parameters that they name."""
+"""Checks that the operations of a push fit the parameters that they name."""
 
 from __future__ import annotations
 

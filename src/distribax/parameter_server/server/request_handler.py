@@ -1,4 +1,4 @@
-"""One client's connection to a server, after they have met: requests in, answers out."""
+"""Answers the requests of one client, on its connection to a server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import numpy as np
 from distribax.parameter_server.protocol import wire
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
+from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server.store import Store, UnknownParameterError
 from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
 from distribax.parameter_server.shared_memory.mailbox import MailboxReader
 
 _WAIT_SECONDS: Final = 2.0
-"""How long one request waits for a round, so that a client hears from the server now and then."""
+"""How long one request waits for a round: a client must hear from the server now and then."""
 _MAX_DESCRIPTORS: Final = 128
 """Of one answer; the kernel takes 253."""
 
@@ -30,10 +31,10 @@ class Host:
     """What a request handler needs of its server.
 
     Attributes:
-        store: What is asked for.
+        store: What the requests are about.
         hello: Answers a client (its name, the server that it wants) that introduces itself.
         status: Returns the server's status.
-        origin: Says what the server began with.
+        origin: Returns what the server began with, in words.
     """
 
     store: Store
@@ -53,29 +54,29 @@ class RequestHandler:
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
         self._handlers: dict[str, Callable[[Message], Message]] = {
-            "hello": self._hello,
-            "create": self._create,
-            "register": self._register,
-            "map": self._map,
-            "pull": self._pull,
-            "rows": self._rows,
-            "push": self._push,
-            "wait_round": self._wait_round,
-            "complete_rounds": self._complete_rounds,
-            "set_note": self._set_note,
-            "note": self._note,
-            "delete": self._delete,
-            "status": self._status,
+            Request.HELLO: self._hello,
+            Request.CREATE: self._create,
+            Request.REGISTER: self._register,
+            Request.MAP: self._map,
+            Request.PULL: self._pull,
+            Request.ROWS: self._rows,
+            Request.PUSH: self._push,
+            Request.WAIT_ROUND: self._wait_round,
+            Request.COMPLETE_ROUNDS: self._complete_rounds,
+            Request.SET_NOTE: self._set_note,
+            Request.NOTE: self._note,
+            Request.DELETE: self._delete,
+            Request.STATUS: self._status,
         }
 
     def run(self) -> None:
-        """Answers until the client goes."""
+        """Answers until the client closes the connection."""
         while True:
             try:
                 request = wire.receive(self._connection)
             except wire.FrameError as error:
                 with contextlib.suppress(OSError):
-                    wire.send(self._connection, _error("FrameError", str(error)))
+                    wire.send(self._connection, _make_error("FrameError", str(error)))
                 return
             answer = self._answer(request)
             try:
@@ -88,17 +89,17 @@ class RequestHandler:
         try:
             return self._handlers[request.header["do"]](request)
         except UnknownParameterError as error:
-            return self._failure(type(error).__name__, str(error))
+            return self._explain(type(error).__name__, str(error))
         except Exception as error:
-            return _error(type(error).__name__, str(error))
+            return _make_error(type(error).__name__, str(error))
         finally:
             for descriptor in request.descriptors:
                 os.close(descriptor)
 
-    def _failure(self, kind: str, text: str) -> Message:
+    def _explain(self, kind: str, text: str) -> Message:
         if kind == UnknownParameterError.__name__:
-            return _error("ParametersLost", f"{text}; {self._host.origin()}")
-        return _error(kind, text)
+            return _make_error("ParametersLost", f"{text}; {self._host.origin()}")
+        return _make_error(kind, text)
 
     def _hello(self, request: Message) -> Message:
         self._client = request.header["client"]
@@ -118,9 +119,9 @@ class RequestHandler:
         return Message({"created": self._store.register_optimizer(spec)})
 
     def _map(self, request: Message) -> Message:
-        """Says where the values are, and gives the client the memory that it does not have.
+        """Returns where the values lie, and the memory files that the client does not have.
 
-        As many of them as there is room for in one answer; the client asks again for the others.
+        One answer has room for some of them only; the client asks again for the others.
         """
         store = self._store
         places: list[list[Any]] = []
@@ -156,9 +157,11 @@ class RequestHandler:
         return Message({}, [self._store.rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
-        answer = self._store.push(self._client, request.number, self._mailbox.operations(request))
+        answer = self._store.push(
+            self._client, request.number, self._mailbox.read_operations(request)
+        )
         if answer.error is not None:
-            return self._failure(*answer.error)
+            return self._explain(*answer.error)
         return Message({"waits": [self._targets(*wait) for wait in answer.waits]})
 
     def _targets(self, optimizer: str, number: int) -> tuple[str, int, list[str]]:
@@ -189,7 +192,7 @@ class RequestHandler:
         return Message({"status": self._host.status()})
 
 
-def _error(kind: str, text: str) -> Message:
+def _make_error(kind: str, text: str) -> Message:
     return Message({"error": [kind, text]})
 
 

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array, Op
@@ -24,7 +25,6 @@ from distribax.parameter_server.server.push_checks import (
     check_value,
 )
 from distribax.parameter_server.server.rounds import Round
-from distribax.parameter_server.server.sparse import RowSet
 from distribax.parameter_server.server.stored_parameter import Form, StoredParameter
 from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
@@ -32,7 +32,7 @@ from distribax.topology.host_memory import aligned_copy, aligned_empty
 
 
 class UnknownParameterError(DistribaxError, KeyError):
-    """A uid that the server does not have."""
+    """The server has nothing with that uid."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -40,7 +40,7 @@ class UnknownParameterError(DistribaxError, KeyError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a client's last push: it is kept, for the case that it is sent again."""
+    """The outcome of a client's last push, kept in case the push is sent again."""
 
     sequence: int
     waits: tuple[tuple[str, int], ...] = ()
@@ -70,7 +70,7 @@ class Store:
         self._closed = False
 
     def create(self, spec: ParameterSpec, value: Array) -> bool:
-        """Adds a parameter and returns True; or checks that the one of that uid has this form."""
+        """Adds a parameter; returns False if there is one with that uid and the same form."""
         form = Form(spec.name, spec.shape, spec.dtype)
         with self.lock:
             known = self.entries.get(spec.uid)
@@ -87,7 +87,7 @@ class Store:
             return True
 
     def register_optimizer(self, spec: OptimizerSpec) -> bool:
-        """Adds an optimizer and returns True; or checks that the one of that uid is the same."""
+        """Adds an optimizer; returns False if there is one with that uid and the same targets."""
         with self.lock:
             known = self.updates.get(spec.uid)
             if known is not None:
@@ -104,7 +104,7 @@ class Store:
             slots = {uid: self.entries[uid].form for uid in spec.slots if uid in self.entries}
             update.check_slots(slots)
             if len(slots) < len(spec.slots):
-                state = update.initial_state([entry.read_host() for entry in targets])
+                state = update.make_initial_state([entry.read_host() for entry in targets])
                 for uid, form, leaf in zip(spec.slots, update.slots, state, strict=True):
                     if uid not in slots:
                         self.add(uid, form, leaf)
@@ -134,7 +134,7 @@ class Store:
             return np.take(entry.read_host(), indices, axis=0, out=rows, mode="clip")
 
     def set_note(self, key: str, value: bytes) -> bytes:
-        """Keeps a note, if there is none of that key; returns the one that is kept."""
+        """Keeps a note unless there is one with that key; returns the one that is kept."""
         with self.lock:
             self.structure += key not in self.notes
             return self.notes.setdefault(key, value)
@@ -161,7 +161,7 @@ class Store:
                 return known
             try:
                 answer = Answer(sequence, self._perform(client, operations))
-            except Exception as error:  # Whatever a transformation raises is the client's to see.
+            except Exception as error:  # The client is told what a transformation raises.
                 answer = Answer(sequence, error=(type(error).__name__, str(error)))
             else:
                 if self.history is not None:
@@ -170,7 +170,7 @@ class Store:
             return answer
 
     def complete_rounds(self) -> int:
-        """Applies all rounds that have contributions, and returns how many there were."""
+        """Applies all rounds that have contributions; returns how many they were."""
         with self.lock:
             waiting = [uid for uid, current in self.rounds.items() if current.contributions]
             for uid in waiting:
@@ -199,14 +199,14 @@ class Store:
                 self._round_applied.wait(min(due, deadline) - now)
 
     def close(self) -> None:
-        """Lets go of whoever waits for a round, and of the shared memory."""
+        """Ends all waits for rounds, and closes the shared memory."""
         with self.lock:
             self._closed = True
             self._round_applied.notify_all()
             self.arena.close()
 
-    def add(self, uid: str, form: Form, value: Any) -> None:
-        """Adds a parameter that is not there."""
+    def add(self, uid: str, form: Form, value: ArrayLike) -> None:
+        """Adds a new parameter."""
         assert uid not in self.entries
         self.entries[uid] = StoredParameter(form, self.arena, value, self._next_version())
         self.structure += 1
@@ -216,7 +216,7 @@ class Store:
         return self.version
 
     def entry(self, uid: str) -> StoredParameter:
-        """Returns a parameter; an UnknownParameterError if there is none of that uid."""
+        """Returns a parameter; raises an UnknownParameterError if there is none with that uid."""
         try:
             return self.entries[uid]
         except KeyError:
@@ -257,7 +257,7 @@ class Store:
         version = self._next_version()
         with self.arena:
             for uid, change in transaction.changes.items():
-                if uid in transaction.slots and not isinstance(change, RowSet):
+                if uid in transaction.slots and isinstance(change, jax.Array):
                     self.entry(uid).keep(change, version)
                 else:
                     self.entry(uid).write(change, version)
@@ -272,5 +272,5 @@ class Store:
         try:
             transaction.apply_round(optimizer)
         finally:
-            # Also when the transformation raises: who waits must not wait for ever.
+            # Also when the transformation raises: nobody may wait for ever.
             self._commit(transaction)

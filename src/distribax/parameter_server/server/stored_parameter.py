@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.server.sparse import RowSet
@@ -26,7 +27,7 @@ class Form:
     dtype: str
 
 
-Change = Any
+Change: TypeAlias = "Array | jax.Array | RowSet"
 """An array (a whole new value), or a RowSet (new contents of some rows)."""
 
 
@@ -39,11 +40,11 @@ class StoredParameter:
     holds the store's lock.
     """
 
-    def __init__(self, form: Form, arena: Arena, value: Any, version: int) -> None:
+    def __init__(self, form: Form, arena: Arena, value: ArrayLike, version: int) -> None:
         self.form = form
         self.block = arena.allocate(form.shape, form.dtype)
         self._arena = arena
-        self._device: Any = None
+        self._device: jax.Array | None = None
         self._stale = False
         np.copyto(self.host, np.asarray(value), casting="same_kind")
         self._mark(version)
@@ -53,11 +54,11 @@ class StoredParameter:
         """The memory of the value, or of an older one while a newer is in a JAX array."""
         return self.block.data
 
-    def read(self) -> Any:
+    def read(self) -> Array | jax.Array:
         """Returns the value as it is kept, a NumPy or a JAX array."""
         return self.host if self._device is None else self._device
 
-    def consume(self) -> Any:
+    def consume(self) -> Array | jax.Array:
         """Returns the value for a program that may overwrite it, if it is a JAX array."""
         if self._stale:  # Readers' copy is the one that must not be lost.
             self.read_host()
@@ -68,6 +69,7 @@ class StoredParameter:
     def read_host(self) -> Array:
         """Returns the value as a NumPy array: the entry's own memory."""
         if self._stale:
+            assert self._device is not None
             with self._arena:
                 self.write(self._device, self.version)
         return self.host
@@ -82,13 +84,13 @@ class StoredParameter:
         self._stale = False
         self._mark(version)
 
-    def keep(self, value: Any, version: int) -> None:
+    def keep(self, value: jax.Array, version: int) -> None:
         """Sets the value to a JAX array, which nobody changes, without copying it."""
         self._device, self._stale = value, True
         self._mark(version)
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         with self._arena:
             self._arena.free(self.block)
 

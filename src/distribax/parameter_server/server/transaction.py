@@ -74,7 +74,7 @@ class Transaction:
         return self.read_host(uid) if uid in self.changes else self._entry_of(uid).read()
 
     def consume(self, uid: str) -> Any:
-        """Like `read`, for a program that may overwrite the value if it is an array of JAX's."""
+        """Like `read`, for a program that may overwrite the value if it is a JAX array."""
         return self.read_host(uid) if uid in self.changes else self._entry_of(uid).consume()
 
     def read_host(self, uid: str) -> Array:
@@ -115,7 +115,7 @@ class Transaction:
         self.slots.update(changes.keys() & update.slot_uids)
         self.num_updates += 1
 
-    def _set(self, uid: str, value: Any) -> None:
+    def _set(self, uid: str, value: Change) -> None:
         self.changes[uid] = value
         self.slots.discard(uid)
 

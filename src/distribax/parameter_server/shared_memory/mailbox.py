@@ -21,7 +21,7 @@ from distribax.parameter_server.shared_memory.arena import create_file, map_file
 from distribax.topology.host_memory import ALIGNMENT
 
 _SMALLEST: Final = 64 << 10
-"""Fewer bytes than this go through the socket: that is as fast."""
+"""Fewer bytes are sent through the socket, which is as fast."""
 _KEY: Final = "mailbox"
 
 
@@ -48,11 +48,11 @@ class Mailbox:
         return Message({**header, _KEY: box}, (), descriptors, message.number)
 
     def forget(self) -> None:
-        """Sends the memory again with the next push: there is a new connection."""
+        """Has the next push send the memory file again, as there is a new connection."""
         self._sent = False
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         if self._descriptor is not None:
             os.close(self._descriptor)
         self._memory, self._descriptor, self._sent = None, None, False
@@ -71,17 +71,17 @@ class MailboxReader:
     def __init__(self) -> None:
         self._memory: Array | None = None
 
-    def operations(self, message: Message) -> list[Op]:
-        """Returns what is pushed, with the arrays wherever they are."""
+    def read_operations(self, message: Message) -> list[Op]:
+        """Returns the operations of a push, its arrays from the mailbox or from the message."""
         box = message.header.get(_KEY)
         if box is None:
             return decode(message.header["operations"], message.arrays)
         if message.descriptors:
             self._memory = map_file(message.descriptors[0], box["size"], writable=False)
-        arrays = [self._array(*place) for place in box["placed"]]
+        arrays = [self._view_array(*place) for place in box["placed"]]
         return decode(message.header["operations"], arrays)
 
-    def _array(self, dtype: str, shape: Sequence[int], offset: int) -> Array:
+    def _view_array(self, dtype: str, shape: Sequence[int], offset: int) -> Array:
         if self._memory is None:
             raise ValueError("a push refers to a mailbox that was not sent")
         nbytes = math.prod(shape) * plain_dtype(dtype).itemsize

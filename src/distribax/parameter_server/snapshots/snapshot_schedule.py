@@ -1,4 +1,4 @@
-"""Takes a server's snapshots: regularly, soon after something was created, and on demand."""
+"""When a server's snapshots are taken: regularly, soon after a creation, and on demand."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
 
 _SETTLE_SECONDS: Final = 0.25
-"""Creations come in groups: a snapshot of the new structure waits for so long a pause."""
+"""Creations come in groups: a snapshot is taken when there was none for so long."""
 
-_logger = logging.getLogger("distribax")
+_logger = logging.getLogger(__name__)
 
 
 class SnapshotSchedule:
-    """Keeps snapshots of a store in a folder.
+    """Takes snapshots of a store, and restores it from the newest.
 
     Args:
-        store: What to take them of.
-        folder: Where to keep them; None for nowhere.
-        interval: Seconds between two; None to take them on demand only.
+        store: The store.
+        folder: Where the snapshots are kept; None takes none.
+        interval: How many seconds pass between two; None takes them on demand only.
     """
 
     def __init__(self, store: Store, folder: Path | None, interval: float | None) -> None:
@@ -45,7 +45,7 @@ class SnapshotSchedule:
         self._error: str | None = None
 
     def start(self) -> None:
-        """Fills the store from the newest snapshot, if there is one, and begins to take others."""
+        """Restores the store from the newest snapshot if there is one, and begins to take more."""
         if self._folder is not None:
             self._restore(self._folder)
         if self._interval is not None:
@@ -82,8 +82,8 @@ class SnapshotSchedule:
             "damaged": list(self._damaged),
         }
 
-    def origin(self) -> str:
-        """Says what the server began with, for messages about what is missing."""
+    def describe_origin(self) -> str:
+        """Returns what the server began with, for messages about what is missing."""
         if self._restored is not None:
             return f"it was restored from {self._restored}"
         if self._damaged:
@@ -91,7 +91,7 @@ class SnapshotSchedule:
         return "it was started with nothing, as there was no snapshot"
 
     def close(self) -> None:
-        """Ends; a snapshot that is being written is finished."""
+        """Takes no more snapshots; one that is being written is finished."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -99,10 +99,13 @@ class SnapshotSchedule:
     def _restore(self, folder: Path) -> None:
         path, state, self._damaged = snapshot_file.read_newest(folder)
         for text in self._damaged:
-            _logger.warning("A snapshot of a parameter server cannot be read: %s", text)
+            _logger.warning(
+                "A snapshot of a parameter server is set aside, it cannot be read: %s", text
+            )
         if state is not None:
             snapshot_state.restore(self._store, state)
             self._restored = self._path = path
+            _logger.info("A parameter server was restored from its snapshot %s.", path)
             self._updates = self._store.num_updates
             self._state = self._store.version, self._store.structure
 
@@ -124,5 +127,5 @@ class SnapshotSchedule:
             self.snapshot()
         except Exception as error:  # A full disk must not end training; the next may succeed.
             self._error = f"{type(error).__name__}: {error}"
-            self._state = 0, self._store.structure  # Not tried again before the interval is over.
+            self._state = 0, self._store.structure  # The next attempt is after the interval.
             _logger.warning("A snapshot of a parameter server failed: %s", self._error)

@@ -1,4 +1,4 @@
-"""A store as an state that can be written, and back."""
+"""What a snapshot holds of a store: taken from the store, and restored into one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from distribax.parameter_server.protocol.operations import Apply, Array, decode, encode
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
@@ -17,12 +18,12 @@ from distribax.parameter_server.snapshots.snapshot_file import SnapshotState
 
 
 class _Arrays:
-    """Collects arrays, which the JSON names by their position."""
+    """Collects arrays, to which the JSON refers by position."""
 
     def __init__(self) -> None:
         self.all: list[Array] = []
 
-    def place(self, array: Any) -> int:
+    def place(self, array: ArrayLike) -> int:
         self.all.append(np.array(array))
         return len(self.all) - 1
 
@@ -31,7 +32,7 @@ class _Arrays:
 
 
 def take(store: Store) -> SnapshotState:
-    """Returns a copy of all that the store keeps, as of one moment."""
+    """Returns a copy of everything in the store, as of one moment."""
     arrays = _Arrays()
     with store.lock:
         header = {

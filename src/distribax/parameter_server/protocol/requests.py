@@ -1,0 +1,36 @@
+"""What a client can ask a server: the word under "do" in a message's header."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Request(enum.StrEnum):
+    """The kinds of requests."""
+
+    HELLO = "hello"
+    """Introduces the client; the first request of a connection."""
+    CREATE = "create"
+    """Creates a parameter."""
+    REGISTER = "register"
+    """Registers an optimizer."""
+    MAP = "map"
+    """Asks where parameters lie in shared memory."""
+    PULL = "pull"
+    """Asks for the values that have changed."""
+    ROWS = "rows"
+    """Asks for some rows of parameters."""
+    PUSH = "push"
+    """Has operations applied, all or none, and exactly once."""
+    WAIT_ROUND = "wait_round"
+    """Waits until a round of contributions has been applied."""
+    COMPLETE_ROUNDS = "complete_rounds"
+    """Has all rounds applied with the contributions that have arrived."""
+    SET_NOTE = "set_note"
+    """Keeps a note, unless there is one with that key."""
+    NOTE = "note"
+    """Asks for a note."""
+    DELETE = "delete"
+    """Removes parameters and optimizers."""
+    STATUS = "status"
+    """Asks what the server holds and has done."""
