@@ -10,7 +10,6 @@ from tests.architecture.reference import find_gaps, public_objects
 
 PENDING = (
     "distribax.collectives",
-    "distribax.contrib",
     "distribax.errors",
     "distribax.training",
     "distribax.types",

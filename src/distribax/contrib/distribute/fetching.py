@@ -14,15 +14,15 @@ from distribax.values import DistributedValues, Mirrored, PerReplica
 from distribax.variables import Variable
 
 
-def fetch(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
+def fetch(value: object, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
     """Returns `value`, or `fn(value)` computed where the value is, on `device`."""
     if isinstance(value, Variable):
         value = value.read_value() if value.per_replica else value.distributed()
     if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
-        return PerReplica([_one(piece, device, fn) for piece in value.values])
+        return PerReplica([_fetch_one(piece, device, fn) for piece in value.values])
     if isinstance(value, Mirrored):
         value = value.get() if frames.current() is not None else _nearest(value, device)
-    return _one(value, device, fn)
+    return _fetch_one(value, device, fn)
 
 
 def _nearest(value: Mirrored, device: jax.Device) -> Any:
@@ -33,9 +33,9 @@ def _nearest(value: Mirrored, device: jax.Device) -> Any:
     return value.values[0]
 
 
-def _one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
+def _fetch_one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any:
     if fn is not None:
-        with jax.default_device(_source(value)):
+        with jax.default_device(_find_device(value)):
             value = fn(value)
     array = jnp.asarray(value)
     if jax_private.is_tracer(array):
@@ -43,7 +43,7 @@ def _one(value: Any, device: jax.Device, fn: Callable[[Any], Any] | None) -> Any
     return jax_private.uncommit(jax_private.move_to_device(array, device))
 
 
-def _source(value: Any) -> Any:
+def _find_device(value: object) -> Any:
     """Returns the device to compute on: that of the value, if it is on one."""
     if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         devices = value.devices()

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from distribax.data.distributed import DistributedDataset, DistributedIterator
 from distribax.execution import LiftedIterator, require_host
-from distribax.types import Nest
 
 
 class PerDeviceDataset:
     """A data set whose elements have a value for each tower.
 
     Made by `DistributionStrategy.distribute_dataset`.
+
+    Args:
+        dataset: The data set that it shows to towers.
     """
 
     def __init__(self, dataset: DistributedDataset) -> None:
@@ -37,7 +41,11 @@ class PerDeviceDataset:
 
 
 class InitializableIterator(LiftedIterator):
-    """Iterates over a data set for towers, from the start at each `initialize()`."""
+    """Iterates over a data set for towers, from the start at each `initialize()`.
+
+    Args:
+        dataset: The data set.
+    """
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
@@ -54,19 +62,24 @@ class InitializableIterator(LiftedIterator):
         """What `session.run` took: call it to go to the start of the data set."""
         return self.initialize
 
-    def fetch(self) -> Nest:
+    @override
+    def fetch(self) -> Any:
         """Returns the next element, outside of any trace."""
-        return self._started().fetch()
+        return self._get_iterator().fetch()
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position after the last element that was given out."""
-        return self._started().get_state()
+        return self._get_iterator().get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position that `get_state` returned."""
+        """Goes to a position that `get_state` returned.
+
+        Args:
+            state: The position.
+        """
         if self._iterator is None:
             self.initialize()
-        self._started().set_state(state)
+        self._get_iterator().set_state(state)
 
     def close(self) -> None:
         """Ends the iterator and its threads, until it is initialized again."""
@@ -74,7 +87,7 @@ class InitializableIterator(LiftedIterator):
             self._iterator.close()
         self._iterator = None
 
-    def _started(self) -> DistributedIterator:
+    def _get_iterator(self) -> DistributedIterator:
         if self._iterator is None:
             raise RuntimeError(
                 "get_next: the iterator has not been initialized, or was closed. Call "

@@ -21,6 +21,9 @@ class MirroredStrategy(DistributionStrategy):
         cross_tower_ops: The algorithm that combines values.
         prefetch_on_device: Whether batches are put on the devices ahead of use; True by default.
 
+    Raises:
+        ValueError: Both `devices` and `num_gpus` are given, or `num_gpus` is not a count.
+
     Example:
         >>> from distribax.contrib import distribute
         >>> distribute.MirroredStrategy(["CPU:0"]).num_towers

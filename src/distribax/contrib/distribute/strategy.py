@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from distribax.contrib.distribute.input import PerDeviceDataset
 from distribax.data.distributed import InputOptions
 from distribax.strategies import Strategy
 from distribax.topology import resolve_device
-from distribax.types import Nest, ReduceOp, StepFn, VariableSynchronization
+from distribax.types import ReduceOp, VariableSynchronization
 from distribax.values import DistributedValues, PerReplica
 from distribax.variables import Variable
 from distribax.variables.creation import Policy, impose
@@ -32,6 +32,9 @@ class DistributionStrategy:
     Args:
         strategy: The strategy to view; the default one, of ordinary behaviour, if not given.
 
+    Raises:
+        TypeError: `strategy` is not a `dx.Strategy`.
+
     Example:
         >>> import distribax as dx
         >>> from distribax.contrib import distribute
@@ -45,7 +48,7 @@ class DistributionStrategy:
 
     def __init__(self, strategy: Strategy | None = None) -> None:
         if strategy is None:
-            strategy = default_strategy()
+            strategy = get_default_strategy()
         if not isinstance(strategy, Strategy):
             raise TypeError(
                 f"{type(self).__name__}: strategy={strategy!r} is not a dx.Strategy. Pass one, for "
@@ -101,16 +104,24 @@ class DistributionStrategy:
             lambda context: context.replica_id_in_sync_group
         )
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> object:
         """Returns where to put variables that belong to no single one of `var_list`.
 
-        The answer goes to `colocate_vars_with` and to `update_non_slot`.
+        Args:
+            var_list: The variables that are being optimized.
+
+        Returns:
+            What `colocate_vars_with` and `update_non_slot` accept.
         """
         found = self._strategy.extended.non_slot_devices(var_list)
         return list(found) if isinstance(found, tuple) else found
 
-    def configure(self, session_config: Any = None) -> None:
-        """Does nothing: there is no session to configure."""
+    def configure(self, session_config: object = None) -> None:
+        """Does nothing: there is no session to configure.
+
+        Args:
+            session_config: Accepted as in TensorFlow 1.9; it changes nothing.
+        """
 
     # Scopes.
 
@@ -121,19 +132,36 @@ class DistributionStrategy:
             yield self
 
     def colocate_vars_with(
-        self, colocate_with_variable: Any
+        self, colocate_with_variable: object
     ) -> contextlib.AbstractContextManager[None]:
-        """Creates variables on the devices of a variable, or on `non_slot_devices`."""
+        """Creates variables on the devices of a variable, or on `non_slot_devices`.
+
+        Args:
+            colocate_with_variable: A variable, or what `non_slot_devices` returned.
+
+        Returns:
+            A context manager.
+        """
         return self._strategy.extended.colocate_vars_with(colocate_with_variable)
 
     @contextlib.contextmanager
     def tower_local_var_scope(self, reduce_method: str) -> Iterator[None]:
         """Creates variables of which each tower has its own, without keeping them in sync.
 
-        They are not trainable. Outside the towers, as for `fetch` and in checkpoints, their value
-        is the towers' values combined by `reduce_method`, "sum" or "mean".
+        They are not trainable.
+
+        Args:
+            reduce_method: "sum" or "mean": how the towers' values become one outside the towers, as
+                for `fetch` and in checkpoints.
+
+        Yields:
+            Nothing; variables that are created inside the `with` block are the towers' own.
+
+        Raises:
+            RuntimeError: This strategy is not in scope.
+            ValueError: `reduce_method` is neither "sum" nor "mean".
         """
-        op = _method(reduce_method, "tower_local_var_scope", "reduce_method")
+        op = _parse_method(reduce_method, "tower_local_var_scope", "reduce_method")
         if context.get_strategy() is not self._strategy:
             raise RuntimeError(
                 f"tower_local_var_scope: {self!r} is not the current strategy. Call it inside "
@@ -144,11 +172,21 @@ class DistributionStrategy:
 
     # Towers.
 
-    def call_for_each_tower(self, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+    def call_for_each_tower(self, fn: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Runs `fn` once for each tower, and merges what the towers return.
 
-        Wrapped arguments are replaced by the tower's own part. `run_concurrently` among the keyword
-        arguments is not passed on, and changes nothing: the devices work at the same time anyway.
+        Args:
+            fn: The function that each tower runs.
+            *args: Its arguments; wrapped ones are replaced by the tower's own part.
+            **kwargs: Its keyword arguments. `run_concurrently` is not passed on and changes
+                nothing: the devices work at the same time anyway.
+
+        Returns:
+            As `dx.Strategy.run`.
+
+        Raises:
+            TypeError: `fn` is not callable.
+            RuntimeError: It is called in a tower, or outside the strategy's scope.
         """
         kwargs.pop("run_concurrently", None)
         _check_callable(fn, "call_for_each_tower", "call_for_each_tower(fn, x)")
@@ -156,15 +194,21 @@ class DistributionStrategy:
         with variable_store.one_pass(fn):
             return self._strategy.run(fn, args, kwargs)
 
-    def distribute_dataset(self, dataset_fn: Any) -> PerDeviceDataset:
+    def distribute_dataset(
+        self, dataset_fn: Callable[[], Iterable[object]] | Iterable[object]
+    ) -> PerDeviceDataset:
         """Feeds the towers from a data set: each takes the next element.
 
         Args:
             dataset_fn: A function without arguments that returns the data set, or the data set.
+
+        Returns:
+            A data set with an element for each tower.
         """
         self._require_cross_tower("distribute_dataset")
-        is_function = callable(dataset_fn) and not hasattr(dataset_fn, "__iter__")
-        make = dataset_fn if is_function else lambda: dataset_fn
+        make: Callable[[], Any] = lambda: dataset_fn  # noqa: E731
+        if callable(dataset_fn) and not isinstance(dataset_fn, Iterable):
+            make = dataset_fn
         distributed = self._strategy.distribute_datasets_from_function(
             lambda _: make(), self._input_options
         )
@@ -172,8 +216,19 @@ class DistributionStrategy:
 
     # Combining and copying.
 
-    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
-        """Copies a value to all worker devices, or to the devices that `destinations` names."""
+    def broadcast(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any:
+        """Copies a value to all worker devices, or to others.
+
+        Args:
+            tensor: One array.
+            destinations: A variable, a device or a list of devices; all worker devices by default.
+
+        Returns:
+            The mirrored value.
+
+        Raises:
+            ValueError: `tensor` has a value for each tower already.
+        """
         self._require_cross_tower("broadcast")
         if isinstance(tensor, DistributedValues):
             raise ValueError(
@@ -182,7 +237,7 @@ class DistributionStrategy:
             )
         return self._strategy.extended.broadcast_to(tensor, destinations)
 
-    def reduce(self, method_string: str, value: Any, destinations: Any = None) -> Any:
+    def reduce(self, method_string: str, value: object, destinations: object = None) -> Any:
         """Combines a value over towers, and copies the result to `destinations`.
 
         Args:
@@ -190,31 +245,52 @@ class DistributionStrategy:
             value: What `call_for_each_tower` has returned.
             destinations: A variable, a device or a list of devices; the devices that the value is
                 on by default.
+
+        Returns:
+            The combined value, mirrored over the destinations.
         """
         self._require_cross_tower("reduce")
-        op = _method(method_string, "reduce", "method_string")
+        op = _parse_method(method_string, "reduce", "method_string")
         return self._strategy.extended.reduce_to(op, value, destinations)
 
     def batch_reduce(
-        self, method_string: str, value_destination_pairs: Sequence[tuple[Any, Any]]
+        self, method_string: str, value_destination_pairs: Sequence[tuple[object, object]]
     ) -> list[Any]:
-        """Combines several values at once, which is faster than `reduce` one after the other."""
+        """Combines several values at once, which is faster than `reduce` one after the other.
+
+        Args:
+            method_string: "sum" or "mean".
+            value_destination_pairs: The values, each with its destinations as for `reduce`.
+
+        Returns:
+            The combined values, in order.
+        """
         self._require_cross_tower("batch_reduce")
-        op = _method(method_string, "batch_reduce", "method_string")
-        pairs = [_checked_pair(index, pair) for index, pair in enumerate(value_destination_pairs)]
+        op = _parse_method(method_string, "batch_reduce", "method_string")
+        pairs = [_check_pair(index, pair) for index, pair in enumerate(value_destination_pairs)]
         return self._strategy.extended.batch_reduce_to(op, pairs)
 
     def fetch(
         self,
-        val: Any,
+        val: object,
         destination: str | jax.Device = "/device:CPU:0",
         fn: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Returns `val`, or `fn(val)` computed where it is, on the device `destination`.
+        """Returns `val`, or `fn(val)` computed where it is, on one device.
 
         What is on that device already is not copied. A variable that each tower has for itself is
-        combined first; a value that differs by tower comes back as one value for each tower, all on
-        that device. While `dx.function` compiles a step, nothing is moved inside of it.
+        combined first. While `dx.function` compiles a step, nothing is moved inside of it.
+
+        Args:
+            val: A variable, a value of all towers, or an array.
+            destination: The device.
+            fn: Computes what to fetch from the value.
+
+        Returns:
+            An array on that device; of a value that differs by tower, one for each tower.
+
+        Raises:
+            TypeError: `destination` is not one device, or `fn` is not callable.
         """
         context.require_cross_replica(self._strategy, "fetch")
         if not isinstance(destination, (str, jax.Device)):
@@ -226,30 +302,61 @@ class DistributionStrategy:
             _check_callable(fn, "fetch", "fetch(val, fn=lambda x: x + 1)")
         return fetching.fetch(val, resolve_device(destination), fn)
 
-    def unwrap(self, value: Nest) -> list[Any]:
-        """Returns the values of all towers, or `[value]` for one that is not wrapped."""
+    def unwrap(self, value: object) -> list[Any]:
+        """Returns the values of all towers, or `[value]` for one that is not wrapped.
+
+        Args:
+            value: What `call_for_each_tower` returned.
+
+        Returns:
+            A value for each tower.
+        """
         context.require_cross_replica(self._strategy, "unwrap")
         return self._strategy.unwrap(value)
 
-    def group(self, value: Nest, name: str | None = None) -> None:
-        """Waits until `value` has been computed for all towers."""
+    def group(self, value: object, name: str | None = None) -> None:
+        """Waits until `value` has been computed for all towers.
+
+        Args:
+            value: What `call_for_each_tower` or `update` returned.
+            name: Accepted as in TensorFlow 1.9; it changes nothing.
+        """
         context.require_cross_replica(self._strategy, "group")
         self._strategy.group(value, name)
 
     # Updating.
 
-    def update(self, var: Variable, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+    def update(self, var: Variable, fn: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Runs `fn(var, *args)` once for each device that `var` has a copy on.
 
-        The arguments must be the same for all copies: mirrored values, which are replaced by the
-        copy's own, or plain ones.
+        Args:
+            var: A variable of this strategy.
+            fn: Updates one copy, which it gets first.
+            *args: Further arguments, the same for all copies: mirrored values, which are replaced
+                by the copy's own, or plain ones.
+            **kwargs: Keyword arguments, treated in the same way.
+
+        Returns:
+            What `fn` returns, merged over the copies.
         """
         self._require_cross_tower("update")
         _check_callable(fn, "update", "update(v, lambda v, x: v.assign(x), x)")
         return self._strategy.extended.update(var, fn, args, kwargs)
 
-    def update_non_slot(self, colocate_with: Any, fn: StepFn, *args: Any, **kwargs: Any) -> Any:
-        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned."""
+    def update_non_slot(
+        self, colocate_with: object, fn: Callable[..., Any], *args: object, **kwargs: object
+    ) -> Any:
+        """Runs `fn(*args)` once for each of the devices that `non_slot_devices` returned.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned.
+            fn: Updates the variables on one device.
+            *args: Its arguments, as for `update`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What `fn` returns, merged over the devices.
+        """
         self._require_cross_tower("update_non_slot")
         _check_callable(fn, "update_non_slot", "update_non_slot(devices, lambda x: ..., x)")
         return self._strategy.extended.update_non_slot(colocate_with, fn, args, kwargs)
@@ -288,12 +395,12 @@ def view(strategy: Strategy) -> DistributionStrategy:
     return DistributionStrategy(strategy) if found is None else found
 
 
-def default_strategy() -> Strategy:
+def get_default_strategy() -> Strategy:
     """Returns the strategy that is current where no other is."""
     return contextvars.Context().run(context.get_strategy)
 
 
-def _method(method: Any, what: str, argument: str) -> ReduceOp:
+def _parse_method(method: ReduceOp | str, what: str, argument: str) -> ReduceOp:
     if isinstance(method, ReduceOp):
         return method
     if isinstance(method, str) and method.lower() in ("sum", "mean"):
@@ -303,7 +410,7 @@ def _method(method: Any, what: str, argument: str) -> ReduceOp:
     )
 
 
-def _check_callable(fn: Any, what: str, example: str) -> None:
+def _check_callable(fn: object, what: str, example: str) -> None:
     if not callable(fn):
         raise TypeError(
             f"{what}: fn={fn!r} is not callable. Pass the function itself, and its arguments "
@@ -311,7 +418,7 @@ def _check_callable(fn: Any, what: str, example: str) -> None:
         )
 
 
-def _checked_pair(index: int, pair: Any) -> tuple[Any, Any]:
+def _check_pair(index: int, pair: object) -> tuple[object, object]:
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         return pair[0], pair[1]
     raise ValueError(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from distribax import context
 from distribax.contrib.distribute.strategy import DistributionStrategy, view
 from distribax.strategies import Strategy
-from distribax.types import StepFn
 
 
 class TowerContext:
-    """The `DistributionStrategy` interface inside a tower; made by `get_tower_context()`."""
+    """The `DistributionStrategy` interface inside a tower; made by `get_tower_context()`.
+
+    Args:
+        replica_context: The replica that the tower is.
+
+    Raises:
+        TypeError: `replica_context` is not a `dx.ReplicaContext`.
+    """
 
     def __init__(self, replica_context: context.ReplicaContext) -> None:
         if not isinstance(replica_context, context.ReplicaContext):
@@ -54,11 +61,19 @@ class TowerContext:
             "runs, or call call_for_each_tower() outside of dx.function."
         )
 
-    def merge_call(self, merge_fn: StepFn, *args: Any, **kwargs: Any) -> Any:
+    def merge_call(self, merge_fn: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Meets the other towers, and runs `merge_fn(distribution, *args)` once for all of them.
 
-        Each argument reaches `merge_fn` as the values of all towers, and each tower gets its own
-        part of what `merge_fn` returns.
+        Args:
+            merge_fn: A function that takes the strategy first.
+            *args: Its further arguments; each reaches it as the values of all towers.
+            **kwargs: Its keyword arguments, treated in the same way.
+
+        Returns:
+            The tower's own part of what `merge_fn` returns.
+
+        Raises:
+            TypeError: `merge_fn` is not callable.
         """
         if not callable(merge_fn):
             raise TypeError(
@@ -91,12 +106,12 @@ class _MergeFn:
     the same call.
     """
 
-    def __init__(self, fn: StepFn) -> None:
+    def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._code = getattr(fn, "__code__", fn)
 
-    def __call__(self, strategy: Strategy, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, strategy: Strategy, *args: object, **kwargs: object) -> Any:
         return self._fn(view(strategy), *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:

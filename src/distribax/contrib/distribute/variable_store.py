@@ -7,14 +7,15 @@ import enum
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import jax
+
 from distribax import context
 from distribax.execution import frames
-from distribax.types import StepFn
 from distribax.variables import Variable
 
 
@@ -27,11 +28,14 @@ AUTO_REUSE = _ReuseMode.AUTO_REUSE
 
 Reuse: TypeAlias = bool | _ReuseMode
 
+Initializer: TypeAlias = "jax.typing.ArrayLike | Sequence[object] | Callable[..., Any]"
+"""An initial value, or a function that makes it."""
+
 
 class VariableScope:
     """A prefix of variable names, and what holds for the variables under it.
 
-    Attributes:
+    Args:
         name: The prefix.
         reuse: Whether names must be new (False), known (True), or either (`AUTO_REUSE`).
         initializer: What makes initial values where `get_variable` is not told.
@@ -39,7 +43,11 @@ class VariableScope:
     """
 
     def __init__(
-        self, name: str, reuse: Reuse = False, initializer: Any = None, dtype: Any = None
+        self,
+        name: str,
+        reuse: Reuse = False,
+        initializer: Initializer | None = None,
+        dtype: jax.typing.DTypeLike | None = None,
     ) -> None:
         self.name = name
         self.reuse = reuse
@@ -51,7 +59,14 @@ class VariableScope:
         self.reuse = True
 
     def full_name(self, name: str) -> str:
-        """Returns a name with the prefix."""
+        """Returns a name with the prefix.
+
+        Args:
+            name: A name below this scope.
+
+        Returns:
+            The whole name.
+        """
         return f"{self.name}/{name}" if self.name and name else self.name or name
 
     def __repr__(self) -> str:
@@ -141,7 +156,7 @@ def _trace() -> frames.Frame | None:
 
 
 @contextlib.contextmanager
-def one_pass(fn: StepFn) -> Iterator[None]:
+def one_pass(fn: Callable[..., object]) -> Iterator[None]:
     """Marks one run of `fn` for all towers."""
     inner: Any = fn
     while isinstance(inner, functools.partial):
@@ -173,7 +188,7 @@ def get_variable_scope() -> VariableScope:
     return _scope.get() or current_store().root
 
 
-def checked_reuse(reuse: Any, what: str) -> Reuse | None:
+def check_reuse(reuse: Reuse | None, what: str) -> Reuse | None:
     """Returns `reuse` if it is one of the modes."""
     if reuse is None or isinstance(reuse, (bool, _ReuseMode)):
         return reuse
@@ -187,14 +202,28 @@ def checked_reuse(reuse: Any, what: str) -> Reuse | None:
 def variable_scope(
     name_or_scope: str | VariableScope,
     *,
-    initializer: Any = None,
+    initializer: Initializer | None = None,
     reuse: Reuse | None = None,
-    dtype: Any = None,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> Iterator[VariableScope]:
     """Puts a prefix before the names of variables, and says whether names may be known already.
 
     Scopes nest, and a scope inside one that reuses variables reuses them too. A `VariableScope`
     that was left is entered again as it is, wherever the code is.
+
+    Args:
+        name_or_scope: The prefix below the current scope, or a scope that was entered before.
+        initializer: What makes initial values where `get_variable` is not told.
+        reuse: Whether names must be new (False), known (True), or either (`AUTO_REUSE`); None asks
+            the scope around it.
+        dtype: The data type where `get_variable` is not told.
+
+    Yields:
+        The scope.
+
+    Raises:
+        TypeError: `name_or_scope` is neither a name nor a scope.
+        ValueError: `reuse` is not a mode.
 
     Example:
         >>> from distribax.contrib import distribute
@@ -205,7 +234,7 @@ def variable_scope(
         (True, 'layer/w:0')
         >>> distribute.reset_variable_store()
     """
-    given = checked_reuse(reuse, "variable_scope")
+    given = check_reuse(reuse, "variable_scope")
     if isinstance(name_or_scope, VariableScope):
         outer, name = name_or_scope, name_or_scope.name
     elif isinstance(name_or_scope, str):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax.contrib.distribute import variable_store
-from distribax.contrib.distribute.variable_store import Entry, Reuse
+from distribax.contrib.distribute.variable_store import Entry, Initializer, Reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable
 
@@ -21,8 +21,8 @@ from distribax.variables import Variable
 def get_variable(
     name: str,
     shape: int | Sequence[int] | None = None,
-    dtype: Any = None,
-    initializer: Any = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    initializer: Initializer | None = None,
     *,
     trainable: bool | None = None,
     reuse: Reuse | None = None,
@@ -49,6 +49,13 @@ def get_variable(
         synchronization: When the copies are brought together, see `dx.Variable`.
         aggregation: How the towers' values are combined, see `dx.Variable`.
 
+    Returns:
+        The variable; a new one starts with the initializer's value.
+
+    Raises:
+        ValueError: The name exists and may not be reused, does not exist and should, or what exists
+            has another shape or data type.
+
     Example:
         >>> from distribax.contrib import distribute
         >>> distribution = distribute.OneDeviceStrategy("CPU:0")
@@ -61,9 +68,9 @@ def get_variable(
         raise ValueError(f"get_variable: name={name!r} is not a name. Expected a string: 'w'.")
     scope = variable_store.get_variable_scope()
     full_name = scope.full_name(name)
-    given = variable_store.checked_reuse(reuse, "get_variable")
+    given = variable_store.check_reuse(reuse, "get_variable")
     mode = scope.reuse if given is None else given
-    wanted = None if shape is None else _checked_shape(shape, full_name)
+    wanted = None if shape is None else _check_shape(shape, full_name)
     entries = variable_store.current_store().entries
     found = entries.get(full_name)
     if found is not None:
@@ -96,7 +103,7 @@ def get_variable(
     return variable
 
 
-def _checked_shape(shape: Any, name: str) -> tuple[int, ...]:
+def _check_shape(shape: int | Sequence[int], name: str) -> tuple[int, ...]:
     sizes: tuple[Any, ...] = (shape,)
     if isinstance(shape, Iterable):
         sizes = tuple(shape)
@@ -108,14 +115,20 @@ def _checked_shape(shape: Any, name: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _is_value(initializer: Any) -> bool:
+def _is_value(initializer: object) -> bool:
     return initializer is not None and not callable(initializer)
 
 
-def _check_fits(variable: Variable, name: str, shape: Any, dtype: Any, initializer: Any) -> None:
+def _check_fits(
+    variable: Variable,
+    name: str,
+    shape: tuple[int, ...] | None,
+    dtype: jax.typing.DTypeLike | None,
+    initializer: Initializer | None,
+) -> None:
     """Raises if the variable that exists is not what is asked for."""
     if shape is None and _is_value(initializer):
-        shape = np.shape(initializer)
+        shape = np.asarray(initializer).shape
     if shape is not None and shape != variable.shape:
         raise ValueError(
             f"get_variable: shape={shape} was asked for, but {name!r} exists with shape "
@@ -129,13 +142,19 @@ def _check_fits(variable: Variable, name: str, shape: Any, dtype: Any, initializ
         )
 
 
-def _initial_value(name: str, shape: Any, dtype: Any, initializer: Any, inherited: Any) -> Any:
+def _initial_value(
+    name: str,
+    shape: tuple[int, ...] | None,
+    dtype: jax.typing.DTypeLike | None,
+    initializer: Initializer | None,
+    inherited: Initializer | None,
+) -> Any:
     """Returns an initial value, or a function without arguments that makes it."""
     if _is_value(initializer):
         if shape is not None:
             raise ValueError(
                 f"get_variable: {name!r} has both shape={shape} and an initial value of shape "
-                f"{np.shape(initializer)}. Leave the shape out, or pass a function: "
+                f"{np.asarray(initializer).shape}. Leave the shape out, or pass a function: "
                 "initializer=jnp.zeros."
             )
         return initializer
@@ -152,7 +171,7 @@ def _initial_value(name: str, shape: Any, dtype: Any, initializer: Any, inherite
         return _default(name, shape, kind)
     if not callable(make):
         # A scope's value fills every shape.
-        return lambda: jnp.full(shape, make, kind)
+        return lambda: jnp.full(shape, jnp.asarray(make), kind)
     if _wants_key(make):
         return lambda: make(jax.random.key(_seed(name)), shape, kind)
     return lambda: make(shape, kind)
@@ -172,7 +191,7 @@ def _seed(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def _default(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _default(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if not jnp.issubdtype(dtype, jnp.floating):
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise ValueError(
