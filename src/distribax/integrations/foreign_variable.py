@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Placement
+
+Arrays: TypeAlias = "jax.Array | object"
+"""An array, or a nest of arrays as a library keeps them in one variable."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,18 @@ class Rule:
     """
 
     aggregation: VariableAggregation
-    view: Callable[[Any, Any], Any] | None = None
+    view: Callable[[Any, int | jax.Array], Any] | None = None
 
 
 class Cell:
     """The value of one variable of another library: an array, or a nest of arrays."""
 
-    def __init__(self, name: str, rule: Rule, value: Any) -> None:
+    def __init__(self, name: str, rule: Rule, value: Arrays) -> None:
         self.name = name
         self.rule = rule
         # The strategy whose steps have used the variable last.
-        self.owner: Any = None
-        self._value = value
+        self.owner: contracts.Strategy | None = None
+        self._value: Any = value
         # None as long as the value is as the library's own code has set it.
         self._placement: Placement | None = None
         # Whether somebody outside may hold the arrays, so that they must not be overwritten.
@@ -56,7 +59,7 @@ class Cell:
             self._host = self.piece(0)
         return self._host
 
-    def write(self, value: Any) -> None:
+    def write(self, value: Arrays) -> None:
         """Replaces the value by one of code outside of steps, of whatever form."""
         self._value, self._placement, self._shared, self._host = value, None, True, None
 
@@ -68,36 +71,36 @@ class Cell:
         local = index if len(placement.devices) > 1 else 0
         return _each(lambda array: placement.pieces(array)[local], self._value)
 
-    def keep_pieces(self, pieces: list[Any], placement: Placement) -> None:
+    def keep_pieces(self, pieces: list[Arrays], placement: Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
         flat = [jax.tree.leaves(piece) for piece in pieces]
         tree = jax.tree.structure(pieces[0])
-        joined = [_joined(copies, placement) for copies in zip(*flat, strict=True)]
+        joined = [_join(copies, placement) for copies in zip(*flat, strict=True)]
         self.write(jax.tree.unflatten(tree, joined))
         self._placement = placement
 
-    def keep(self, value: Any, placement: Placement) -> None:
+    def keep(self, value: Arrays, placement: Placement) -> None:
         """Replaces the value by what a compiled program has returned."""
         self._value, self._placement, self._shared, self._host = value, placement, False, None
 
-    def placed(self, placement: Placement) -> Any:
+    def place(self, placement: Placement) -> Any:
         """Returns the value as `placement` stores it, after moving it there if need be."""
         if self._placement is not placement:
             host = self.read()
             # A trace may be under way, which must not see the move.
-            self._value = jax_private.run_outside_trace(lambda: _stored(host, placement))
+            self._value = jax_private.run_outside_trace(lambda: _store(host, placement))
             self._placement, self._shared, self._host = placement, True, None
         return self._value
 
-    def taken(self, placement: Placement) -> Any:
+    def take(self, placement: Placement) -> Any:
         """Returns the placed value as one that may be overwritten."""
-        value = self.placed(placement)
+        value = self.place(placement)
         if self._shared:
             self._value = value = _each(jnp.copy, value)
             self._shared, self._host = False, None
         return value
 
-    def handle(self, strategy: Any) -> Handle:
+    def handle(self, strategy: contracts.Strategy) -> Handle:
         """Returns what the engine takes for a variable of `strategy`."""
         handle = self._handles.get(strategy)
         if handle is None:
@@ -107,7 +110,7 @@ class Cell:
             handle = self._handles[strategy] = Handle(self, strategy, placement)
         return handle
 
-    def handle_in(self, frame: frames.Frame, strategy: Any = None) -> Handle:
+    def handle_in(self, frame: frames.Frame, strategy: contracts.Strategy | None = None) -> Handle:
         """Returns the one handle that stands for this cell while a function is traced.
 
         A `strategy` that runs replicas takes the cell over from code outside of replicas.
@@ -132,7 +135,7 @@ class Handle:
     per_replica = False
     source = None
 
-    def __init__(self, cell: Cell, strategy: Any, placement: Placement) -> None:
+    def __init__(self, cell: Cell, strategy: contracts.Strategy, placement: Placement) -> None:
         self.cell = cell
         self.strategy = strategy
         self.placement = placement
@@ -152,13 +155,13 @@ class Handle:
         if jax_private.is_tracing():
             # A trace that does not have it as an input yet, and will be made again.
             return jax.tree.map(jnp.asarray, self.cell.read())
-        return _each(self.placement.to_program, self.cell.placed(self.placement))
+        return _each(self.placement.to_program, self.cell.place(self.placement))
 
     def take_program_value(self) -> Any:
         """Returns a value that a compiled program may overwrite."""
-        return _each(self.placement.to_program, self.cell.taken(self.placement))
+        return _each(self.placement.to_program, self.cell.take(self.placement))
 
-    def store_program_value(self, value: Any) -> None:
+    def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
         self.cell.keep(_each(self.placement.from_program, value), self.placement)
 
@@ -167,19 +170,19 @@ def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
     """Applies `fn`, which moves arrays, to every array of `value`."""
     if jax_private.is_concrete_array(value):
         return fn(value)
-    return jax.tree.map(lambda leaf: _moved(fn, leaf), value)
+    return jax.tree.map(lambda leaf: _move(fn, leaf), value)
 
 
-def _moved(fn: Callable[[jax.Array], jax.Array], leaf: Any) -> Any:
+def _move(fn: Callable[[jax.Array], jax.Array], leaf: jax.Array) -> jax.Array:
     return jax_private.apply_to_key_data(fn, leaf) if jax_private.is_key(leaf) else fn(leaf)
 
 
-def _stored(value: Any, placement: Placement) -> Any:
+def _store(value: Arrays, placement: Placement) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), value)
     return _each(placement.store, arrays)
 
 
-def _joined(copies: tuple[Any, ...], placement: Placement) -> Any:
+def _join(copies: tuple[jax.Array, ...], placement: Placement) -> jax.Array:
     if not jax_private.is_key(copies[0]):
         return placement.join(copies, copies[0])
     data = [jax.random.key_data(copy) for copy in copies]

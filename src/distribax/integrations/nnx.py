@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MemberDescriptorType
 from typing import Any
 
 import jax
@@ -22,14 +23,14 @@ from flax.nnx import pytreelib, tracers, variablelib
 from distribax import jax_private
 from distribax.execution import frames
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import Cell, Rule
-from distribax.types import StepFn, VariableAggregation
+from distribax.integrations.foreign_variable import Arrays, Cell, Rule
+from distribax.types import VariableAggregation
 from distribax.values import make_opaque
 
 _NUMBERS = (jax.Array, bool, int, float, complex, np.ndarray, np.generic)
 
 
-def adapt(fn: StepFn) -> StepFn:
+def adapt(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `fn` as replicas run it, with the variables of NNX modules in view."""
     return replica_state.with_state(fn)
 
@@ -37,13 +38,13 @@ def adapt(fn: StepFn) -> StepFn:
 # How replicas share variables.
 
 
-def _own_key(key: Any, replica_id: Any) -> Any:
+def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
     """Returns a random key that is different in each replica."""
     fold = lambda one: jax.random.fold_in(one, replica_id)  # noqa: E731
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key.ravel()).reshape(key.shape)
 
 
-def _own_part(value: Any, replica_id: Any) -> Any:
+def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
     """Returns a replica's part of a sum: the first one continues from what there is."""
     return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
 
@@ -69,7 +70,7 @@ class _Made:
 
     __slots__ = ("value", "where")
 
-    def __init__(self, value: Any, where: object) -> None:
+    def __init__(self, value: object, where: object) -> None:
         self.value = value
         self.where = where
 
@@ -89,10 +90,10 @@ class _Value:
     The slot holds the plain value, or the cell of a variable that a step has used.
     """
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: MemberDescriptorType) -> None:
         self._slot = slot
 
-    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
         if variable is None:
             return self
         held = self._slot.__get__(variable)
@@ -106,7 +107,7 @@ class _Value:
             held = cell
         return replica_state.read(held)
 
-    def __set__(self, variable: Any, value: Any) -> None:
+    def __set__(self, variable: nnx.Variable[Any], value: object) -> None:
         try:
             held = self._slot.__get__(variable)
         except AttributeError:
@@ -125,15 +126,15 @@ class _Value:
             held = cell
         replica_state.write(held, value)
 
-    def __delete__(self, variable: Any) -> None:
+    def __delete__(self, variable: nnx.Variable[Any]) -> None:
         self._slot.__delete__(variable)
 
-    def is_lifted(self, variable: Any) -> bool:
+    def is_lifted(self, variable: nnx.Variable[Any]) -> bool:
         """Tells whether the variable is state that the step which runs now may change."""
         held = self._slot.__get__(variable)
         return type(held) is Cell or self._cell(variable, held) is not None
 
-    def _cell(self, variable: Any, held: Any) -> Cell | None:
+    def _cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
         """Puts a value that was made elsewhere into a cell, unless it is not made of numbers."""
         value = held.value if type(held) is _Made else held
         leaves = jax.tree.leaves(value)
@@ -159,10 +160,10 @@ class _Value:
 class _VariableTrace:
     """Stands in for the slot of `nnx.Variable` that says which trace may change it."""
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: MemberDescriptorType) -> None:
         self._slot = slot
 
-    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
         if variable is None:
             return self
         held = self._slot.__get__(variable)
@@ -170,7 +171,7 @@ class _VariableTrace:
             return tracers.TraceState()
         return held
 
-    def __set__(self, variable: Any, state: Any) -> None:
+    def __set__(self, variable: nnx.Variable[Any], state: object) -> None:
         self._slot.__set__(variable, state)
 
 
@@ -187,26 +188,26 @@ class _ModuleTrace:
     its bookkeeping from inside a step; for modules a step is the same as outside.
     """
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: MemberDescriptorType) -> None:
         self._slot = slot
 
-    def __get__(self, state: Any, owner: type | None = None) -> Any:
+    def __get__(self, state: pytreelib.PytreeState | None, owner: type | None = None) -> Any:
         if state is None:
             return self
         held = self._slot.__get__(state)
         return tracers.TraceState() if held == _OUTSIDE and _at_step_level() else held
 
-    def __set__(self, state: Any, trace: Any) -> None:
+    def __set__(self, state: pytreelib.PytreeState, trace: object) -> None:
         self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
 
 
 class _Refused:
     """Stands in for the slot of a hijax variable that holds the value."""
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: MemberDescriptorType) -> None:
         self._slot = slot
 
-    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
         if variable is None:
             return self
         if _where() is not None:
@@ -216,7 +217,7 @@ class _Refused:
             )
         return self._slot.__get__(variable)
 
-    def __set__(self, variable: Any, value: Any) -> None:
+    def __set__(self, variable: nnx.Variable[Any], value: object) -> None:
         self._slot.__set__(variable, value)
 
 
@@ -225,25 +226,25 @@ class _Refused:
 
 def _update_together(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
-    def call(optimizer: Any, model: Any, *grads: Any, **kwargs: Any) -> Any:
+    def call(optimizer: nnx.Optimizer[Any], model: object, *grads: object, **kwargs: object) -> Any:
         state = replica_state.current()
         if state is None:
             return update(optimizer, model, *grads, **kwargs)
         with state.together():
-            return update(optimizer, model, *state.summed(grads), **state.summed(kwargs))
+            return update(optimizer, model, *state.add_up(grads), **state.add_up(kwargs))
 
     return call
 
 
 def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(update)
-    def call(metric: Any, **kwargs: Any) -> None:
+    def call(metric: nnx.metrics.Welford, **kwargs: object) -> None:
         state = replica_state.current()
         values = kwargs.get(metric.argname)
         if state is None or values is None:
             return update(metric, **kwargs)
         with state.together():
-            return update(metric, **{metric.argname: state.gathered(jnp.asarray(values))})
+            return update(metric, **{metric.argname: state.gather(jnp.asarray(values))})
 
     return call
 

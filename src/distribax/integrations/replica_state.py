@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.execution import frames
-from distribax.integrations.foreign_variable import Cell, Handle
-from distribax.types import ReduceOp, StepFn, VariableAggregation
+from distribax.integrations.foreign_variable import Arrays, Cell, Handle
+from distribax.types import ReduceOp, VariableAggregation
 from distribax.values import Local, PerReplica
 
 _MEAN, _SUM = VariableAggregation.MEAN, VariableAggregation.SUM
@@ -41,7 +41,7 @@ def read(cell: Cell) -> Any:
     return cell.read() if frame is None else frame.read(_handle(cell, frame))
 
 
-def write(cell: Cell, value: Any) -> None:
+def write(cell: Cell, value: Arrays) -> None:
     """Replaces the value of a cell, by the rules of where the code runs."""
     state = current()
     frame = frames.current()
@@ -59,14 +59,14 @@ def _handle(cell: Cell, frame: frames.Frame) -> Handle:
     return cell.handle_in(frame, here.strategy if in_replica else None)
 
 
-def with_state(fn: StepFn) -> StepFn:
+def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `fn` for replicas that keep their writes apart until they end.
 
     The default strategy has no such replicas, and the only replica of a compiled step writes to the
     step's own frame, which is kept apart already.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         in_program = frames.current() is not None
         if not context.has_strategy() or (in_program and context.get_strategy().extended.single):
             return fn(*args, **kwargs)
@@ -118,7 +118,7 @@ class ReplicaState:
             self._views[cell] = (stored, own)
         return own
 
-    def write(self, cell: Cell, value: Any) -> None:
+    def write(self, cell: Cell, value: Arrays) -> None:
         """Replaces the replica's own value."""
         self._same.discard(cell)
         if _same_leaves(value, self._unwritten(cell)):
@@ -134,13 +134,13 @@ class ReplicaState:
             return self.frame.read(cell.handle_in(self.frame, self.strategy))
         cell.owner = self.strategy
         placement = cell.handle(self.strategy).placement
-        source = cell.placed(placement)
+        source = cell.place(placement)
         known = self._pieces.get(cell)
         if known is None or known[0] is not source:
             known = self._pieces[cell] = (source, cell.piece(self.replica.runner.copy_id))
         return known[1]
 
-    def _own(self, cell: Cell, stored: Any) -> Any:
+    def _own(self, cell: Cell, stored: Arrays) -> Any:
         if cell.rule.view is None or self.replica.num_replicas_in_sync == 1:
             return stored
         return cell.rule.view(stored, self.replica.replica_id_in_sync_group)
@@ -162,31 +162,33 @@ class ReplicaState:
         finally:
             self._together = False
 
-    def summed(self, nest: Any) -> Any:
+    def add_up(self, nest: object) -> Any:
         """Returns `nest` with its arrays, and its functions' results, added up over replicas."""
-        nest = jax.tree.map(lambda x: self._summed_results(x) if callable(x) else x, nest)
-        return self._exchanged(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
+        nest = jax.tree.map(lambda x: self._sum_results(x) if callable(x) else x, nest)
+        return self._exchange(nest, lambda arrays: self.replica.all_reduce(ReduceOp.SUM, arrays))
 
-    def _summed_results(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _sum_results(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the sum of a function over the replicas, whose gradients are sums as well."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            def forward(*args: Any) -> tuple[Any, Any]:
+        def call(*args: object, **kwargs: object) -> Any:
+            def forward(*args: object) -> tuple[Any, Any]:
                 result, backward = jax.vjp(lambda *args: fn(*args, **kwargs), *args)
-                return self.summed(result), backward
+                return self.add_up(result), backward
 
-            total = jax.custom_vjp(lambda *args: self.summed(fn(*args, **kwargs)))
-            total.defvjp(forward, lambda backward, cotangents: self.summed(backward(cotangents)))
+            total = jax.custom_vjp(lambda *args: self.add_up(fn(*args, **kwargs)))
+            total.defvjp(forward, lambda backward, cotangents: self.add_up(backward(cotangents)))
             return total(*args)
 
         return call
 
-    def gathered(self, nest: Any) -> Any:
+    def gather(self, nest: object) -> Any:
         """Returns `nest` with the elements of its arrays, in one dimension, from all replicas."""
         flat = lambda arrays: [jnp.ravel(array) for array in arrays]  # noqa: E731
-        return self._exchanged(nest, lambda arrays: self.replica.all_gather(flat(arrays), axis=0))
+        return self._exchange(nest, lambda arrays: self.replica.all_gather(flat(arrays), axis=0))
 
-    def _exchanged(self, nest: Any, exchange: Callable[[list[Any]], list[Any]]) -> Any:
+    def _exchange(
+        self, nest: object, exchange: Callable[[list[jax.Array]], list[jax.Array]]
+    ) -> Any:
         leaves, tree = jax.tree.flatten(nest)
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         exchanged = exchange([leaves[index] for index in arrays]) if arrays else []
@@ -194,14 +196,14 @@ class ReplicaState:
             leaves[index] = self._shared(value)
         return jax.tree.unflatten(tree, leaves)
 
-    def _shared(self, value: Any) -> Any:
+    def _shared(self, value: jax.Array) -> jax.Array:
         return value if self.frame is None else self.frame.find_shared(value)[0]
 
     def settle(self) -> None:
         """Makes the pending values one for all replicas, by the rules of their cells."""
         if not self.unsettled():
             return
-        cells, values = self.replica.merge_call(_combined, args=(self,))
+        cells, values = self.replica.merge_call(_combine, args=(self,))
         for cell, leaves in zip(cells, values, strict=True):
             old, tree = jax.tree.flatten(self.pending[cell])
             new = [_like(self._shared(leaf), was) for leaf, was in zip(leaves, old, strict=True)]
@@ -224,7 +226,7 @@ class ReplicaState:
         if not self.pending:
             return
         if self.frame is None:
-            self.replica.merge_call(_stored, args=(self,))
+            self.replica.merge_call(_store, args=(self,))
             return
         for cell, value in self.pending.items():
             self.frame.write(cell.handle_in(self.frame, self.strategy), value)
@@ -233,7 +235,9 @@ class ReplicaState:
 # What the replicas do together, outside of them.
 
 
-def _combined(strategy: Any, states: Any) -> tuple[tuple[Cell, ...], list[list[Any]]]:
+def _combine(
+    strategy: contracts.Strategy, states: PerReplica | ReplicaState
+) -> tuple[tuple[Cell, ...], list[list[Any]]]:
     replicas = _replicas(states)
     cells = tuple(replicas[0].unsettled())
     values: list[list[Any]] = [[] for _ in cells]
@@ -244,7 +248,7 @@ def _combined(strategy: Any, states: Any) -> tuple[tuple[Cell, ...], list[list[A
             if op is None:
                 values[index].append(_first(strategy, leaves, replicas[0].frame))
                 continue
-            reduced[op].append((index, len(values[index]), _wrapped(leaves, replicas[0].frame)))
+            reduced[op].append((index, len(values[index]), _wrap(leaves, replicas[0].frame)))
             values[index].append(None)
     for op, entries in reduced.items():
         pairs = [(value, None) for _, _, value in entries]
@@ -254,7 +258,7 @@ def _combined(strategy: Any, states: Any) -> tuple[tuple[Cell, ...], list[list[A
     return cells, values
 
 
-def _stored(strategy: Any, states: Any) -> None:
+def _store(strategy: contracts.Strategy, states: PerReplica | ReplicaState) -> None:
     replicas = _replicas(states)
     for cell in replicas[0].pending:
         cell.keep_pieces(
@@ -262,7 +266,7 @@ def _stored(strategy: Any, states: Any) -> None:
         )
 
 
-def _replicas(states: Any) -> list[ReplicaState]:
+def _replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
     replicas = list(states.values) if isinstance(states, PerReplica) else [states]
     first = replicas[0].pending.keys()
     for replica_id, replica in enumerate(replicas):
@@ -291,44 +295,46 @@ def _leaves(cell: Cell, replicas: list[ReplicaState]) -> Iterator[tuple[Any, ...
     return zip(*(leaves for leaves, _ in flat), strict=True)
 
 
-def _operation(cell: Cell, leaf: Any) -> ReduceOp | None:
+def _operation(cell: Cell, leaf: jax.Array) -> ReduceOp | None:
     """Returns how an array of a cell is combined; None means that the first replica's is taken."""
     if cell.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
         return ReduceOp.SUM
     return ReduceOp.MEAN if cell.rule.aggregation is _MEAN and _has_mean(leaf) else None
 
 
-def _wrapped(leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> PerReplica:
+def _wrap(leaves: tuple[jax.Array, ...], frame: frames.RunFrame | None) -> PerReplica:
     return PerReplica(leaves) if frame is None else PerReplica.of(Local(leaves[0], frame.mesh))
 
 
-def _first(strategy: Any, leaves: tuple[Any, ...], frame: frames.RunFrame | None) -> Any:
+def _first(
+    strategy: contracts.Strategy, leaves: tuple[jax.Array, ...], frame: frames.RunFrame | None
+) -> Any:
     if jax_private.is_key(leaves[0]):
         leaves = tuple(jax.random.key_data(leaf) for leaf in leaves)
-    return strategy.extended.first_value(_wrapped(leaves, frame), None)
+    return strategy.extended.first_value(_wrap(leaves, frame), None)
 
 
-def _like(value: Any, old: Any) -> Any:
+def _like(value: jax.Array, old: jax.Array) -> jax.Array:
     """Returns a combined value as what it was before it was combined: a random key, or a number."""
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
 
 
-def _has_mean(leaf: Any) -> bool:
+def _has_mean(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _same_leaves(value: Any, known: Any) -> bool:
+def _same_leaves(value: Arrays, known: Arrays) -> bool:
     new, old = jax.tree.leaves(value), jax.tree.leaves(known)
     return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
 
 
-def _arrays(cell: Cell, value: Any) -> Any:
+def _arrays(cell: Cell, value: Arrays) -> Any:
     return jax.tree.map(lambda leaf: _array(cell, leaf), value)
 
 
-def _array(cell: Cell, leaf: Any) -> Any:
+def _array(cell: Cell, leaf: object) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
