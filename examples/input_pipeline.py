@@ -39,7 +39,7 @@ def write(folder: Path, num_records: int) -> list[str]:
 
 
 def pipeline(files: list[str]) -> dx.data.Dataset:
-    """Reads all files in turns, shuffles and batches by the global batch size."""
+    """Reads the files in turn, shuffles the records, and batches by the global batch size."""
 
     def parse(record: bytes) -> tuple[np.ndarray, np.ndarray]:
         example = dx.data.parse_single_example(record, FEATURES)
@@ -52,7 +52,7 @@ def pipeline(files: list[str]) -> dx.data.Dataset:
 
 
 class Reader:
-    """An epoch on so many replicas: which records were seen, and the sum of their values."""
+    """One epoch on some number of replicas: the records seen, and the sum of their values."""
 
     def __init__(self, files: list[str], num_replicas: int) -> None:
         devices = [f"CPU:{index}" for index in range(num_replicas)]
@@ -71,7 +71,7 @@ class Reader:
         self.strategy.run(replica_step, args=(values,))
 
     def read(self, num_steps: int | None = None) -> None:
-        """Takes so many steps, or all that are left."""
+        """Runs this many steps, or all that are left."""
         while num_steps is None or num_steps > 0:
             element = self.iterator.get_next_as_optional()
             if not element.has_value():

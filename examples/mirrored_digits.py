@@ -44,7 +44,7 @@ class Classifier:
 
 
 def load() -> tuple[Any, Any]:
-    """Returns (images, labels) to train with, and others to test with."""
+    """Returns (images, labels) for training, and others for testing."""
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
     x, x_test, y, y_test = train_test_split(images, labels, test_size=0.2, random_state=0)
@@ -60,7 +60,7 @@ def main() -> None:
     # On a machine with GPUs: strategy = dx.MirroredStrategy()
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.devices)])
     train, test = load()
-    # The last batch of an epoch is smaller; left out, all steps have one shape and one program.
+    # Without the smaller last batch, all steps have the same shapes and share one program.
     dataset = dx.data.Dataset.from_tensor_slices(train).shuffle(len(train[1]), seed=0)
     train_data = strategy.experimental_distribute_dataset(
         dataset.batch(GLOBAL_BATCH, drop_remainder=True)

@@ -22,7 +22,7 @@ EXAMPLES = 2048
 
 
 def generate() -> tuple[np.ndarray, np.ndarray]:
-    """Returns points of the plane, and whether each lies inside a circle; the same everywhere."""
+    """Returns points and whether each is inside a circle; the same on every worker."""
     points = np.random.default_rng(0).uniform(-1, 1, size=(EXAMPLES, 2)).astype(np.float32)
     return points, ((points**2).sum(axis=1) < 0.5).astype(np.float32)
 
@@ -32,17 +32,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
 
-    # First of all: it connects the workers, which must happen before JAX computes anything.
+    # This comes first: it connects the workers, which must happen before JAX computes anything.
     strategy = dx.MultiWorkerMirroredStrategy()
     data = dx.data.Dataset.from_tensor_slices(generate()).shuffle(EXAMPLES, seed=0)
     sharding = dx.data.Options()
-    # Every worker makes the whole data set and keeps its share of each global batch.
+    # Every worker creates the whole data set and keeps its share of each global batch.
     sharding.experimental_distribute.auto_shard_policy = dx.data.AutoShardPolicy.DATA
     dataset = strategy.experimental_distribute_dataset(
         data.batch(GLOBAL_BATCH, drop_remainder=True).with_options(sharding)
     )
 
-    # Worker 0's initial values are everyone's, so the workers need not agree on a seed.
+    # All workers start with the initial values of worker 0, so they need no common seed.
     random = np.random.default_rng(jax.process_index())
     with strategy.scope():
         hidden = dx.Variable(random.normal(size=(2, 32)).astype(np.float32))
@@ -75,7 +75,7 @@ def main() -> None:
         accuracy.reset_state()
         for batch in dataset:
             train_step(batch)
-        # Reading a metric adds up all workers' shares, so all must read it; one of them prints.
+        # Reading a metric adds up the shares of all workers, so all must read it; one prints it.
         loss, right = float(mean_loss.result()), float(accuracy.result())
         if chief:
             print(f"epoch {epoch}: loss {loss:.4f}, accuracy {right:.3f}")

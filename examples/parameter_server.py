@@ -1,7 +1,7 @@
 """A recommender on parameter servers: embeddings on servers, steps on workers, no waiting.
 
-Run it as it is, `python examples/parameter_server.py`: the cluster is on this machine and ends
-with the program. Or start its processes apart, as on several machines:
+Run it with `python examples/parameter_server.py`: the cluster is on this machine and ends with the
+program. Or start its processes separately, as on several machines:
 `distribax run --workers 2 --ps 2 examples/parameter_server.py`.
 
 Users and items have hidden tastes; the model sees who liked what and learns a vector for each. The
@@ -42,7 +42,7 @@ def liked(seed: int, count: int) -> dict[str, np.ndarray]:
 
 
 class Recommender:
-    """A vector for each user and each item; what fits together points the same way."""
+    """A vector for each user and each item; those that match point in the same direction."""
 
     def __init__(self, dimension: int = 8) -> None:
         rng = np.random.default_rng(1)
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=900)
     options = parser.parse_args()
 
-    # Large tables are divided, so that no server holds all of one.
+    # Large tables are divided, so that no server holds a whole one.
     partitioner = dx.partitioners.MinSizePartitioner(16 << 10, max_shards=options.ps)
     if "TF_CONFIG" in os.environ:
         resolver = dx.cluster_resolver.TFConfigClusterResolver()
@@ -89,7 +89,7 @@ def main() -> None:
         loss_of_epoch = dx.metrics.Mean()
 
     def dataset_fn() -> Any:
-        # Called on each worker: everybody reads all of it, each in an order of its own.
+        # Called on each worker: all of them read all of the data, each in its own order.
         rows = dx.data.Dataset.from_tensor_slices(liked(seed=2, count=200_000))
         return rows.shuffle(200_000).repeat().batch(BATCH_SIZE)
 
