@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from typing_extensions import override
+
 
 class DistribaxError(Exception):
     """Base of every exception that distribax defines.
@@ -70,7 +72,8 @@ class PeerLostError(DistribaxError, RuntimeError):
         self.reason = reason
         self.since = since
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.peer, self.reason, self.since)
 
 
@@ -101,7 +104,8 @@ class ParameterServerError(DistribaxError, RuntimeError):
         self.kind = kind
         self.text = text
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.server, self.kind, self.text)
 
 
@@ -126,7 +130,8 @@ class ParameterServerUnreachableError(DistribaxError, ConnectionError):
         self.seconds = seconds
         self.reason = reason
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.server, self.endpoint, self.seconds, self.reason)
 
 
@@ -148,5 +153,6 @@ class ParametersLostError(DistribaxError, RuntimeError):
         self.server = server
         self.reason = reason
 
-    def __reduce__(self) -> Any:
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.server, self.reason)

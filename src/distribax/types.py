@@ -48,7 +48,17 @@ class ReduceOp(ParsedEnum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Returns the reduction that a variable's aggregation stands for."""
+        """Returns the reduction that a variable's aggregation means.
+
+        Args:
+            aggregation: SUM or MEAN.
+
+        Returns:
+            The reduction of the same name.
+
+        Raises:
+            ValueError: The aggregation is another one.
+        """
         if aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
             return ReduceOp[aggregation.name]
         raise ValueError(
@@ -91,7 +101,12 @@ class WriteKind(enum.Enum):
 class RunOptions:
     """Options of `Strategy.run`; they exist so that code moves over unchanged.
 
-    JAX specialises a program for each shape, so neither option changes a result.
+    JAX specialises a program for each shape, so no option changes a result.
+
+    Attributes:
+        experimental_enable_dynamic_batch_size: Whether batches may differ in size.
+        experimental_bucketizing_dynamic_shape: Whether shapes may be rounded up.
+        experimental_xla_options: Options for XLA.
     """
 
     experimental_enable_dynamic_batch_size: bool = True
@@ -101,7 +116,12 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """What `experimental_distribute_values_from_function` tells the value function."""
+    """What `experimental_distribute_values_from_function` tells the value function.
+
+    Attributes:
+        replica_id_in_sync_group: The index of the replica whose value is wanted.
+        num_replicas_in_sync: The number of replicas.
+    """
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import jax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.collectives.communication_options import CommunicationOptions
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
-    destination_devices,
-    divided,
+    divide,
     mirror,
+    resolve_destinations,
     sum_on_one_device,
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
-from distribax.collectives.packing import PackLimits, pack_limits, reduce_packed
+from distribax.collectives.packing import PackLimits, choose_pack_limits, reduce_packed
 from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
 from distribax.types import ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica, settle
@@ -33,6 +33,9 @@ class AllReduce(CrossDeviceOps):
     Args:
         num_packs: 0 reduces every tensor by itself. Any other number lets small tensors be joined
             before they are reduced (`CommunicationOptions.bytes_per_pack` limits how many).
+
+    Raises:
+        ValueError: `num_packs` is not a count.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -43,8 +46,16 @@ class AllReduce(CrossDeviceOps):
             )
         self.num_packs = num_packs
 
-    def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
-        """Adds the replicas' values of each tensor inside an SPMD program."""
+    def sum_in_program(self, values: list[jax.Array], mesh: Mesh) -> list[jax.Array]:
+        """Adds the replicas' values of each tensor inside an SPMD program.
+
+        Args:
+            values: This replica's arrays.
+            mesh: The mesh of the replicas.
+
+        Returns:
+            The sums, the same in every replica.
+        """
         swapped = [can_exchange(value, mesh) for value in values]
         others = [value for value, swap in zip(values, swapped, strict=True) if not swap]
         sums = iter(lax.psum(tuple(others), REPLICA_AXIS) if others else ())
@@ -53,36 +64,43 @@ class AllReduce(CrossDeviceOps):
             for value, swap in zip(values, swapped, strict=True)
         ]
 
+    @override
     def all_reduce_in_program(
-        self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
-    ) -> list[Any]:
-        def total(values: list[Any]) -> list[Any]:
+        self,
+        reduce_op: ReduceOp,
+        values: list[jax.Array],
+        mesh: Mesh,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        def add_up(values: list[jax.Array]) -> list[jax.Array]:
             own = [jax_private.to_varying(value, REPLICA_AXIS) for value in values]
             return self.sum_in_program(own, mesh)
 
         if self.num_packs == 0:
-            sums = total(values)
+            sums = add_up(values)
         else:
-            limits = pack_limits(mesh)
+            limits = choose_pack_limits(mesh)
             if options.bytes_per_pack:
                 limits = PackLimits(limits.tensor, options.bytes_per_pack)
-            sums = reduce_packed(values, total, limits)
-        return [divided(value, reduce_op, mesh.size) for value in sums]
+            sums = reduce_packed(values, add_up, limits)
+        return [divide(value, reduce_op, mesh.size) for value in sums]
 
+    @override
     def reduce_implementation(
         self,
         reduce_op: ReduceOp,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: object,
         options: CommunicationOptions,
     ) -> Mirrored:
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
+    @override
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, object]],
         options: CommunicationOptions,
     ) -> list[Mirrored]:
         values = [value for value, _ in value_destination_pairs]
@@ -99,27 +117,29 @@ class AllReduce(CrossDeviceOps):
             # The values are not spread over a mesh (Python numbers, several on one device).
             return [
                 mirror(
-                    divided(sum_on_one_device(value.values, None), reduce_op, len(value.values)),
+                    divide(sum_on_one_device(value.values, None), reduce_op, len(value.values)),
                     destinations,
                 )
                 for value, destinations in value_destination_pairs
             ]
         mesh = layouts[0].mesh
-        program = _reduce_program(
+        program = _make_reduce_program(
             self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
         )
         with launch_lock:
             results = program([layout.array for layout in layouts])
         return [
-            _placed(Global(array, mesh, mirrored=True), destinations)
+            _place(Global(array, mesh, mirrored=True), destinations)
             for array, (_, destinations) in zip(results, value_destination_pairs, strict=True)
         ]
 
     # Cached programs are keyed by the algorithm; two of the same kind are interchangeable.
 
+    @override
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
+    @override
     def __hash__(self) -> int:
         return hash((type(self), tuple(sorted(vars(self).items()))))
 
@@ -128,14 +148,14 @@ NcclAllReduce = AllReduce
 
 
 @lru_cache(maxsize=512)
-def _reduce_program(
+def _make_reduce_program(
     ops: AllReduce,
     reduce_op: ReduceOp,
     mesh: Mesh,
     options: CommunicationOptions,
     layouts: tuple[tuple[bool, bool], ...],
-) -> Any:
-    def body(values: list[Any]) -> list[Any]:
+) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    def body(values: list[jax.Array]) -> list[jax.Array]:
         local = [
             value[0] if stacked else value
             for value, (_, stacked) in zip(values, layouts, strict=True)
@@ -155,13 +175,13 @@ def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None
     return None if any(layout is None for layout in layouts) else layouts  # type: ignore[return-value]
 
 
-def _placed(result: Global, destinations: Any) -> Mirrored:
+def _place(result: Global, destinations: object) -> Mirrored:
     if destinations is None or jax_private.is_tracer(result.array):
         return Mirrored.of(result)
-    devices = destination_devices(destinations)
+    devices = resolve_destinations(destinations)
     if devices == local_devices(result.mesh):
         return Mirrored.of(result)
-    # Taken from the copy that is already there, if one is.
+    # From the copy that is on the device already, if there is one.
     near = {piece.device: piece for piece in result.pieces}
     return Mirrored(
         [

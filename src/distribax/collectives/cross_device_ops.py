@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce as fold
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 
 from distribax import jax_private
 from distribax.collectives.communication_options import CommunicationOptions
@@ -41,43 +41,89 @@ class CrossDeviceOps:
         self,
         reduce_op: ReduceOp | str,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: object,
         options: CommunicationOptions | None = None,
     ) -> Mirrored:
-        """Reduces one value of all replicas, and copies the result to `destinations`."""
+        """Reduces one value of all replicas, and copies the result to `destinations`.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            per_replica_value: The replicas' values.
+            destinations: A variable, a distributed value, a device, or a list of devices.
+            options: Hints for the collectives; those of `default_options` if None.
+
+        Returns:
+            The result, on every destination.
+
+        Raises:
+            ValueError: The value is not distributed, or the replicas' shapes differ.
+        """
         op = ReduceOp.parse(reduce_op, "reduce_op")
-        value = _checked(per_replica_value, "reduce: per_replica_value")
+        value = _check(per_replica_value, "reduce: per_replica_value")
         return self.reduce_implementation(op, value, destinations, options or self.default_options)
 
     def batch_reduce(
         self,
         reduce_op: ReduceOp | str,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        value_destination_pairs: Sequence[tuple[object, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Mirrored]:
-        """Reduces several values at once, which may be faster than one after the other."""
+        """Reduces several values at once, which may be faster than one after the other.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value_destination_pairs: Values of all replicas, each with its destinations.
+            options: Hints for the collectives; those of `default_options` if None.
+
+        Returns:
+            The results, in the order of the pairs.
+
+        Raises:
+            ValueError: A value is not distributed, or the replicas' shapes differ.
+        """
         op = ReduceOp.parse(reduce_op, "reduce_op")
         pairs = [
-            (_checked(value, f"batch_reduce: value_destination_pairs[{index}][0]"), destinations)
+            (_check(value, f"batch_reduce: value_destination_pairs[{index}][0]"), destinations)
             for index, (value, destinations) in enumerate(value_destination_pairs)
         ]
         if not pairs:
             return []
         return self.batch_reduce_implementation(op, pairs, options or self.default_options)
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Copies `tensor` to all `destinations`."""
+    def broadcast(self, tensor: ArrayLike, destinations: object) -> Mirrored:
+        """Copies `tensor` to all `destinations`.
+
+        Args:
+            tensor: An array or a number.
+            destinations: A variable, a distributed value, a device, or a list of devices.
+
+        Returns:
+            The copies.
+        """
         return self.broadcast_implementation(tensor, destinations)
 
     def gather(
         self,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: object,
         axis: int,
         options: CommunicationOptions | None = None,
     ) -> Mirrored:
-        """Concatenates the replicas' values along `axis`, and copies them to `destinations`."""
-        value = _checked(per_replica_value, "gather: per_replica_value")
+        """Concatenates the replicas' values along `axis`, and copies them to `destinations`.
+
+        Args:
+            per_replica_value: The replicas' values.
+            destinations: A variable, a distributed value, a device, or a list of devices.
+            axis: The dimension along which the values are joined.
+            options: Hints for the collectives; those of `default_options` if None.
+
+        Returns:
+            The joined value, on every destination.
+
+        Raises:
+            ValueError: The value is not distributed, or its shapes do not fit together.
+        """
+        value = _check(per_replica_value, "gather: per_replica_value")
         check_gather_shapes(value, axis)
         return self.gather_implementation(
             value, destinations, axis, options or self.default_options
@@ -89,10 +135,23 @@ class CrossDeviceOps:
         self,
         reduce_op: ReduceOp,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: object,
         options: CommunicationOptions,
     ) -> Mirrored:
-        """Does the work of `reduce`."""
+        """Does the work of `reduce`; every algorithm overrides it.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            per_replica_value: The replicas' values.
+            destinations: Where the result is copied to; None for where the values are.
+            options: Hints for the collectives.
+
+        Returns:
+            The result, on every destination.
+
+        Raises:
+            NotImplementedError: The algorithm does not override it.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} does not say how to reduce. Override "
             "reduce_implementation(self, reduce_op, per_replica_value, destinations, options) and "
@@ -102,47 +161,88 @@ class CrossDeviceOps:
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica | Mirrored, object]],
         options: CommunicationOptions,
     ) -> list[Mirrored]:
-        """Does the work of `batch_reduce`: one by one unless overridden."""
+        """Does the work of `batch_reduce`: one by one unless overridden.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value_destination_pairs: Values of all replicas, each with its destinations.
+            options: Hints for the collectives.
+
+        Returns:
+            The results, in the order of the pairs.
+        """
         return [
             self.reduce_implementation(reduce_op, value, destinations, options)
             for value, destinations in value_destination_pairs
         ]
 
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Does the work of `broadcast`."""
+    def broadcast_implementation(self, tensor: ArrayLike, destinations: object) -> Mirrored:
+        """Does the work of `broadcast`.
+
+        Args:
+            tensor: An array or a number.
+            destinations: Where it is copied to.
+
+        Returns:
+            The copies.
+        """
         return mirror(tensor, destinations)
 
     def gather_implementation(
         self,
         per_replica_value: PerReplica | Mirrored,
-        destinations: Any,
+        destinations: object,
         axis: int,
         options: CommunicationOptions,
     ) -> Mirrored:
-        """Does the work of `gather`: joins all pieces on one device unless overridden."""
+        """Does the work of `gather`: joins all pieces on one device unless overridden.
+
+        Args:
+            per_replica_value: The replicas' values.
+            destinations: Where the result is copied to.
+            axis: The dimension along which the values are joined.
+            options: Hints for the collectives.
+
+        Returns:
+            The joined value, on every destination.
+        """
         layout = per_replica_value.layout
         if isinstance(layout, Local):
             value = jax_private.to_varying(layout.value, REPLICA_AXIS)
             joined = jax_private.all_gather_joined(value, REPLICA_AXIS, axis)
             return Mirrored.of(Local(joined, layout.mesh))
-        pieces = [loose(piece) for piece in per_replica_value.values]
+        pieces = [as_uncommitted(piece) for piece in per_replica_value.values]
         return self.broadcast(jnp.concatenate(pieces, axis=axis), destinations)
 
     # What the engine calls while it traces a compiled step.
 
     def all_reduce_in_program(
-        self, reduce_op: ReduceOp, values: list[Any], mesh: Mesh, options: CommunicationOptions
-    ) -> list[Any]:
-        """Reduces each replica's own `values` inside an SPMD program."""
+        self,
+        reduce_op: ReduceOp,
+        values: list[jax.Array],
+        mesh: Mesh,
+        options: CommunicationOptions,
+    ) -> list[jax.Array]:
+        """Reduces each replica's own `values` inside an SPMD program.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            values: This replica's arrays.
+            mesh: The mesh of the replicas.
+            options: Hints for the collectives.
+
+        Returns:
+            The combined arrays, the same in every replica.
+        """
         wrapped = [(PerReplica.of(Local(value, mesh)), None) for value in values]
         reduced = self.batch_reduce_implementation(reduce_op, wrapped, options)
         return [value.get() for value in reduced]
 
 
-def _checked(value: Any, argument: str) -> PerReplica | Mirrored:
+def _check(value: object, argument: str) -> PerReplica | Mirrored:
     if isinstance(value, (PerReplica, Mirrored)):
         return value
     raise ValueError(
@@ -164,7 +264,7 @@ def check_same_shape(value: DistributedValues) -> None:
         )
 
 
-def check_gather_shapes(value: DistributedValues, axis: Any) -> None:
+def check_gather_shapes(value: DistributedValues, axis: object) -> None:
     """Raises unless the values can be joined along `axis`."""
     layout = value.layout
     shapes = [jnp.shape(layout.value)] if isinstance(layout, Local) else value.shapes()
@@ -182,36 +282,40 @@ def check_gather_shapes(value: DistributedValues, axis: Any) -> None:
         )
 
 
-def divided(total: Any, reduce_op: ReduceOp, count: int) -> Any:
+def divide(total: jax.Array, reduce_op: ReduceOp, count: int) -> jax.Array:
     """Turns a sum into what `reduce_op` asks for; the mean of integers is a true division."""
     return total / count if reduce_op is ReduceOp.MEAN else total
 
 
-def loose(value: Any) -> Any:
+def as_uncommitted(value: ArrayLike) -> jax.Array:
     """Returns `value` as an array that can be mixed with those of other devices."""
     return jax_private.uncommit(value) if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
-def sum_on_one_device(values: Sequence[Any], device: jax.Device | None, add: Any = None) -> Any:
+def sum_on_one_device(
+    values: Sequence[ArrayLike],
+    device: jax.Device | None,
+    add: Callable[[jax.Array, jax.Array], jax.Array] = jnp.add,
+) -> jax.Array:
     """Copies all values to one device and adds them there, in the order of the replicas."""
     with jax.default_device(device):
-        return fold(add or jnp.add, [loose(value) for value in values])
+        return fold(add, [as_uncommitted(value) for value in values])
 
 
-def mirror(value: Any, destinations: Any) -> Mirrored:
+def mirror(value: ArrayLike, destinations: object) -> Mirrored:
     """Copies `value` to the devices of `destinations` (devices, names, or a variable)."""
     if jax_private.is_tracer(value) or destinations is None:
         return Mirrored([value])
-    value = loose(value)
+    value = as_uncommitted(value)
     return Mirrored(
         [
             jax_private.uncommit(jax.device_put(value, device))
-            for device in destination_devices(destinations)
+            for device in resolve_destinations(destinations)
         ]
     )
 
 
-def destination_devices(destinations: Any) -> tuple[jax.Device, ...]:
+def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
     """Returns the devices that `destinations` names."""
     if isinstance(destinations, (str, jax.Device)):
         return (resolve_device(destinations),)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
 from distribax.topology import REPLICA_AXIS, has_cpus_of_several_processes
 
-_LARGEST: Final = 4 << 20
-"""Of what is exchanged, in bytes: more does not fit into the buffers of a connection."""
+_MAX_BYTES: Final = 4 << 20
+"""In bytes: more does not fit into the buffers of a connection."""
 
 
-def can_exchange(value: Any, mesh: Mesh) -> bool:
+def can_exchange(value: jax.Array, mesh: Mesh) -> bool:
     """Tells whether values are better exchanged than given to the platform's all-reduce.
 
     Gloo's all-reduce goes round a ring twice, in segments. Between two devices it moves as many
     bytes as one exchange does, with several times as many messages to wait for.
     """
-    small = value.size * value.dtype.itemsize <= _LARGEST
+    small = value.size * value.dtype.itemsize <= _MAX_BYTES
     return small and mesh.size == 2 and has_cpus_of_several_processes(mesh)
 
 
-def sum_by_exchange(value: Any) -> Any:
+def sum_by_exchange(value: jax.Array) -> jax.Array:
     """Adds both replicas' values of a tensor inside an SPMD program."""
     # As lax.psum does it: the sum of two truths is a number.
     own = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value

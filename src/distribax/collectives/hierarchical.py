@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.collectives.all_reduce import AllReduce
@@ -17,16 +18,17 @@ from distribax.topology import REPLICA_AXIS
 class HierarchicalCopyAllReduce(AllReduce):
     """Adds within groups of devices first, then between groups, then copies the sum to all.
 
-    It pays where devices are close in groups and far between groups. Each device of a group
-    carries one part of the tensor, so no device carries all of it.
+    It is faster where devices are close within a group and far between groups. Each device of a
+    group carries one part of the tensor, so no device carries all of it.
     """
 
-    def sum_in_program(self, values: list[Any], mesh: Mesh) -> list[Any]:
+    @override
+    def sum_in_program(self, values: list[jax.Array], mesh: Mesh) -> list[jax.Array]:
         return [_sum_in_levels(value, mesh) for value in values]
 
 
-def _sum_in_levels(value: Any, mesh: Mesh) -> Any:
-    size = group_size(mesh.size)
+def _sum_in_levels(value: jax.Array, mesh: Mesh) -> jax.Array:
+    size = choose_group_size(mesh.size)
     near = [[first + k for k in range(size)] for first in range(0, mesh.size, size)]
     far = [[first + k for first in range(0, mesh.size, size)] for k in range(size)]
     flat = jnp.ravel(value)
@@ -39,7 +41,7 @@ def _sum_in_levels(value: Any, mesh: Mesh) -> Any:
     return whole.reshape(-1)[: flat.size].reshape(jnp.shape(value)).astype(value.dtype)
 
 
-def group_size(num_devices: int) -> int:
+def choose_group_size(num_devices: int) -> int:
     """Returns how many devices form a group: about the square root, or all if none divides."""
     for size in range(math.isqrt(num_devices), 1, -1):
         if num_devices % size == 0:

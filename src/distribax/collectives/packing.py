@@ -1,12 +1,13 @@
-"""Joining small tensors into large ones before a reduction, and taking them apart again."""
+"""Joining small tensors into large ones before a reduction, and splitting the result again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from distribax.topology import has_cpus_of_several_processes
@@ -32,23 +33,25 @@ _WITHIN_PROCESS = PackLimits(4 << 10)
 _BETWEEN_PROCESSES = PackLimits(2 << 20, 4 << 20)
 
 
-def pack_limits(mesh: Mesh) -> PackLimits:
+def choose_pack_limits(mesh: Mesh) -> PackLimits:
     """Returns the limits that are best on these devices."""
     return _BETWEEN_PROCESSES if has_cpus_of_several_processes(mesh) else _WITHIN_PROCESS
 
 
 def reduce_packed(
-    values: list[Any], reduce_all: Callable[[list[Any]], list[Any]], limits: PackLimits
-) -> list[Any]:
+    values: list[jax.Array],
+    reduce_all: Callable[[list[jax.Array]], list[jax.Array]],
+    limits: PackLimits,
+) -> list[jax.Array]:
     """Reduces `values` with the small ones joined into packs, by data type."""
-    packs = _packs(values, limits)
+    packs = _choose_packs(values, limits)
     joined = [
         values[members[0]]
         if len(members) == 1
         else jnp.concatenate([jnp.ravel(values[index]) for index in members])
         for members in packs
     ]
-    results: list[Any] = [None] * len(values)
+    results: dict[int, jax.Array] = {}
     for members, reduced in zip(packs, reduce_all(joined), strict=True):
         if len(members) == 1:
             results[members[0]] = reduced
@@ -58,13 +61,13 @@ def reduce_packed(
             size, shape = jnp.size(values[index]), jnp.shape(values[index])
             results[index] = reduced[start : start + size].reshape(shape)
             start += size
-    return results
+    return [results[index] for index in range(len(values))]
 
 
-def _packs(values: list[Any], limits: PackLimits) -> list[list[int]]:
+def _choose_packs(values: list[jax.Array], limits: PackLimits) -> list[list[int]]:
     """Returns which values are reduced together, as lists of their indices."""
     packs: list[list[int]] = []
-    filling: dict[Any, tuple[list[int], int]] = {}
+    filling: dict[np.dtype, tuple[list[int], int]] = {}
     for index, value in enumerate(values):
         dtype = jnp.result_type(value)
         size = jnp.size(value) * dtype.itemsize

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from distribax import context, contracts
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
-from distribax.collectives.cross_device_ops import destination_devices
+from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import adapters, frames
 from distribax.strategies import reduction
 from distribax.topology import InputTarget, device_name
@@ -181,7 +181,7 @@ class StrategyExtended:
                 # Beside a variable of which each replica has its own, a mirrored one is mirrored.
                 own = self._placement(synchronization, name)
                 return own if beside.per_replica else beside.placement.beside()
-            devices = destination_devices(beside)
+            devices = resolve_destinations(beside)
             if len(devices) == 1 and devices != self._parameters:
                 return Single(devices[0])
         return self._placement(synchronization, name)
@@ -482,7 +482,7 @@ class StrategyExtended:
         """
         context.require_cross_replica(self.strategy, "update_non_slot")
         reduction.check_no_per_replica((args, kwargs or {}))
-        devices = destination_devices(colocate_with)
+        devices = resolve_destinations(colocate_with)
         results = self._update_copies(len(devices), fn, tuple(args), dict(kwargs or {}))
         return reduction.merge_copies(self, results, group=group, mirrored=True)
 

@@ -9,35 +9,37 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
+from typing_extensions import override
 
 
 def _binary(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: Any, other: Any) -> Any:
-        return op(self.__jax_array__(), _plain(other))
+    def apply(self: ArrayLike, other: object) -> Any:
+        return op(self.__jax_array__(), _unwrap(other))
 
     return apply
 
 
 def _reflected(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: Any, other: Any) -> Any:
-        return op(_plain(other), self.__jax_array__())
+    def apply(self: ArrayLike, other: object) -> Any:
+        return op(_unwrap(other), self.__jax_array__())
 
     return apply
 
 
 def _unary(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def apply(self: Any) -> Any:
+    def apply(self: ArrayLike) -> Any:
         return op(self.__jax_array__())
 
     return apply
 
 
-def _plain(value: Any) -> Any:
+def _unwrap(value: object) -> object:
     return value.__jax_array__() if isinstance(value, ArrayLike) else value
 
 
-def _forwarded(name: str) -> Any:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(name: str) -> Any:
+    def call(self: ArrayLike, *args: object, **kwargs: object) -> Any:
         return getattr(jnp.asarray(self.__jax_array__()), name)(*args, **kwargs)
 
     call.__name__, call.__doc__ = name, f"Like `jax.Array.{name}`, on the value."
@@ -78,16 +80,16 @@ class ArrayLike:
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
 
-    sum, mean, max, min = map(_forwarded, ("sum", "mean", "max", "min"))
-    reshape, astype, ravel = map(_forwarded, ("reshape", "astype", "ravel"))
-    transpose, dot, squeeze = map(_forwarded, ("transpose", "dot", "squeeze"))
+    sum, mean, max, min = map(_forward, ("sum", "mean", "max", "min"))
+    reshape, astype, ravel = map(_forward, ("reshape", "astype", "ravel"))
+    transpose, dot, squeeze = map(_forward, ("transpose", "dot", "squeeze"))
 
     @property
     def T(self) -> jax.Array:
         """The value with its dimensions reversed."""
         return self.transpose()
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         return jnp.asarray(self.__jax_array__())[index]
 
     def __len__(self) -> int:
@@ -115,8 +117,9 @@ class ArrayLike:
         """Returns the value of a scalar as a Python number."""
         return self.numpy().item()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
+    @override
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else str(self)

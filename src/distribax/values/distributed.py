@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import DTypeLike
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.topology import replica_mesh
 from distribax.values.arithmetic import ArrayLike
-from distribax.values.layout import Global, Layout, Local, Pieces, join, kind, spread
+from distribax.values.layout import Global, Layout, Local, Pieces, describe_kind, join, spread
 
 _D = TypeVar("_D", bound="DistributedValues")
 
@@ -24,9 +26,15 @@ class DistributedValues:
 
     Instances come from distributed data sets, from `strategy.run` and from
     `strategy.experimental_distribute_values_from_function`.
+
+    Args:
+        values: One value for each replica of this process.
+
+    Raises:
+        ValueError: `values` is empty.
     """
 
-    def __init__(self, values: Iterable[Any]) -> None:
+    def __init__(self, values: Iterable[object]) -> None:
         pieces = tuple(values)
         if not pieces:
             raise ValueError(
@@ -36,7 +44,14 @@ class DistributedValues:
 
     @classmethod
     def of(cls: type[_D], layout: Layout) -> _D:
-        """Wraps values that are stored in a given layout."""
+        """Wraps values that are stored in a given layout.
+
+        Args:
+            layout: How the values are stored.
+
+        Returns:
+            The wrapped values.
+        """
         wrapped = cls.__new__(cls)
         wrapped._layout = layout
         return wrapped
@@ -52,7 +67,14 @@ class DistributedValues:
         return self._layout.pieces
 
     def require_replicas(self, num_replicas: int) -> None:
-        """Raises if the value has parts for more replicas than there are: they would be lost."""
+        """Raises if the value has parts for more replicas than there are: they would be lost.
+
+        Args:
+            num_replicas: How many replicas there are.
+
+        Raises:
+            ValueError: The value has more parts.
+        """
         count = len(self._layout.pieces)
         if count > num_replicas:
             raise ValueError(
@@ -62,7 +84,17 @@ class DistributedValues:
             )
 
     def part(self, replica_id: int) -> Any:
-        """Returns one replica's value."""
+        """Returns one replica's value.
+
+        Args:
+            replica_id: The index of the replica in this process.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: There is no value for that replica.
+        """
         if replica_id >= len(self._layout.pieces):
             raise ValueError(
                 f"replica {replica_id} has no part of a value that was made for "
@@ -72,7 +104,14 @@ class DistributedValues:
         return self._layout.piece(replica_id)
 
     def on_mesh(self, mesh: Mesh) -> Global | None:
-        """Returns the values as one array over `mesh`, or None if their shapes differ."""
+        """Returns the values as one array over `mesh`.
+
+        Args:
+            mesh: The mesh of the replicas.
+
+        Returns:
+            The array with its layout, or None if the values' shapes differ.
+        """
         if isinstance(self._layout, Global):
             return self._layout if self._layout.mesh == mesh else None
         if isinstance(self._layout, Pieces):
@@ -89,8 +128,8 @@ class DistributedValues:
     def _agree(self, mesh: Mesh) -> None:
         """Finds out whether the pieces of other processes have the same shape as those here.
 
-        What differs, in the last batch of an epoch say, cannot be one array; and if one process
-        believed it were, the programs of the others would not fit its own.
+        Values that differ, as in the last batch of an epoch, cannot be one array. If one process
+        treated them as one, its program would not fit those of the others.
         """
         text = self.open_question(mesh)
         if text is not None and not jax_private.run_outside_trace(
@@ -99,7 +138,14 @@ class DistributedValues:
             self._layout = Pieces(self._layout.pieces, mesh, uneven=True)
 
     def open_question(self, mesh: Mesh | None) -> str | None:
-        """Returns what all processes must say alike if the value is one array; None if known."""
+        """Returns what all processes must say alike if the value is one array.
+
+        Args:
+            mesh: The mesh of the replicas, if there is one.
+
+        Returns:
+            The shape and data type as text, or None if nothing needs to be asked.
+        """
         layout = self._layout
         if mesh is None or not mesh.is_multi_process or not isinstance(layout, Pieces):
             return None
@@ -107,14 +153,14 @@ class DistributedValues:
             return None
         if any(map(jax_private.is_tracer, layout.pieces)):
             return None
-        kinds = {kind(piece) for piece in layout.pieces}
+        kinds = {describe_kind(piece) for piece in layout.pieces}
         # One kind here is only part of the answer; several are, and the others must hear of it.
         return kinds.pop() if len(kinds) == 1 else f"uneven in {jax.process_index()}"
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shape of each replica's value, of all processes; all must call it."""
         own = [tuple(np.shape(piece)) for piece in self.values]
-        mesh: Mesh | None = getattr(self._layout, "mesh", None)
+        mesh = self._layout.mesh
         if mesh is None or not mesh.is_multi_process:
             return own
         if self.on_mesh(mesh) is not None:
@@ -140,13 +186,14 @@ class DistributedValues:
             return None
         return self.on_mesh(replica_mesh(tuple(devices)))
 
+    @override
     def __repr__(self) -> str:
         if isinstance(self._layout, Local) or (
             isinstance(self._layout, Global) and jax_private.is_tracer(self._layout.array)
         ):
             inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
-        return listing(type(self).__name__, self.values)
+        return format_listing(type(self).__name__, self.values)
 
 
 def settle(values: Iterable[DistributedValues]) -> None:
@@ -157,15 +204,16 @@ def settle(values: Iterable[DistributedValues]) -> None:
     asked = [
         (value, text)
         for value in values
-        if (text := value.open_question(getattr(value.layout, "mesh", None))) is not None
+        if (text := value.open_question(value.layout.mesh)) is not None
     ]
     if len(asked) > 1 and jax_private.agree_on("; ".join(text for _, text in asked)):
         for value, _ in asked:
-            value._layout = replace(value._layout, even=True)  # type: ignore[type-var]
+            assert isinstance(value.layout, Pieces)
+            value._layout = replace(value.layout, even=True)
 
 
-def listing(name: str, values: Iterable[Any]) -> str:
-    """Formats one value a line, with its replica's index."""
+def format_listing(name: str, values: Iterable[object]) -> str:
+    """Formats one value per line, with its replica's index."""
     lines = ",\n".join(f"  {index}: {value!r}" for index, value in enumerate(values))
     return f"{name}:{{\n{lines}\n}}"
 
@@ -193,7 +241,7 @@ class GlobalForm:
 class PerReplica(DistributedValues):
     """A value that may differ from replica to replica."""
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Stacks the local values, for logging."""
         values = [np.asarray(value) for value in self.values]
         shapes = {value.shape for value in values}
@@ -206,7 +254,7 @@ class PerReplica(DistributedValues):
             )
         return np.stack(values).astype(dtype) if dtype is not None else np.stack(values)
 
-    def _one(self, what: str) -> Any:
+    def _read_scalar(self, what: str) -> Any:
         values = self.__array__()
         if values[0].ndim == 0 and (values == values[0]).all():
             return values[0].item()
@@ -217,10 +265,10 @@ class PerReplica(DistributedValues):
         )
 
     def __float__(self) -> float:
-        return float(self._one("float"))
+        return float(self._read_scalar("float"))
 
     def __int__(self) -> int:
-        return int(self._one("int"))
+        return int(self._read_scalar("int"))
 
     def __jax_array__(self) -> jax.Array:
         raise TypeError(
@@ -244,22 +292,38 @@ class Mirrored(DistributedValues, ArrayLike):
         return layout.array if jax_private.is_local(layout.array) else layout.piece(0)
 
     @property
+    @override
     def values(self) -> tuple[Any, ...]:
         """The copies of this process's replicas."""
         layout = self._layout
         return (layout.value,) * layout.mesh.size if isinstance(layout, Local) else layout.pieces
 
+    @override
     def require_replicas(self, num_replicas: int) -> None:
-        """Does nothing: all parts are the same, so none can be lost."""
+        """Does nothing: all parts are the same, so none can be lost.
 
+        Args:
+            num_replicas: How many replicas there are.
+        """
+
+    @override
     def part(self, replica_id: int) -> Any:
-        """Returns one replica's value; any copy will do where there is none on its device."""
+        """Returns one replica's value; any copy will do where there is none on its device.
+
+        Args:
+            replica_id: The index of the replica in this process.
+
+        Returns:
+            The value.
+        """
         values = self.values
         return values[replica_id] if replica_id < len(values) else self.get()
 
+    @override
     def __jax_array__(self) -> Any:
         return self.get()
 
+    @override
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""
         return np.array(self.values[0])

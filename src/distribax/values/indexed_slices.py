@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from distribax.values.arithmetic import ArrayLike
 
@@ -32,29 +33,34 @@ class IndexedSlices(ArrayLike):
         [[4.0], [0.0], [2.0]]
     """
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        values: jax.Array | np.ndarray,
+        indices: jax.Array | np.ndarray,
+        dense_shape: Sequence[int] | None = None,
+    ) -> None:
         self._values = values
         self._indices = indices
         self._dense_shape = None if dense_shape is None else tuple(map(int, dense_shape))
 
     @property
-    def values(self) -> Any:
+    def values(self) -> jax.Array | np.ndarray:
         """The rows."""
         return self._values
 
     @property
-    def indices(self) -> Any:
+    def indices(self) -> jax.Array | np.ndarray:
         """Which rows of the table they are."""
         return self._indices
 
     @property
     def dense_shape(self) -> tuple[int, ...] | None:
-        """The table's shape, or None if nobody has said it."""
+        """The table's shape, or None if it was not given."""
         return self._dense_shape
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The table's shape, or None if nobody has said it."""
+        """The table's shape, or None if it was not given."""
         return self._dense_shape
 
     @property
@@ -62,6 +68,7 @@ class IndexedSlices(ArrayLike):
         """The data type of the rows."""
         return self._values.dtype
 
+    @override
     def __jax_array__(self) -> jax.Array:
         if self._dense_shape is None:
             raise ValueError(
@@ -71,30 +78,42 @@ class IndexedSlices(ArrayLike):
         return self.added_to(jnp.zeros(self._dense_shape, self.dtype))
 
     def added_to(self, array: jax.Array) -> jax.Array:
-        """Returns `array` with the rows added to it; indices that it does not have are left out."""
+        """Returns `array` with the rows added to it; indices that it does not have are left out.
+
+        Args:
+            array: An array of the table's shape.
+
+        Returns:
+            The sum.
+        """
         rows = array.at[self._indices]
         return rows.add(self._values, mode="drop", wrap_negative_indices=False)
 
-    def __mul__(self, factor: Any) -> Any:
-        return self._scaled(factor, 1) if np.shape(factor) == () else super().__mul__(factor)
+    @override
+    def __mul__(self, factor: jax.typing.ArrayLike) -> Any:
+        return self._scale(factor, 1) if np.shape(factor) == () else super().__mul__(factor)
 
-    def __rmul__(self, factor: Any) -> Any:
+    @override
+    def __rmul__(self, factor: jax.typing.ArrayLike) -> Any:
         return self * factor
 
-    def __truediv__(self, divisor: Any) -> Any:
-        return self._scaled(1, divisor) if np.shape(divisor) == () else super().__truediv__(divisor)
+    @override
+    def __truediv__(self, divisor: jax.typing.ArrayLike) -> Any:
+        return self._scale(1, divisor) if np.shape(divisor) == () else super().__truediv__(divisor)
 
+    @override
     def __neg__(self) -> IndexedSlices:
-        return self._scaled(-1, 1)
+        return self._scale(-1, 1)
 
-    def _scaled(self, factor: Any, divisor: Any) -> IndexedSlices:
+    def _scale(self, factor: jax.typing.ArrayLike, divisor: jax.typing.ArrayLike) -> IndexedSlices:
         return IndexedSlices(self._values * factor / divisor, self._indices, self._dense_shape)
 
+    @override
     def __repr__(self) -> str:
         rows = np.shape(self._indices)
         return f"<dx.IndexedSlices of {rows[0] if rows else rows} rows of {self._dense_shape}>"
 
-    # As a pytree: the arrays may be values that are traced.
+    # As a pytree: the arrays may be traced.
 
     def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[int, ...] | None]:
         """Returns the arrays, and the rest."""
@@ -102,5 +121,13 @@ class IndexedSlices(ArrayLike):
 
     @classmethod
     def tree_unflatten(cls, rest: tuple[int, ...] | None, arrays: Sequence[Any]) -> IndexedSlices:
-        """Puts together what `tree_flatten` has taken apart."""
+        """Returns the object that `tree_flatten` was called on.
+
+        Args:
+            rest: The table's shape.
+            arrays: The rows and their indices.
+
+        Returns:
+            The rows with their indices.
+        """
         return cls(arrays[0], arrays[1], rest)

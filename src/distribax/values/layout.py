@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from distribax import jax_private
 from distribax.topology import REPLICA_AXIS, local_devices
@@ -37,11 +38,14 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """One Python object a replica: arrays of any shape, or anything else.
+    """One Python object per replica: arrays of any shape, or anything else.
 
-    `mesh` is that of the strategy whose replicas made the pieces, if it is known. `uneven` tells
-    that the pieces of other processes have other shapes, so that they cannot be one array; `even`
-    that they have the same. Neither is known before somebody has asked.
+    Attributes:
+        pieces: The objects.
+        mesh: The mesh of the strategy whose replicas made them, if known.
+        uneven: Whether pieces of other processes have other shapes, so that all cannot be one
+            array.
+        even: Whether pieces of other processes are known to have the same shape.
     """
 
     pieces: tuple[Any, ...]
@@ -104,7 +108,7 @@ class Local:
         return self.pieces[index]
 
 
-def kind(piece: Any) -> str:
+def describe_kind(piece: object) -> str:
     """Describes what pieces must have in common to be one array."""
     if isinstance(piece, jax.Array) or is_host_value(piece):
         return f"{jnp.shape(piece)} {jax.dtypes.result_type(piece)}"
@@ -114,78 +118,79 @@ def kind(piece: Any) -> str:
 def local_pieces(layout: Layout) -> tuple[Any, ...]:
     """Returns the pieces of this process's replicas, also in a program that all processes run."""
     if isinstance(layout, Local) and layout.mesh.is_multi_process:
-        return _own_of_all(layout.value, layout.mesh)
+        return _gather_local(layout.value, layout.mesh)
     if not isinstance(layout, Global) or not layout.mesh.is_multi_process:
         return layout.pieces
     if not jax_private.is_tracer(layout.array):
         return layout.pieces
     stacked, mesh = layout.stacked, layout.mesh
     pick = jax_private.shard_map(
-        lambda own: list(_own_of_all(own[0] if stacked else own, mesh)),
+        lambda own: list(_gather_local(own[0] if stacked else own, mesh)),
         mesh,
         (layout.spec,),
-        [PartitionSpec()] * _num_local(mesh),
+        [PartitionSpec()] * _count_local(mesh),
     )
     return tuple(pick(layout.array))
 
 
-def _own_of_all(own: Any, mesh: Mesh) -> tuple[Any, ...]:
+def _gather_local(own: ArrayLike, mesh: Mesh) -> tuple[jax.Array, ...]:
     """Returns, inside an SPMD program, the values of the replicas in the same process."""
     processes = [device.process_index for device in mesh.devices.flat]
     firsts = jnp.asarray([processes.index(process) for process in processes])
     everyone = jax_private.all_gather_same(jnp.asarray(own), REPLICA_AXIS)
     first = firsts[jax.lax.axis_index(REPLICA_AXIS)]
-    return tuple(everyone[first + index] for index in range(_num_local(mesh)))
+    return tuple(everyone[first + index] for index in range(_count_local(mesh)))
 
 
-def _num_local(mesh: Mesh) -> int:
+def _count_local(mesh: Mesh) -> int:
     """Returns how many replicas each process has."""
     counts = Counter(device.process_index for device in mesh.devices.flat)
     if len(set(counts.values())) > 1:
         raise ValueError(
             "experimental_local_results: the workers have different numbers of devices "
             f"({dict(counts)} by worker), and a compiled function is one program for all. Return "
-            "the value from the function, and take it apart outside."
+            "the value from the function, and split it outside."
         )
     return counts[jax.process_index()]
 
 
-def join(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool = False) -> Global | None:
+def join(pieces: tuple[object, ...], mesh: Mesh, *, mirrored: bool = False) -> Global | None:
     """Joins single-device arrays of one shape into a global array; None if they do not fit.
 
     The buffers are used where they are: nothing is copied but scalars, which get a dimension.
     """
-    if not all(isinstance(piece, jax.Array) for piece in pieces):
+    arrays = [piece for piece in pieces if isinstance(piece, jax.Array)]
+    if len(arrays) != len(pieces):
         return None
-    if any(jax_private.is_tracer(piece) for piece in pieces):
-        return _join_traced(pieces, mesh, mirrored=mirrored)
-    first, local = pieces[0], local_devices(mesh)
-    if len(local) != len(pieces):
+    if any(map(jax_private.is_tracer, arrays)):
+        return _join_traced(arrays, mesh, mirrored=mirrored)
+    first, local = arrays[0], local_devices(mesh)
+    if len(local) != len(arrays):
         return None
-    for piece, device in zip(pieces, local, strict=True):
+    for piece, device in zip(arrays, local, strict=True):
         if piece.shape != first.shape or piece.dtype != first.dtype:
             return None
         if piece.devices() != {device} and not mesh.is_multi_process:
             return None
     if mesh.is_multi_process:
         # A process cannot go another way than the others because of where its pieces are.
-        pieces = tuple(
+        arrays = [
             piece if piece.devices() == {device} else jax_private.move_to_device(piece, device)
-            for piece, device in zip(pieces, local, strict=True)
-        )
+            for piece, device in zip(arrays, local, strict=True)
+        ]
     if mirrored:
         same = NamedSharding(mesh, PartitionSpec())
-        array = jax.make_array_from_single_device_arrays(first.shape, same, list(pieces))
+        array = jax.make_array_from_single_device_arrays(first.shape, same, arrays)
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
-    blocks = [jax_private.add_dim(piece) for piece in pieces] if stacked else list(pieces)
+    blocks = [jax_private.add_dim(piece) for piece in arrays] if stacked else arrays
     shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
     array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
     return Global(array, mesh, stacked=stacked)
 
 
-def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Global | None:
+def _join_traced(pieces: list[jax.Array], mesh: Mesh, *, mirrored: bool) -> Global | None:
     """Joins arrays that a step computes outside its replicas."""
     first = pieces[0]
     if mesh.is_multi_process and len(pieces) == len(local_devices(mesh)):
@@ -202,12 +207,13 @@ def _join_traced(pieces: tuple[Any, ...], mesh: Mesh, *, mirrored: bool) -> Glob
     return Global(array, mesh, stacked=stacked)
 
 
-def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
+def spread(pieces: tuple[object, ...], mesh: Mesh) -> Global | None:
     """Puts numbers and host arrays of one shape on the mesh; None if they do not fit."""
     local = local_devices(mesh)
-    if len(local) != len(pieces) or not all(is_host_value(piece) for piece in pieces):
+    given = [np.asarray(piece) for piece in pieces if is_host_value(piece)]
+    if not len(local) == len(pieces) == len(given):
         return None
-    blocks = [np.atleast_1d(np.asarray(piece)) for piece in pieces]
+    blocks = [np.atleast_1d(piece) for piece in given]
     blocks = [block.astype(jax.dtypes.canonicalize_dtype(block.dtype)) for block in blocks]
     if any(b.shape != blocks[0].shape or b.dtype != blocks[0].dtype for b in blocks):
         return None
@@ -216,7 +222,7 @@ def spread(pieces: tuple[Any, ...], mesh: Mesh) -> Global | None:
         array = jax.device_put(np.concatenate(blocks), sharding)
     else:
         array = jax.make_array_from_process_local_data(sharding, np.concatenate(blocks))
-    return Global(array, mesh, stacked=np.ndim(pieces[0]) == 0)
+    return Global(array, mesh, stacked=given[0].ndim == 0)
 
 
 def is_host_value(piece: object) -> TypeGuard[HostValue]:
@@ -224,7 +230,7 @@ def is_host_value(piece: object) -> TypeGuard[HostValue]:
     return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
 
 
-def copies(value: Any, mesh: Mesh) -> jax.Array:
+def copies(value: ArrayLike, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
     if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         value = jax_private.uncommit(jax_private.pick_copy(value))

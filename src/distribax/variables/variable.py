@@ -18,7 +18,7 @@ from distribax.execution import frames, named_objects, overlay
 from distribax.topology import device_name, local_devices
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
-from distribax.values.distributed import listing
+from distribax.values.distributed import format_listing
 from distribax.variables import context_rules, creation
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
@@ -374,7 +374,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     def __repr__(self) -> str:
         if len(self.devices) == 1 and self._placement.label == "Variable":
             return repr(VariableCopy(self, 0))
-        return listing(self._placement.label, self.values)
+        return format_listing(self._placement.label, self.values)
 
     def __str__(self) -> str:
         return repr(self)
