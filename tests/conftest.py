@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+import hypothesis
 import jax
 import pytest
 
@@ -27,6 +28,13 @@ if not jax.distributed.is_initialized():
     # Starts the backend now, with these devices: no test can be the one that happens to start it.
     topology.resolve_devices()
 
+# A busy machine is slow at everything; that is no failure.
+_PATIENT = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("patient", _PATIENT)
+hypothesis.settings.load_profile("patient")
+
 _GRACE_SECONDS = 60.0
 """How long a thread or process that has been told to end may take to do so."""
 
@@ -34,6 +42,34 @@ _TEST_RUNNER_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
 
 _HELPERS_OF_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that Python starts once and keeps for the life of the test process."""
+
+_TESTS = Path(__file__).parent
+_SHARING_FOLDERS = ("multiprocess/coordinator", "multiprocess/parameter_server")
+"""Folders whose files share a Ray cluster."""
+
+_SLOW_FIRST = ("multiprocess/contract", "multiprocess", "docs", "multidevice")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps together what shares costly fixtures and compiled programs, if there are processes.
+
+    A file or folder of tests is given to one process, the slow ones first, so that at the end no
+    process waits for another one.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    items.sort(key=lambda item: _find_place(item.path, _SLOW_FIRST))
+    for item in items:
+        place = _find_place(item.path, _SHARING_FOLDERS)
+        shares = place < len(_SHARING_FOLDERS)
+        group = _SHARING_FOLDERS[place] if shares else str(item.path.relative_to(_TESTS))
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _find_place(path: Path, folders: tuple[str, ...]) -> int:
+    """Returns the index of the first of some folders that a file is in, or how many there are."""
+    places = (index for index, folder in enumerate(folders) if path.is_relative_to(_TESTS / folder))
+    return next(places, len(folders))
 
 
 class RunFresh(Protocol):
