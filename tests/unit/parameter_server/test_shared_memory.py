@@ -85,7 +85,7 @@ def test_a_reader_tries_again_when_the_server_has_written_meanwhile(
     client.create(SPEC, ONES)
     client.pull([SPEC])
     left = [times]
-    original = SharedReader._consistent
+    original = SharedReader._copy_consistently
 
     def disturbed(reader: SharedReader, copy: Callable[[], Any]) -> Any:
         def copy_and_write() -> Any:
@@ -101,7 +101,7 @@ def test_a_reader_tries_again_when_the_server_has_written_meanwhile(
     other.push({0: [AssignAdd("v", ONES)]})
     other.flush()
     with monkeypatch.context() as patch:
-        patch.setattr(SharedReader, "_consistent", disturbed)
+        patch.setattr(SharedReader, "_copy_consistently", disturbed)
         (value,) = client.pull([SPEC])
     np.testing.assert_array_equal(value, (2 + times) * ONES)
 

@@ -171,7 +171,7 @@ class ParameterClient:
                 connection = self._get_connection(spec.server)
                 connection.await_own_writes([spec])
                 reader = connection.get_reader([spec]) if _are_in_range(spec, indices) else None
-                found[place] = None if reader is None else reader.rows(spec, indices)
+                found[place] = None if reader is None else reader.pull_rows(spec, indices)
                 if found[place] is None:
                     places.setdefault(spec.server, []).append(place)
             requests = {

@@ -1,5 +1,4 @@
-"""What parameters, optimizers and servers are called and look like: plain data, one machine to
-another."""
+"""Descriptions of parameters, optimizers and servers, as plain data that can be sent."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class ParameterSpec:
 
     def __post_init__(self) -> None:
         if not self.uid:
-            raise ValueError(f"uid of parameter {self.name!r} is empty: give it a unique text.")
+            raise ValueError(f"uid of parameter {self.name!r} is empty: give it a unique string.")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"shape of parameter {self.name!r} is {self.shape}: sizes are >= 0.")
         object.__setattr__(self, "dtype", plain_dtype(self.dtype).name)
@@ -53,11 +52,11 @@ class OptimizerSpec:
         slots: The leaves of `transformation.init(values of the targets as a list)`, each a
             parameter of its own on the same server, by uid, in the order of `jax.tree.leaves`.
             Those that do not exist when the optimizer is registered are created by the server.
-        counter: An integer parameter that grows by one with each update; None for no such one.
+        counter: An integer parameter that grows by one with each update, or None.
         rounds: How many contributions make one update. 1 applies each as it comes (asynchronous);
             n collects n of them and applies their mean once (synchronous).
         round_timeout: How many seconds a round may stay incomplete while somebody waits for it;
-            then it is applied with what is in.
+            then it is applied with the contributions that have arrived.
     """
 
     uid: str
@@ -81,13 +80,13 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server can be reached, and which incarnation of it that is.
+    """Where a server can be reached, and which process of it that is.
 
     Attributes:
         host: The address its TCP socket is bound to.
         port: The TCP port.
         unix: The name of its abstract unix socket; empty where there are none.
-        boot: Another text for each start of a server.
+        boot: A different string for each start of a server.
         machine: Which running kernel and network namespace `unix` can be used in.
     """
 
@@ -103,13 +102,13 @@ class Endpoint:
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Returns the name of a type; NumPy computes it anew each time, slowly."""
+    """Returns the name of a type; NumPy computes it each time, slowly."""
     return dtype.name
 
 
 @functools.cache
 def plain_dtype(dtype: str) -> np.dtype[np.generic]:
-    """Returns the NumPy type of that name; a ValueError for objects and unknown names."""
+    """Returns the NumPy type of that name; raises a ValueError for objects and unknown names."""
     try:
         found: np.dtype[np.generic] = np.dtype(dtype)
     except TypeError as error:

@@ -14,7 +14,7 @@ _BACKLOG: Final = 128
 
 
 def get_machine_id() -> str:
-    """Names the running kernel and the network namespace, in which abstract sockets are seen.
+    """Returns a name of the running kernel and network namespace, which share abstract sockets.
 
     Empty where there are no abstract sockets.
     """
@@ -48,19 +48,19 @@ def listen_unix(name: str) -> socket.socket:
 
 
 def call(endpoint: Endpoint, timeout: float) -> socket.socket:
-    """Connects to a server, on the same machine by its unix socket."""
+    """Connects to a server: on the same machine by its unix socket, else by TCP."""
     if endpoint.unix and endpoint.machine and endpoint.machine == get_machine_id():
         try:
             return _call_unix(endpoint.unix, timeout)
         except OSError:
-            pass  # Another network view than it seemed; TCP is there for all.
+            pass  # It cannot be reached from here after all; TCP can.
     connection = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout)
     tune(connection)
     return connection
 
 
 def tune(connection: socket.socket) -> None:
-    """Sends small messages at once, and notices in time that a silent peer's machine is gone."""
+    """Has small messages sent at once, and notices when the machine of a silent peer is gone."""
     if connection.family == getattr(socket, "AF_UNIX", None):
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -33,14 +33,14 @@ _ARRAYS: Final = "arrays"
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
-"""How many bytes are asked for before it is known how many there are."""
+"""How many bytes are requested before it is known how many there are."""
 _RECEIVE_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_PARTS: Final = 512
 """Of one sendmsg or recvmsg; Linux takes 1024."""
 
 
 class FrameError(DistribaxError, ConnectionError):
-    """A frame that cannot be one: the peer is not a parameter server or client, or is broken."""
+    """A frame is invalid: the peer is not a parameter server or client, or is broken."""
 
 
 class Message(NamedTuple):
@@ -76,8 +76,8 @@ def _make_head(header: dict[str, Any], payload: int, number: int) -> bytes:
 def receive(connection: socket.socket) -> Message:
     """Receives a message; EOFError if the peer has closed the connection between two of them.
 
-    Each side waits for the other's answer before it sends again, so that whatever is there belongs
-    to this message: most are complete with the first call of the kernel.
+    Each side waits for the other's answer before it sends again, so whatever can be read belongs
+    to this message. Most messages are complete after the first system call.
     """
     buffer = memoryview(bytearray(_FIRST_READ))
     descriptors: list[int] = []
@@ -174,7 +174,7 @@ def _receive_parts(connection: socket.socket, parts: list[memoryview]) -> None:
 
 
 def _fill(parts: list[memoryview], begun: memoryview) -> list[memoryview]:
-    """Puts bytes into the first of the parts, and returns what is left to fill."""
+    """Copies bytes into the first parts, and returns what is left to fill."""
     while begun:
         size = min(len(begun), parts[0].nbytes)
         parts[0][:size] = begun[:size]

@@ -26,10 +26,10 @@ class ParameterServer:
 
     Args:
         index: The number of this server in the cluster.
-        host: The address of this machine to listen on; no other is listened on.
+        host: The only address to listen on.
         token: The secret of the cluster.
         snapshot_dir: Where to keep snapshots; None for no snapshots.
-        snapshot_interval: Seconds between them; None for only on demand.
+        snapshot_interval: Seconds between two snapshots; None takes them on demand only.
         record_history: Keep (client, sequence) of each push that was applied, for tests.
         shared_memory: Let clients on the same machine read values without asking.
 
@@ -67,7 +67,7 @@ class ParameterServer:
         self._closed = False
 
     def start(self) -> Endpoint:
-        """Restores the newest snapshot, if there is one, begins to listen, and returns where."""
+        """Restores the newest snapshot if there is one, begins to listen, and returns where."""
         self._snapshots.start()
         listener = sockets.listen(self._host)
         self._listeners.append(listener)
@@ -105,14 +105,13 @@ class ParameterServer:
         return self._snapshots.snapshot()
 
     def status(self) -> dict[str, Any]:
-        """Returns what the server has and has done.
+        """Returns what the server holds and has done.
 
         Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
         restored snapshot included), `connections`, `rounds` (of synchronous optimizers),
         `snapshot` and `snapshot_time` (the last), `restored` (the snapshot that it began with).
         """
-        # Without the store's lock: who asks whether the server is alive must not wait for a
-        # program that is being compiled.
+        # Without the store's lock: a ping must not wait for a program that is being compiled.
         store = self._store
         rounds = {
             uid: current.status()
@@ -163,7 +162,7 @@ class ParameterServer:
             host = Host(self._store, self._hello, self.status, self._snapshots.describe_origin)
             RequestHandler(host, connection).run()
         except (OSError, EOFError):
-            pass  # The client is gone or was refused; it knows.
+            pass  # The client is gone, or was told that it is refused.
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
@@ -172,7 +171,7 @@ class ParameterServer:
     def _hello(self, client: str, server: int) -> dict[str, Any]:
         if server != self.index:
             raise ValueError(
-                f"this is parameter server {self.index}, not {server}: the address is another's."
+                f"this is parameter server {self.index}, not {server}: the address is wrong."
             )
         store = self._store
         with store.lock:

@@ -138,7 +138,7 @@ class RequestHandler:
             if not places:
                 return Message({"places": None})
             new = needed - self._segments
-            segments = [store.arena.segment(number) for number in sorted(new)]
+            segments = [store.arena.get_segment(number) for number in sorted(new)]
             # Doubled, as the store may close its own before these are sent.
             descriptors = [os.dup(s.descriptor) for s in segments if s.descriptor is not None]
         self._segments |= new

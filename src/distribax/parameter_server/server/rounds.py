@@ -30,7 +30,7 @@ class Round:
     """How often each client was missing then."""
 
     def add(self, client: str, contribution: Apply) -> None:
-        """Takes a contribution; its arrays are copied."""
+        """Adds a contribution; its arrays are copied."""
         if not self.contributions:
             self.begun = time.monotonic()
         gradients = tuple(_copy(gradient) for gradient in contribution.gradients)
@@ -46,12 +46,12 @@ class Round:
         self.clients.clear()
 
     def note_late(self) -> None:
-        """Counts who is missing."""
+        """Counts the clients that are missing."""
         self.incomplete += 1
         self.late.update(self.known - set(self.clients))
 
     def status(self) -> dict[str, Any]:
-        """Returns what a user may want to know of it."""
+        """Returns what a user may want to know about the rounds."""
         return {
             "applied": self.number,
             "waiting": list(self.clients),
@@ -61,7 +61,7 @@ class Round:
 
 
 def average(contributions: Sequence[Apply]) -> Apply:
-    """Returns one contribution that stands for all: the mean of each gradient.
+    """Returns one contribution in place of all: the mean of each gradient.
 
     One that has no gradient for a target counts as zeros, unless none has one.
     """

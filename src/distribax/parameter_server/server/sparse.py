@@ -1,4 +1,4 @@
-"""Rows of a table: those of equal indices brought together, gathered, and padded."""
+"""Rows of a table: summed by index, gathered, and padded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowSet:
 
 
 def sum_rows(indices: Array, rows: Array) -> RowSet:
-    """Returns the rows with those of equal indices added up."""
+    """Returns one row per index: the sum of its rows."""
     order = np.argsort(indices)
     ascending = indices[order]
     starts = _find_starts(ascending)
@@ -43,7 +43,7 @@ def sum_rows(indices: Array, rows: Array) -> RowSet:
 
 
 def keep_last_rows(indices: Array, rows: Array) -> RowSet:
-    """Returns the rows, of equal indices only the last."""
+    """Returns one row per index: the last of its rows."""
     distinct, places = np.unique(indices[::-1], return_index=True)
     return RowSet(distinct, rows[::-1][places])
 

@@ -46,7 +46,7 @@ def can_share() -> bool:
 
 @dataclass
 class Segment:
-    """A piece of memory: a file that others can map, or this process' own."""
+    """A piece of memory: a file that others can map, or memory of this process alone."""
 
     number: int
     memory: Array
@@ -74,9 +74,9 @@ class Block:
 
 
 class Arena:
-    """Gives out blocks of memory; what writes into them does so in a `with arena:` block.
+    """Allocates blocks of memory; they are written to inside a `with arena:` block.
 
-    The caller sees to it that one thread at a time uses it.
+    One thread at a time may use it.
     """
 
     def __init__(self, *, shared: bool) -> None:
@@ -104,7 +104,7 @@ class Arena:
         return Block(segment.number, offset, *view_block(segment.memory, offset, shape, dtype))
 
     def free(self, block: Block) -> None:
-        """Takes memory back; readers see that the value is gone."""
+        """Frees a block; readers see that the value is gone."""
         block.words[VERSION_WORD] = 0
         segment = self._segments[block.segment]
         segment.live -= 1
@@ -113,7 +113,7 @@ class Arena:
             del self._segments[segment.number]
 
     def __enter__(self) -> None:
-        """Tells readers that what they copy from now on does not count, until the end."""
+        """Tells readers that what they copy until the end of the block is not valid."""
         if not self._depth:
             self._sequence[0] += 1
         self._depth += 1
@@ -123,7 +123,7 @@ class Arena:
         if not self._depth:
             self._sequence[0] += 1
 
-    def segment(self, number: int) -> Segment:
+    def get_segment(self, number: int) -> Segment:
         """Returns a segment by its number."""
         return self._segments[number]
 
@@ -144,7 +144,7 @@ class Arena:
 
 
 def view_words(memory: Array) -> memoryview[int]:
-    """Returns memory as words; NumPy takes far longer to read and write a single one."""
+    """Returns memory as words, which is far faster than NumPy for a single one."""
     words: memoryview[int] = memory.view(np.uint64).data
     return words
 

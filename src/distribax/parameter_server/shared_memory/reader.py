@@ -1,4 +1,4 @@
-"""A client's view of a server's memory on the same machine: it reads without asking."""
+"""Reads a server's values from shared memory, without a request to the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distribax.topology.host_memory import aligned_copy, aligned_empty
 
 _PAUSE_SECONDS: Final = 0.0001
 _PATIENCE_SECONDS: Final = 0.02
-"""How long a reader waits for the server to finish writing before it asks it instead."""
+"""How long a reader waits for the server to finish writing before it sends a request."""
 _ATTEMPTS: Final = 4
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 
 
 class SharedReader:
-    """Reads values from mapped memory; it answers None whenever the server has to be asked."""
+    """Reads values from mapped memory; returns None whenever the server has to be asked."""
 
     def __init__(self) -> None:
         self._segments: dict[int, Array] = {}
@@ -46,11 +46,11 @@ class SharedReader:
         self._sequence: memoryview[int] | None = None
 
     def find_unknown(self, specs: Sequence[ParameterSpec]) -> list[ParameterSpec]:
-        """Returns those whose place is not known."""
+        """Returns the parameters whose place is not known."""
         return [spec for spec in specs if spec.uid not in self._places]
 
     def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> bool:
-        """Takes a server's answer to where the first of these are; False if it does not say."""
+        """Learns from a server's answer where the first of these lie; False if it does not say."""
         places = answer.header["places"]
         if places is None:
             return False
@@ -76,37 +76,39 @@ class SharedReader:
         def copy() -> list[tuple[int, Array | None]] | None:
             copies: list[tuple[int, Array | None]] = []
             for spec, old in zip(specs, have, strict=True):
-                place = self._place(spec)
+                place = self._find_place(spec)
                 if place is None:
                     return None
                 version = place.words[VERSION_WORD]
                 copies.append((version, None if version == old else aligned_copy(place.data)))
             return copies
 
-        return self._consistent(copy)
+        return self._copy_consistently(copy)
 
-    def rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
+    def pull_rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
         """Returns a copy of some rows."""
         rows = aligned_empty((*indices.shape, *spec.shape[1:]), spec.dtype)
 
         def copy() -> Array | None:
-            place = self._place(spec)
+            place = self._find_place(spec)
             return place and np.take(place.data, indices, 0, out=rows, mode="clip")
 
-        return self._consistent(copy)
+        return self._copy_consistently(copy)
 
-    def _place(self, spec: ParameterSpec) -> _Place | None:
+    def _find_place(self, spec: ParameterSpec) -> _Place | None:
         """Returns the place of a value; None if the server has to be asked for it."""
         place = self._places.get(spec.uid)
         if place is None or place.words[STALE_WORD]:
             return None
-        if not place.words[VERSION_WORD]:  # It was deleted, and is perhaps elsewhere by now.
+        if not place.words[
+            VERSION_WORD
+        ]:  # It was deleted; one with that uid may lie elsewhere now.
             del self._places[spec.uid]
             return None
         return place
 
-    def _consistent(self, copy: Callable[[], _T | None]) -> _T | None:
-        """Returns what `copy` has found while the server did not write; None if it keeps on."""
+    def _copy_consistently(self, copy: Callable[[], _T | None]) -> _T | None:
+        """Returns what `copy` returns while the server does not write; None if it keeps writing."""
         assert self._sequence is not None
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for _ in range(_ATTEMPTS):
