@@ -1,29 +1,31 @@
-"""Whether `distribax run` starts all workers again after one has left."""
+"""The decision of `distribax run` to start all workers again after one has failed."""
 
 from __future__ import annotations
 
 import enum
 from typing import Final
 
+from distribax.cluster.environment_variables import read_seconds
 from distribax.types import RESTARTABLE_EXIT_CODE
 
-SHORT_LIFE_SECONDS: Final = 30.0
+SHORT_LIFE_SECONDS: Final = read_seconds("DISTRIBAX_RUN_SHORT_LIFE_SECONDS", 30.0)
+"""An interruption within this time counts as one soon after the start."""
 MAX_SHORT_LIVES: Final = 3
 """A program that is interrupted more often in a row, each time soon after its start, has failed."""
 
 
 class Decision(enum.Enum):
-    """What follows when a worker has left with an exit code other than 0."""
+    """What to do when a worker has ended with an exit code other than 0."""
 
     RESUME = enum.auto()  # Start again: the program was told to stop, and has saved.
-    RETRY = enum.auto()  # Start again: it has failed, and one of the restarts is used up.
-    END = enum.auto()  # Its exit code is the launcher's.
+    RETRY = enum.auto()  # Start again: it has failed, and this uses up one of the restarts.
+    END = enum.auto()  # End with its exit code.
 
 
 class RestartPolicy:
-    """Allows so many restarts after failures, and any number after interruptions.
+    """Allows a number of restarts after failures, and any number after interruptions.
 
-    A program that does nothing but ask for a restart would be started for ever. So an interruption
+    A program that only asks for a restart would be started forever. Therefore an interruption
     counts as a failure when it is one of more than `MAX_SHORT_LIVES` in a row, each less than
     `SHORT_LIFE_SECONDS` after the start.
 
@@ -44,7 +46,12 @@ class RestartPolicy:
         self._short_lives = 0
 
     def decide(self, exit_code: int, seconds: float) -> Decision:
-        """Tells what follows, given the exit code and how long ago the workers were started."""
+        """Returns what to do next.
+
+        Args:
+            exit_code: The exit code of the worker that has failed.
+            seconds: How long ago the workers were started.
+        """
         if exit_code == RESTARTABLE_EXIT_CODE:
             self._short_lives = self._short_lives + 1 if seconds < SHORT_LIFE_SECONDS else 0
             if self._short_lives <= MAX_SHORT_LIVES:

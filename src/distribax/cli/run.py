@@ -10,24 +10,24 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Final
 
 from distribax.cli.launch import Launch
 from distribax.cli.parameter_servers import run_cluster
-from distribax.cli.processes import Failure, run_workers
 from distribax.cli.restarts import (
     MAX_SHORT_LIVES,
     SHORT_LIFE_SECONDS,
     Decision,
     RestartPolicy,
 )
+from distribax.cli.task_processes import Failure, run_workers
 from distribax.types import RESTARTABLE_EXIT_CODE
 
-_USAGE_ERROR = 2
-_INDENT = "    "
+_USAGE_ERROR: Final = 2
+_INDENT: Final = "    "
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
     parser = commands.add_parser(
         "run",
@@ -79,11 +79,11 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"distribax run: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
-    with _signals_noted() as stops:
-        return _attempts(launch, stops)
+    with _collect_signals() as stops:
+        return _run_with_restarts(launch, stops)
 
 
-def _attempts(launch: Launch, stops: Sequence[int]) -> int:
+def _run_with_restarts(launch: Launch, stops: Sequence[int]) -> int:
     policy = RestartPolicy(launch.max_restarts)
     for restart in itertools.count():
         started = time.monotonic()
@@ -117,15 +117,15 @@ def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> Failure | N
         return run_cluster(launch, restart, stops, _say)
     return run_workers(
         [launch.script, *launch.arguments],
-        launch.environments(os.environ, restart),
+        launch.make_environments(os.environ, restart),
         launch.grace_seconds,
         stops,
     )
 
 
 def _report(failure: Failure) -> None:
-    if failure.at_the_same_time:
-        _say(f"at the same time: {', '.join(failure.at_the_same_time)}")
+    if failure.others:
+        _say(f"at the same time: {', '.join(failure.others)}")
     if not failure.tail:
         _say(f"{failure} and wrote nothing to its standard error")
         return
@@ -140,16 +140,16 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """Yields a list that gets Ctrl-C and the signals that ask a process to end, as they come.
+def _collect_signals() -> Iterator[list[int]]:
+    """Yields a list to which Ctrl-C and the signals that ask a process to end are appended.
 
-    An exception instead could arrive just after a worker has started and before it is known.
+    An exception could come between the start of a worker and the moment when it is known.
     """
     stops: list[int] = []
     numbers = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup stays in force.
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup stays in effect.
     ]
     before = {number: signal.signal(number, lambda got, _: stops.append(got)) for number in numbers}
     try:
