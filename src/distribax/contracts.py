@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import jax
 import numpy as np
 
-from distribax.types import ReduceOp, VariableAggregation, VariableSynchronization, WriteKind
+from distribax.types import (
+    CommunicationOptions,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+    WriteKind,
+)
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, Sharding
+    from jax.typing import ArrayLike
 
 _T = TypeVar("_T")
 
@@ -169,18 +176,6 @@ class Runner(Protocol):
         """Concatenates arrays over all replicas."""
 
 
-class CommunicationOptions(Protocol):
-    """Hints to the collectives; see `dx.CommunicationOptions`."""
-
-    @property
-    def bytes_per_pack(self) -> int:
-        """Into packs of how many bytes small tensors are joined; 0 lets the library choose."""
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """How long a collective may take, or None for no limit."""
-
-
 class Extended(Protocol):
     """What lower layers ask a strategy's extended interface."""
 
@@ -194,15 +189,96 @@ class Extended(Protocol):
         """The names of the devices that run replicas."""
 
     @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold variables."""
+
+    @property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        """The devices that run this process's replicas."""
+
+    @property
+    def first_replica(self) -> int:
+        """The index of this process's first replica among all replicas."""
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose results are combined."""
+
+    def input_target(self) -> Any:
+        """Returns whom this process's input pipeline feeds."""
+
+    def variable_placement(
+        self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
+    ) -> Any:
+        """Returns where a variable that is created now lives."""
+
+    def create_variable(
+        self, create: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Any:
+        """Creates what `dx.Variable(*args, **kwargs)` becomes under this strategy."""
+
+    def colocate_vars_with(self, colocate_with_variable: object) -> AbstractContextManager[None]:
+        """Returns a context manager in which variables are created beside another one."""
+
+    def reduce_to(self, reduce_op: ReduceOp | str, value: object, destinations: object) -> Any:
+        """Combines a value over replicas, and copies the result to `destinations`."""
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[object, object]],
+    ) -> list[Any]:
+        """Combines several values at once."""
+
+    def reduce_all(
+        self,
+        reduce_op: ReduceOp,
+        values: Sequence[object],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        """Combines values over replicas; the results go to all replicas."""
+
+    def gather_to(
+        self,
+        value: object,
+        destinations: object,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Concatenates a value over replicas along `axis`."""
+
+    def broadcast_to(self, tensor: ArrayLike, destinations: object = None) -> Any:
+        """Copies a value to all worker devices, or to `destinations`."""
+
+    def first_value(self, value: Any, destinations: object) -> Any:
+        """Returns replica 0's value, copied to all."""
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Runs `fn(var, *args)` once for each copy of `var`."""
+
+
+class ServingExtended(Extended, Protocol):
+    """The extended interface of a strategy whose variables live on parameter servers."""
+
+    def served_placement(self, specs: Any, name: str) -> Any:
+        """Returns the placement of a variable that exists already."""
+
+    def served_update(self, *, uid: str, **settings: Any) -> RemoteUpdate:
+        """Returns how an optimizer updates variables of this strategy."""
 
 
 class Strategy(Hashable, Protocol):
     """What lower layers ask a strategy."""
 
     @property
-    def extended(self) -> Any:
+    def extended(self) -> Extended:
         """The interface for algorithms that know about distribution."""
 
     @property
@@ -219,6 +295,14 @@ class Strategy(Hashable, Protocol):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Runs `fn` in every replica, and merges what the replicas return."""
+
+
+class ServingStrategy(Strategy, Protocol):
+    """A strategy whose variables live on parameter servers."""
+
+    @property
+    def extended(self) -> ServingExtended:
+        """The interface for algorithms that know about distribution."""
 
 
 class RemoteUpdate(Protocol):

@@ -2,10 +2,6 @@
 
 from distribax.collectives.all_reduce import AllReduce as AllReduce
 from distribax.collectives.all_reduce import NcclAllReduce as NcclAllReduce
-from distribax.collectives.communication_options import (
-    CommunicationImplementation as CommunicationImplementation,
-)
-from distribax.collectives.communication_options import CommunicationOptions as CommunicationOptions
 from distribax.collectives.cross_device_ops import CrossDeviceOps as CrossDeviceOps
 from distribax.collectives.hierarchical import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
@@ -13,3 +9,5 @@ from distribax.collectives.hierarchical import (
 from distribax.collectives.reduction_to_one_device import (
     ReductionToOneDevice as ReductionToOneDevice,
 )
+from distribax.types import CommunicationImplementation as CommunicationImplementation
+from distribax.types import CommunicationOptions as CommunicationOptions

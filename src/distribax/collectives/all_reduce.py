@@ -11,7 +11,6 @@ from jax.sharding import Mesh, PartitionSpec
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.collectives.communication_options import CommunicationOptions
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
@@ -23,7 +22,7 @@ from distribax.collectives.cross_device_ops import (
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.packing import PackLimits, choose_pack_limits, reduce_packed
 from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
-from distribax.types import ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica, settle
 
 

@@ -11,9 +11,8 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from distribax import jax_private
-from distribax.collectives.communication_options import CommunicationOptions
 from distribax.topology import REPLICA_AXIS, resolve_device
-from distribax.types import ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica
 
 

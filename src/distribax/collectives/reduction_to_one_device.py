@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.collectives.communication_options import CommunicationOptions
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
@@ -21,7 +20,7 @@ from distribax.collectives.cross_device_ops import (
     sum_on_one_device,
 )
 from distribax.topology import REPLICA_AXIS, resolve_device
-from distribax.types import ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import Local, Mirrored, PerReplica
 
 

@@ -16,7 +16,7 @@ import jax
 from typing_extensions import override
 
 from distribax import contracts
-from distribax.types import ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
@@ -265,7 +265,7 @@ class ReplicaContext:
         self,
         reduce_op: ReduceOp | str,
         value: object,
-        options: contracts.CommunicationOptions | None = None,
+        options: CommunicationOptions | None = None,
     ) -> Any:
         """Combines `value`, leaf by leaf, over all replicas; each replica gets the result.
 
@@ -289,7 +289,7 @@ class ReplicaContext:
         return jax.tree.unflatten(tree, self._runner.all_reduce(op, leaves, options))
 
     def all_gather(
-        self, value: object, axis: int, options: contracts.CommunicationOptions | None = None
+        self, value: object, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
         """Concatenates `value`, leaf by leaf, over all replicas along `axis`.
 

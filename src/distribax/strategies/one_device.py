@@ -41,12 +41,12 @@ class InlineRunner:
         return select(result, 0)
 
     def all_reduce(
-        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+        self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 
     def all_gather(
-        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+        self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 

@@ -201,7 +201,9 @@ class Optimizer:
                 "cannot hold. Add noise to the gradients in the worker's function instead."
             )
         self._home = strategy
-        self._served = strategy.extended.served_update(
+        # The strategy of variables that live on servers.
+        serving: contracts.ServingExtended = strategy.extended  # type: ignore[assignment]
+        self._served = serving.served_update(
             uid=self._get_or_create_uid(),
             transformation=self._transformation,
             targets=targets,

@@ -421,7 +421,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
 
 def _get_or_attach(
-    strategy: contracts.Strategy, specs: Sequence[Any], description: dict[str, Any]
+    strategy: contracts.ServingStrategy, specs: Sequence[Any], description: dict[str, Any]
 ) -> Variable:
     return named_objects.get_or_create(
         specs[0].uid,

@@ -71,15 +71,15 @@ class SpmdRunner:
         return jax.tree.map(self._give_back, result, is_leaf=is_wrapped_or_opaque)
 
     def all_reduce(
-        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+        self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         values = [jnp.asarray(leaf) for leaf in leaves]
-        hints = options if isinstance(options, CommunicationOptions) else self.ops.default_options
-        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, hints)
+        options = options or self.ops.default_options
+        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
         return [self.frame.give_shared(value) for value in reduced]
 
     def all_gather(
-        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+        self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [
             self.frame.give_shared(

@@ -21,7 +21,7 @@ from typing_extensions import override
 from distribax import context, contracts, jax_private
 from distribax.collectives import CrossDeviceOps
 from distribax.errors import ReplicaAborted
-from distribax.types import ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import (
     DistributedValues,
     Mirrored,
@@ -143,7 +143,7 @@ class _ThreadRunner:
         return self.replica.meet(fn, args, kwargs)
 
     def all_reduce(
-        self, op: ReduceOp, leaves: list[jax.Array], options: contracts.CommunicationOptions | None
+        self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         def combine(strategy: contracts.Strategy, *values: object) -> list[Any]:
             return strategy.extended.reduce_all(op, list(values), options)
@@ -151,7 +151,7 @@ class _ThreadRunner:
         return _call_differentiable(lambda xs: self._exchange("all_reduce", combine, xs), leaves)
 
     def all_gather(
-        self, leaves: list[jax.Array], axis: int, options: contracts.CommunicationOptions | None
+        self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
         starts: Sequence[int] = ()
 
