@@ -1,4 +1,4 @@
-"""Resolvers of clusters: `dx.cluster_resolver`, as `tf.distribute.cluster_resolver`."""
+"""Cluster resolvers: `dx.cluster_resolver`, like `tf.distribute.cluster_resolver`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster: which machines there are, which of them this one is, and where that is written."""
+"""The cluster: its description, the resolvers that find it, and the servers that form it."""
 
 from __future__ import annotations
 
