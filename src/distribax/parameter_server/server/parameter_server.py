@@ -121,9 +121,9 @@ class ParameterServer:
         status: dict[str, Any] = {
             "index": self.index,
             "boot": self._boot,
-            "parameters": len(store.entries),
+            "parameters": len(store.parameters),
             "optimizers": len(store.updates),
-            "bytes": sum(entry.host.nbytes for entry in list(store.entries.values())),
+            "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
             "updates": store.num_updates,
             "connections": len(self._connections),
             "rounds": rounds,
@@ -178,7 +178,7 @@ class ParameterServer:
             answer = store.answers.get(client)
             return {
                 "boot": self._boot,
-                "parameters": len(store.entries),
+                "parameters": len(store.parameters),
                 "sequence": answer.sequence if answer else 0,
                 "origin": self._snapshots.describe_origin(),
             }

@@ -16,7 +16,7 @@ from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
-from distribax.parameter_server.server.store import Store, UnknownParameterError
+from distribax.parameter_server.server.store import RoundWait, Store, UnknownParameterError
 from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
 from distribax.parameter_server.shared_memory.mailbox import MailboxReader
 
@@ -128,8 +128,8 @@ class RequestHandler:
         needed = {CONTROL_SEGMENT}
         with store.lock:
             for uid in request.header["uids"]:
-                entry = store.entry(uid)
-                block, form = entry.block, entry.form
+                parameter = store.get_parameter(uid)
+                block, form = parameter.block, parameter.form
                 more = needed | {block.segment}
                 if len(more - self._segments) > _MAX_DESCRIPTORS:
                     break
@@ -154,7 +154,7 @@ class RequestHandler:
 
     def _rows(self, request: Message) -> Message:
         pairs = zip(request.header["uids"], request.arrays, strict=True)
-        return Message({}, [self._store.rows(uid, indices) for uid, indices in pairs])
+        return Message({}, [self._store.take_rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
         answer = self._store.push(
@@ -162,11 +162,11 @@ class RequestHandler:
         )
         if answer.error is not None:
             return self._explain(*answer.error)
-        return Message({"waits": [self._targets(*wait) for wait in answer.waits]})
+        return Message({"waits": [self._describe_wait(wait) for wait in answer.waits]})
 
-    def _targets(self, optimizer: str, number: int) -> tuple[str, int, list[str]]:
-        update = self._store.updates.get(optimizer)
-        return optimizer, number, [] if update is None else [*update.spec.targets]
+    def _describe_wait(self, wait: RoundWait) -> tuple[str, int, tuple[str, ...]]:
+        update = self._store.updates.get(wait.optimizer)
+        return *wait, () if update is None else update.spec.targets
 
     def _wait_round(self, request: Message) -> Message:
         header = request.header

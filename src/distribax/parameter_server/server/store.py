@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -38,15 +39,27 @@ class UnknownParameterError(DistribaxError, KeyError):
         return str(self.args[0])
 
 
+class RoundWait(NamedTuple):
+    """A round that a push has contributed to and that is incomplete."""
+
+    optimizer: str
+    number: int
+
+
+class PushError(NamedTuple):
+    """Why a push could not be applied: the exception's type and message."""
+
+    kind: str
+    message: str
+
+
 @dataclass(frozen=True)
 class Answer:
     """The outcome of a client's last push, kept in case the push is sent again."""
 
     sequence: int
-    waits: tuple[tuple[str, int], ...] = ()
-    """The rounds (optimizer, number) that it has contributed to and that are incomplete."""
-    error: tuple[str, str] | None = None
-    """The type and the message of the exception, if it could not be applied."""
+    waits: tuple[RoundWait, ...] = ()
+    error: PushError | None = None
 
 
 class Store:
@@ -55,7 +68,7 @@ class Store:
     def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
         self.lock = threading.RLock()
         self.arena = Arena(shared=shared_memory)
-        self.entries: dict[str, StoredParameter] = {}
+        self.parameters: dict[str, StoredParameter] = {}
         self.updates: dict[str, Update] = {}
         self.rounds: dict[str, Round] = {}
         self.notes: dict[str, bytes] = {}
@@ -73,7 +86,7 @@ class Store:
         """Adds a parameter; returns False if there is one with that uid and the same form."""
         form = Form(spec.name, spec.shape, spec.dtype)
         with self.lock:
-            known = self.entries.get(spec.uid)
+            known = self.parameters.get(spec.uid)
             if known is not None:
                 if (known.form.shape, known.form.dtype) != (form.shape, form.dtype):
                     raise ValueError(
@@ -98,13 +111,13 @@ class Store:
                     )
                 return False
             if spec.counter is not None:
-                self._check_counter(spec, self.entry(spec.counter).form)
-            targets = [self.entry(uid) for uid in spec.targets]
-            update = Update(spec, [entry.form for entry in targets])
-            slots = {uid: self.entries[uid].form for uid in spec.slots if uid in self.entries}
+                self._check_counter(spec, self.get_parameter(spec.counter).form)
+            targets = [self.get_parameter(uid) for uid in spec.targets]
+            update = Update(spec, [parameter.form for parameter in targets])
+            slots = {uid: self.parameters[uid].form for uid in spec.slots if uid in self.parameters}
             update.check_slots(slots)
             if len(slots) < len(spec.slots):
-                state = update.make_initial_state([entry.read_host() for entry in targets])
+                state = update.make_initial_state([parameter.read_host() for parameter in targets])
                 for uid, form, leaf in zip(spec.slots, update.slots, state, strict=True):
                     if uid not in slots:
                         self.add(uid, form, leaf)
@@ -116,22 +129,22 @@ class Store:
     def pull(self, uids: Sequence[str], have: Sequence[int]) -> tuple[list[int], list[Array]]:
         """Returns the versions, and copies of the values whose version is not the one given."""
         with self.lock:
-            entries = [self.entry(uid) for uid in uids]
-            pairs = zip(entries, have, strict=True)
+            parameters = [self.get_parameter(uid) for uid in uids]
+            pairs = zip(parameters, have, strict=True)
             changed = [
-                aligned_copy(np.asarray(entry.read()))
-                for entry, version in pairs
-                if entry.version != version
+                aligned_copy(np.asarray(parameter.read()))
+                for parameter, version in pairs
+                if parameter.version != version
             ]
-            return [entry.version for entry in entries], changed
+            return [parameter.version for parameter in parameters], changed
 
-    def rows(self, uid: str, indices: Array) -> Array:
+    def take_rows(self, uid: str, indices: Array) -> Array:
         """Returns copies of some rows."""
         with self.lock:
-            entry = self.entry(uid)
-            check_indices(entry.form, indices)
-            rows = aligned_empty((*indices.shape, *entry.form.shape[1:]), entry.form.dtype)
-            return np.take(entry.read_host(), indices, axis=0, out=rows, mode="clip")
+            parameter = self.get_parameter(uid)
+            check_indices(parameter.form, indices)
+            rows = aligned_empty((*indices.shape, *parameter.form.shape[1:]), parameter.form.dtype)
+            return np.take(parameter.read_host(), indices, axis=0, out=rows, mode="clip")
 
     def set_note(self, key: str, value: bytes) -> bytes:
         """Keeps a note unless there is one with that key; returns the one that is kept."""
@@ -143,8 +156,8 @@ class Store:
         """Removes parameters and optimizers; an optimizer goes with any of its parameters."""
         gone = set(uids)
         with self.lock:
-            for uid in gone & self.entries.keys():
-                self.entries.pop(uid).free()
+            for uid in gone & self.parameters.keys():
+                self.parameters.pop(uid).free()
             for uid, update in list(self.updates.items()):
                 spec = update.spec
                 if gone & {uid, spec.counter, *spec.targets, *spec.slots}:
@@ -162,7 +175,7 @@ class Store:
             try:
                 answer = Answer(sequence, self._perform(client, operations))
             except Exception as error:  # The client is told what a transformation raises.
-                answer = Answer(sequence, error=(type(error).__name__, str(error)))
+                answer = Answer(sequence, error=PushError(type(error).__name__, str(error)))
             else:
                 if self.history is not None:
                     self.history.append((client, sequence))
@@ -207,22 +220,22 @@ class Store:
 
     def add(self, uid: str, form: Form, value: ArrayLike) -> None:
         """Adds a new parameter."""
-        assert uid not in self.entries
-        self.entries[uid] = StoredParameter(form, self.arena, value, self._next_version())
+        assert uid not in self.parameters
+        self.parameters[uid] = StoredParameter(form, self.arena, value, self._next_version())
         self.structure += 1
 
     def _next_version(self) -> int:
         self.version += 1
         return self.version
 
-    def entry(self, uid: str) -> StoredParameter:
+    def get_parameter(self, uid: str) -> StoredParameter:
         """Returns a parameter; raises an UnknownParameterError if there is none with that uid."""
         try:
-            return self.entries[uid]
+            return self.parameters[uid]
         except KeyError:
             raise UnknownParameterError(f"there is no parameter {uid!r}") from None
 
-    def _update(self, uid: str) -> Update:
+    def _get_update(self, uid: str) -> Update:
         try:
             return self.updates[uid]
         except KeyError:
@@ -236,18 +249,18 @@ class Store:
             )
 
     def _begin(self) -> Transaction:
-        return Transaction(self.entry, self._update, self.rounds.__getitem__)
+        return Transaction(self.get_parameter, self._get_update, self.rounds.__getitem__)
 
-    def _perform(self, client: str, operations: Sequence[Op]) -> tuple[tuple[str, int], ...]:
+    def _perform(self, client: str, operations: Sequence[Op]) -> tuple[RoundWait, ...]:
         for operation in operations:
-            check_operation(operation, lambda uid: self.entry(uid).form, self._update)
+            check_operation(operation, lambda uid: self.get_parameter(uid).form, self._get_update)
         transaction = self._begin()
         for operation in operations:
             transaction.compute(operation)
         optimizers = {given.optimizer for given in transaction.contributions} - set(
             transaction.closed
         )
-        waits = tuple((uid, self.rounds[uid].number) for uid in optimizers)
+        waits = tuple(RoundWait(uid, self.rounds[uid].number) for uid in optimizers)
         for contribution in transaction.contributions:
             self.rounds[contribution.optimizer].add(client, contribution)
         self._commit(transaction)
@@ -258,9 +271,9 @@ class Store:
         with self.arena:
             for uid, change in transaction.changes.items():
                 if uid in transaction.slots and isinstance(change, jax.Array):
-                    self.entry(uid).keep(change, version)
+                    self.get_parameter(uid).keep(change, version)
                 else:
-                    self.entry(uid).write(change, version)
+                    self.get_parameter(uid).write(change, version)
         self.num_updates += transaction.num_updates
         for uid in transaction.closed:
             self.rounds[uid].close()

@@ -67,7 +67,7 @@ class StoredParameter:
         return value
 
     def read_host(self) -> Array:
-        """Returns the value as a NumPy array: the entry's own memory."""
+        """Returns the value as a NumPy array: the parameter's own memory."""
         if self._stale:
             assert self._device is not None
             with self._arena:

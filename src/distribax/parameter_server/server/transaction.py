@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import jax
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import (
@@ -35,7 +35,7 @@ class Transaction:
 
     def __init__(
         self,
-        entry_of: Callable[[str], StoredParameter],
+        parameter_of: Callable[[str], StoredParameter],
         update_of: Callable[[str], Update],
         round_of: Callable[[str], Round],
     ) -> None:
@@ -44,7 +44,7 @@ class Transaction:
         self.contributions: list[Apply] = []
         self.closed: list[str] = []
         self.num_updates = 0
-        self._entry_of = entry_of
+        self._parameter_of = parameter_of
         self._update_of = update_of
         self._round_of = round_of
 
@@ -69,21 +69,21 @@ class Transaction:
         self.closed.append(optimizer)
         self._update(average(self._round_of(optimizer).contributions))
 
-    def read(self, uid: str) -> Any:
+    def read(self, uid: str) -> Array | jax.Array:
         """Returns a value as it will be, a NumPy or a JAX array."""
-        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).read()
+        return self.read_host(uid) if uid in self.changes else self._parameter_of(uid).read()
 
-    def consume(self, uid: str) -> Any:
+    def consume(self, uid: str) -> Array | jax.Array:
         """Like `read`, for a program that may overwrite the value if it is a JAX array."""
-        return self.read_host(uid) if uid in self.changes else self._entry_of(uid).consume()
+        return self.read_host(uid) if uid in self.changes else self._parameter_of(uid).consume()
 
     def read_host(self, uid: str) -> Array:
         """Returns a value as it will be, as a NumPy array."""
         change = self.changes.get(uid)
         if change is None:
-            return self._entry_of(uid).read_host()
+            return self._parameter_of(uid).read_host()
         if isinstance(change, RowSet):
-            value = self._entry_of(uid).read_host().copy()
+            value = self._parameter_of(uid).read_host().copy()
             value[change.indices] = change.rows
             return value
         return np.asarray(change)

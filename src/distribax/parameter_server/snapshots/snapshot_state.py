@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from distribax.parameter_server.protocol.operations import Apply, Array, decode, encode
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.rounds import Round
-from distribax.parameter_server.server.store import Answer, Store
+from distribax.parameter_server.server.store import Answer, PushError, Store
 from distribax.parameter_server.server.stored_parameter import Form
 from distribax.parameter_server.snapshots.snapshot_file import SnapshotState
 
@@ -39,8 +39,8 @@ def take(store: Store) -> SnapshotState:
             "version": store.version,
             "num_updates": store.num_updates,
             "entries": {
-                uid: [dataclasses.asdict(entry.form), arrays.place(entry.read())]
-                for uid, entry in store.entries.items()
+                uid: [dataclasses.asdict(parameter.form), arrays.place(parameter.read())]
+                for uid, parameter in store.parameters.items()
             },
             "optimizers": [
                 _describe_optimizer(update.spec, arrays) for update in store.updates.values()
@@ -71,7 +71,7 @@ def restore(store: Store, state: SnapshotState) -> None:
             _restore_round(store.rounds[uid], described, arrays)
         store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
         for client, (sequence, error) in header["answers"].items():
-            store.answers[client] = Answer(sequence, error=error and tuple(error))
+            store.answers[client] = Answer(sequence, error=error and PushError(*error))
         if store.history is not None:
             store.history.extend((client, number) for client, number in header["history"] or ())
         store.num_updates = header["num_updates"]
