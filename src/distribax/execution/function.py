@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, overload
@@ -25,6 +26,8 @@ _Where: TypeAlias = tuple[contracts.Strategy, bool]
 """The strategy of a call, and whether it is in the cross-replica context."""
 _Origin: TypeAlias = int | LiftedIterator
 """Where an iterator comes from: its place among the arguments, or itself."""
+
+_logger = logging.getLogger(__name__)
 
 _MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
@@ -220,6 +223,12 @@ class Function:
                 self._lifts[where] = lift
                 self._called = True
                 self._trace_count += 1
+                if self._trace_count > 1:
+                    _logger.info(
+                        "%s: traced again for new arguments (trace %d)",
+                        self._name,
+                        self._trace_count,
+                    )
                 return result
         raise RuntimeError(
             f"dx.function: {self._name} uses other variables each time it is traced, so it cannot "

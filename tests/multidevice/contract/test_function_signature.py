@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -218,3 +219,17 @@ def test_a_function_that_never_settles_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match=r"step uses other variables each time it is traced"):
         step()
+
+
+def test_tracing_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @dx.function
+    def double(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    with caplog.at_level("INFO", logger="distribax"):
+        double(jnp.ones(2))
+        assert not caplog.records
+        double(jnp.ones(3))
+        double(jnp.ones(3))
+    assert [record.name for record in caplog.records] == ["distribax.execution.function"]
+    assert "double: traced again for new arguments (trace 2)" in caplog.text

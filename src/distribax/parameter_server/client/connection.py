@@ -258,7 +258,7 @@ class Connection:
                 self._resend(deadline)
             except handshake.WrongTokenError as error:
                 self._disconnect()
-                raise PermissionError(
+                raise handshake.WrongTokenError(
                     f"parameter server {self._server} ({self._endpoint}) and this client do not "
                     f"have the same token: {error}. Start all tasks of a cluster with one token."
                 ) from error
