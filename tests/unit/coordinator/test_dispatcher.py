@@ -1,18 +1,21 @@
-"""The dispatcher's thread, when it ends by a mistake."""
+"""The dispatcher: how it ends by a mistake, and what it says of a lost worker."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 import pytest
 
 from distribax.coordinator import ClosureCancelledError
+from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
+from distribax.coordinator.messages import Greeting
 from distribax.coordinator.progress import Hidden
-from distribax.coordinator.worker_handle import WorkerHandle
-from tests.unit.coordinator.closures import put
+from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
+from tests.unit.coordinator.closures import put, take
 
 
 class Broken(WorkerHandle):
@@ -37,3 +40,24 @@ def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyP
         waiting.value.fetch()
     dispatcher.close()
     assert [each.exc_type for each in noticed] == [ZeroDivisionError]
+
+
+def test_a_lost_worker_and_its_functions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    worker = WorkerHandle(3, {}, b"")
+    dispatcher = Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update)
+    (closure,) = put(dispatcher.queue, 1)
+    with caplog.at_level(logging.INFO, "distribax.coordinator"):
+        worker.become_ready(Greeting("boot", 42, "here"))
+        worker.batches[1] = SentBatch(take(dispatcher.queue, 1), {}, 1.0)
+        assert closure.state is ClosureState.RUNNING
+        dispatcher._lose(worker, "its process has died")
+        # Ray is still restarting it: that is not said again and again.
+        dispatcher._lose(worker, "its process has died")
+        worker.become_ready(Greeting("another", 43, "here"))
+    assert closure.state is ClosureState.QUEUED and dispatcher.queue.count().retried == 1
+    assert caplog.messages == [
+        "Worker 3 has started as process 42 on here.",
+        "Worker 3 is lost: its process has died. It is restarted.",
+        "Functions that are retried as worker 3 is lost: 1.",
+        "Worker 3 has been restarted as process 43 on here.",
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Endpoint:
     boot: str
     machine: str = ""
 
+    @override
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
+from typing_extensions import override
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array, Op
@@ -35,6 +36,7 @@ from distribax.topology.host_memory import aligned_copy, aligned_empty
 class UnknownParameterError(DistribaxError, KeyError):
     """The server has nothing with that uid."""
 
+    @override
     def __str__(self) -> str:
         return str(self.args[0])
 
