@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from distribax.types import (
     CommunicationOptions,
@@ -301,6 +302,7 @@ class ServingStrategy(Strategy, Protocol):
     """A strategy whose variables live on parameter servers."""
 
     @property
+    @override
     def extended(self) -> ServingExtended:
         """The interface for algorithms that know about distribution."""
 

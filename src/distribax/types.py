@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 _E = TypeVar("_E", bound="ParsedEnum")
 
@@ -85,6 +86,7 @@ class WriteKind(enum.Enum):
     ASSIGN_ADD = "assign_add"
     ASSIGN_SUB = "assign_sub"
 
+    @override
     def __str__(self) -> str:
         return self.value
 

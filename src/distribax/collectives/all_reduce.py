@@ -167,7 +167,7 @@ def _make_reduce_program(
 
 
 def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
-    first = values[0].layout if isinstance(values[0].layout, Global) else values[0].joined()
+    first = values[0].layout if isinstance(values[0].layout, Global) else values[0].join()
     if first is None:
         return None
     layouts = [value.on_mesh(first.mesh) for value in values]

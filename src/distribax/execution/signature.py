@@ -93,7 +93,7 @@ def read(
             dynamic.append(_uncommit(leaf))
             continue
         elif isinstance(leaf, DistributedValues) and _holds_arrays(leaf):
-            layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.joined()
+            layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.join()
             if layout is None:
                 raise Uneven
             array = layout.array

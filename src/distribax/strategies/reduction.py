@@ -22,8 +22,8 @@ from distribax.values import (
     Mirrored,
     PerReplica,
     Pieces,
+    get_local_pieces,
     is_wrapped,
-    local_pieces,
     regroup,
 )
 from distribax.variables import Variable
@@ -238,9 +238,9 @@ def local_results(value: object) -> tuple[Any, ...]:
     if isinstance(value, Variable):
         return value.values
     if is_wrapped(value):
-        return local_pieces(value.layout)
+        return get_local_pieces(value.layout)
     leaves, tree = jax.tree.flatten(value, is_leaf=is_wrapped)
-    pieces = [local_pieces(leaf.layout) if is_wrapped(leaf) else None for leaf in leaves]
+    pieces = [get_local_pieces(leaf.layout) if is_wrapped(leaf) else None for leaf in leaves]
     counts = [len(each) for each in pieces if each is not None]
     if not counts:
         return (value,)

@@ -140,7 +140,7 @@ def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlice
         dense = shards[0] if len(shards) == 1 else jnp.concatenate(shards)
         for flow in rows:
             if flow.gradient is not None:
-                dense = _slices(leaf, [flow]).added_to(dense)
+                dense = _slices(leaf, [flow]).add_to(dense)
         return dense
     return _slices(leaf, [flow for flow in rows if flow.gradient is not None])
 

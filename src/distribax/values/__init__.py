@@ -11,8 +11,8 @@ from distribax.values.layout import Global as Global
 from distribax.values.layout import Layout as Layout
 from distribax.values.layout import Local as Local
 from distribax.values.layout import Pieces as Pieces
-from distribax.values.layout import copies as copies
-from distribax.values.layout import local_pieces as local_pieces
+from distribax.values.layout import copy_to_mesh as copy_to_mesh
+from distribax.values.layout import get_local_pieces as get_local_pieces
 from distribax.values.leaves import is_none_or_opaque as is_none_or_opaque
 from distribax.values.leaves import is_none_wrapped_or_opaque as is_none_wrapped_or_opaque
 from distribax.values.leaves import is_number as is_number

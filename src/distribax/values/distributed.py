@@ -168,7 +168,7 @@ class DistributedValues:
         texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))
         return [tuple(shape) for text in texts for shape in json.loads(text)]
 
-    def joined(self) -> Global | None:
+    def join(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
         layout = self._layout
         if isinstance(layout, Pieces) and layout.uneven:

@@ -75,9 +75,9 @@ class IndexedSlices(ArrayLike):
                 "IndexedSlices: dense_shape is missing, so it is not known how many rows there "
                 "are. Give the table's shape: dx.IndexedSlices(values, indices, table.shape)."
             )
-        return self.added_to(jnp.zeros(self._dense_shape, self.dtype))
+        return self.add_to(jnp.zeros(self._dense_shape, self.dtype))
 
-    def added_to(self, array: jax.Array) -> jax.Array:
+    def add_to(self, array: jax.Array) -> jax.Array:
         """Returns `array` with the rows added to it; indices that it does not have are left out.
 
         Args:

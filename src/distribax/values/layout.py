@@ -115,7 +115,7 @@ def describe_kind(piece: object) -> str:
     return type(piece).__name__
 
 
-def local_pieces(layout: Layout) -> tuple[Any, ...]:
+def get_local_pieces(layout: Layout) -> tuple[Any, ...]:
     """Returns the pieces of this process's replicas, also in a program that all processes run."""
     if isinstance(layout, Local) and layout.mesh.is_multi_process:
         return _gather_local(layout.value, layout.mesh)
@@ -230,7 +230,7 @@ def is_host_value(piece: object) -> TypeGuard[HostValue]:
     return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
 
 
-def copies(value: ArrayLike, mesh: Mesh) -> jax.Array:
+def copy_to_mesh(value: ArrayLike, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
     if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         value = jax_private.uncommit(jax_private.pick_copy(value))

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.topology import REPLICA_AXIS, device_name, local_devices
-from distribax.values import copies
+from distribax.values import copy_to_mesh
 
 
 class Placement(abc.ABC):
@@ -164,7 +164,7 @@ class Replicated(Placement):
     def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         if isinstance(value, jax.Array) and value.sharding == self._sharding:
             return value
-        return copies(value, self.mesh)
+        return copy_to_mesh(value, self.mesh)
 
     @override
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
