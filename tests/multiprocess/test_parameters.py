@@ -127,7 +127,7 @@ def test_updates_of_several_workers_are_each_applied_once(processes: Processes) 
 
 
 def test_what_readers_hold_does_not_change_while_others_write(processes: Processes) -> None:
-    """Real processes at the same time: what is read in place is protected by more than the GIL."""
+    """Real processes at the same time: what is copied is protected by more than the GIL."""
     processes.server()
     processes.client()
     holders = [processes.start("holder", "3") for _ in range(2)]
@@ -136,7 +136,7 @@ def test_what_readers_hold_does_not_change_while_others_write(processes: Process
     for holder in holders:
         result = json.loads(_line(holder))
         assert result["changed"] == 0
-        assert result["in place"] > result["pulls"] / 2 > 10
+        assert result["pulls"] > 20
 
 
 def test_a_killed_server_loses_only_what_came_after_its_snapshot(processes: Processes) -> None:
