@@ -194,8 +194,8 @@ def _write_together(
         if aggregation is VariableAggregation.SUM:
             raise ValueError(
                 f"{kind}: {variable.described} has aggregation=SUM and was given the Python number "
-                f"{value!r} in a replica; whether the sum counts it once or once a replica is not "
-                f"clear. Pass an array, {kind}(jnp.asarray({value!r})), or use MEAN."
+                f"{value!r} in a replica; whether the sum counts it once or once per replica is "
+                f"not clear. Pass an array, {kind}(jnp.asarray({value!r})), or use MEAN."
             )
     else:
         value = frames.detach(jnp.asarray(value, dtype=None))
@@ -211,7 +211,7 @@ def _write_together(
         elif aggregation is VariableAggregation.SUM and strategy.num_replicas_in_sync > 1:
             raise ValueError(
                 f"{kind}: {variable.described} has aggregation=SUM and was given one array that "
-                "all replicas share; whether the sum counts it once or once a replica is not "
+                "all replicas share; whether the sum counts it once or once per replica is not "
                 f"clear. Pass each replica's own, {kind}(x + 0), or use MEAN."
             )
         strategy.extended.update(variable, lambda v, x: write(v, x, kind), args=(value,))

@@ -178,7 +178,7 @@ def _initial_value(
 
 
 def _wants_key(make: Callable[..., Any]) -> bool:
-    """Tells whether an initializer is one of JAX's, which take a key first."""
+    """Tells whether an initializer takes a key first, as those of JAX do."""
     try:
         names = list(inspect.signature(make).parameters)
     except ValueError:  # Without a signature, as some that are written in C.
