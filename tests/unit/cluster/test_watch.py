@@ -267,8 +267,14 @@ def test_hub_that_is_silent_stands_for_the_first_worker(alone: tuple[Watch, sock
     assert loss.peer == "worker 0 (a:1)" and "stopped answering" in loss.reason
 
 
-def test_forked_process_lets_go_of_the_connection(alone: tuple[Watch, socket.socket]) -> None:
-    watch, hub = alone
+def test_forked_process_lets_go_of_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A forked process has a copy of the watch, but not its thread.
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
+        hub, _ = listener.accept()
+    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print)
     watch.drop()
-    while hub.recv(100):
-        pass
+    with hub:
+        hub.settimeout(_WAIT_SECONDS)
+        assert hub.recv(100) == b""

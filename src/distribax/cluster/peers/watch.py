@@ -111,8 +111,9 @@ class Watch:
 
     def drop(self) -> None:
         """Closes what a forked process has inherited: its life must not stand for this one's."""
-        with contextlib.suppress(OSError):
-            os.close(self._link.detach())
+        for each in (self._link, self._wake, self._woken):
+            with contextlib.suppress(OSError):
+                os.close(each.detach())
 
     # The thread.
 
