@@ -22,9 +22,14 @@ _DESCRIBING = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 """Variables that decide on CPU devices, their threads and the cluster."""
 
 
+_LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
+"""Time limits that a busy machine may exceed without a fault."""
+
+
 def prepare() -> None:
-    """Sets the flags of XLA, and makes ignored signals such that children do not ignore them."""
+    """Sets flags and time limits, and makes ignored signals such that children heed them."""
     os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
+    os.environ.update(dict.fromkeys(_LIMITS, "300"))
     # A process that is started in the background or by nohup ignores these, and so would all of its
     # children. A handler is not inherited: it ignores the signal for this process alone.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):

@@ -123,7 +123,8 @@ class ParameterServerUnreachableError(DistribaxError, ConnectionError):
         super().__init__(
             f"parameter server {server} ({endpoint or 'at an unknown address'}) did not answer "
             f"within {seconds:g} s; the last trouble: {reason}. Is its process running, and can "
-            "its address be reached from here? The time is the parameter client's `timeout`."
+            "its address be reached from here? The time is the parameter client's `timeout`, which "
+            "DISTRIBAX_SERVER_ANSWER_SECONDS sets for strategies."
         )
         self.server = server
         self.endpoint = endpoint

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from distribax.cluster.environment_variables import read_seconds
 from distribax.parameter_server import (
     Endpoint,
     ParameterClient,
@@ -32,9 +33,9 @@ _PING_SECONDS = 2.0
 # computes, and cost it its caches.
 _NICENESS = 10
 # How long a server may take to start.
-_START_SECONDS = 60.0
+_START_SECONDS = read_seconds("DISTRIBAX_SERVER_START_SECONDS", 60.0)
 # How long a process waits for a server that does not answer, or is being restarted.
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = read_seconds("DISTRIBAX_SERVER_ANSWER_SECONDS", 60.0)
 _LOCATE_SECONDS = 5.0
 _END_SECONDS = 5.0
 
