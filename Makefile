@@ -17,7 +17,7 @@ demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU
 	@$(BIN)/python -m distribax demo
 
 test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.test ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

@@ -47,7 +47,15 @@ _TESTS = Path(__file__).parent
 _SHARING_FOLDERS = ("multiprocess/coordinator", "multiprocess/parameter_server")
 """Folders whose files share a Ray cluster."""
 
-_SLOW_FIRST = ("multiprocess/contract", "multiprocess", "docs", "multidevice")
+_ORDER = (
+    "multiprocess/contract",
+    # It wants a process without Ray, which the folders above keep until the end.
+    "multiprocess/test_server_errors.py",
+    "multiprocess",
+    "docs",
+    "multidevice",
+)
+"""Slow tests first, so that at the end no process waits for another one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,9 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A file or folder of tests is given to one process, the slow ones first, so that at the end no
     process waits for another one.
     """
+    items.sort(key=lambda item: _find_place(item.path, _ORDER))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    items.sort(key=lambda item: _find_place(item.path, _SLOW_FIRST))
     for item in items:
         place = _find_place(item.path, _SHARING_FOLDERS)
         shares = place < len(_SHARING_FOLDERS)
