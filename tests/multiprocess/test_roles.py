@@ -128,7 +128,7 @@ def test_an_evaluator_needs_nobody(tmp_path: Path) -> None:
 def test_missing_tasks_are_called_by_their_role(tmp_path: Path) -> None:
     program = """
         try:
-            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=20)
+            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=10)
         except RuntimeError as error:
             tell(error=str(error))
     """
