@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 from typing_extensions import override
 
-from distribax import contracts
+from distribax import contracts, jax_private
 from distribax.types import CommunicationOptions, ReduceOp
 
 _S = TypeVar("_S", bound=contracts.Strategy)
@@ -62,9 +62,12 @@ class ContextEntry(contextlib.ContextDecorator):
         self._tokens: list[Token[tuple[Entry, ...]]] = []
 
     def __enter__(self) -> None:
+        # In another context a variable has another value.
+        jax_private.forget_closures()
         self._tokens.append(_stack.set((*_stack.get(), self._entry)))
 
     def __exit__(self, *error: object) -> None:
+        jax_private.forget_closures()
         _stack.reset(self._tokens.pop())
 
 

@@ -217,9 +217,11 @@ def current() -> Frame | None:
 def enter(frame: Frame | None) -> Iterator[None]:
     """Makes `frame` the innermost one."""
     token = _frame.set(frame)
+    jax_private.forget_closures()
     try:
         yield
     finally:
+        jax_private.forget_closures()
         _frame.reset(token)
 
 

@@ -328,17 +328,3 @@ class Mirrored(DistributedValues, ArrayLike):
         """Returns the value as a NumPy array of its own."""
         return np.array(self.values[0])
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value in each replica."""
-        return tuple(np.shape(self.get()))
-
-    @property
-    def dtype(self) -> Any:
-        """The data type of the value."""
-        return self.get().dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value in each replica."""
-        return len(self.shape)

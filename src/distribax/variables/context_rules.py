@@ -49,16 +49,25 @@ def read(variable: PlacedVariable) -> jax.Array:
     return jax_private.localize(variable.share())
 
 
-def refuse_in_jit(variable: Described) -> None:
-    """Raises if `jax.jit` inside a `dx.function` would remember the value being read."""
+def guard_read(variable: Described) -> None:
+    """Makes sure that no JAX transformation remembers the value being read.
+
+    Raises:
+        RuntimeError: `jax.jit` is tracing, and would keep the value.
+    """
     frame = frames.current()
-    if frame is not None and jax_private.is_in_jit(frame.trace):
+    staging = list(jax_private.iterate_staging(None if frame is None else frame.trace))
+    if not staging:
+        return
+    if any(map(jax_private.is_for_jit, staging)):
+        inside = "" if frame is None else ", in a dx.function"
         raise RuntimeError(
-            f"read_value: {variable.described} is read inside jax.jit, in a dx.function. jax.jit "
-            "remembers what it has traced, this trace's value of the variable included, and would "
-            "use it again in the next one. Decorate the inner function with @dx.function instead, "
-            "or pass it the value: fn(x, v.value())."
+            f"read_value: {variable.described} is read inside jax.jit{inside}. jax.jit remembers "
+            "what it has traced, the value of the variable included, and would use it again in "
+            "later calls. Decorate the function with @dx.function instead of @jax.jit, or pass it "
+            "the variable as an argument: fn(x, v)."
         )
+    jax_private.note_closures(staging)
 
 
 def copy_index(variable: PlacedVariable, here: context.Entry) -> int | None:
@@ -137,6 +146,7 @@ def take_first_replica(value: jax.Array) -> jax.Array:
 
 def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Assigns, adds or subtracts `value`, by the rules of the current context."""
+    jax_private.forget_closures()
     if variable.source is not None:
         _send(variable, value, kind)
         return

@@ -128,16 +128,6 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return self._dtype
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the value."""
-        return int(np.prod(self._shape))
-
-    @property
     def trainable(self) -> bool:
         """Whether optimizers should change the variable."""
         return self._trainable
@@ -185,7 +175,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
-        context_rules.refuse_in_jit(self)
+        context_rules.guard_read(self)
         stand_in = overlay.find_stand_in(self)
         return context_rules.read(self) if stand_in is None else stand_in
 
@@ -322,7 +312,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return self._placement.per_replica
 
     @property
-    def sharding(self) -> Sharding | None:
+    def program_sharding(self) -> Sharding | None:
         """The sharding of the variable inside a compiled program, or None."""
         return self._placement.sharding
 
@@ -378,8 +368,6 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def __str__(self) -> str:
         return repr(self)
-
-    __hash__ = object.__hash__
 
     # Sending it to another process.
 

@@ -176,7 +176,7 @@ def _run(
     stacked = [
         variable
         for variable in outer.function.lifted
-        if variable.per_replica and variable.sharding == NamedSharding(mesh, _SPLIT)
+        if variable.per_replica and variable.program_sharding == NamedSharding(mesh, _SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
     out_specs: list[PartitionSpec] = []

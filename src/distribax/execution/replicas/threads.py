@@ -72,6 +72,8 @@ class _Replica(threading.Thread):
 
     def resume(self) -> None:
         """Lets the replica run until its next meeting point or its end."""
+        # Another replica has run, with other values of the variables.
+        jax_private.forget_closures()
         self._turn.release()
         self._paused.acquire()
 

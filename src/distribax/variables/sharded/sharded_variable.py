@@ -105,16 +105,6 @@ class ShardedVariable(RowAccess):
         return self._variables[0].dtype
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the value."""
-        return int(np.prod(self._shape))
-
-    @property
     def trainable(self) -> bool:
         """Whether optimizers should change the variable."""
         return self._variables[0].trainable
