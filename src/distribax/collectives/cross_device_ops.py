@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from distribax import jax_private
 from distribax.topology import REPLICA_AXIS, resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import DistributedValues, Local, Mirrored, PerReplica
+from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
 
 
 class CrossDeviceOps:
@@ -318,7 +318,7 @@ def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
     """Returns the devices that `destinations` names."""
     if isinstance(destinations, (str, jax.Device)):
         return (resolve_device(destinations),)
-    if isinstance(destinations, DistributedValues):
+    if is_wrapped(destinations):
         return tuple(next(iter(piece.devices())) for piece in destinations.values)
     owned = getattr(destinations, "devices", None)
     if owned is not None:

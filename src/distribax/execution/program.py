@@ -163,7 +163,10 @@ def build(
         if not lift.covers(frame):
             raise Relift(frame)
         arrays = results.take(result, frame)
-        new = [constrain(frame.values[variable], variable.program_sharding) for variable in lift.written]
+        new = [
+            constrain(frame.values[variable], variable.program_sharding)
+            for variable in lift.written
+        ]
         return arrays, new, effects.take(frame.deferred.effects)
 
     sources: dict[contracts.Source, list[int]] = {}

@@ -35,7 +35,7 @@ def iterate_staging(outer: Trace | None) -> Iterator[Trace]:
 
 def is_for_jit(trace: Trace) -> bool:
     """Tells whether `jax.jit` stages code with this transformation."""
-    return bool(trace.frame.debug_info.traced_for == "jit")
+    return bool(trace.frame.debug_info.traced_for == "jit")  # type: ignore[attr-defined]
 
 
 def note_closures(staging: list[Trace]) -> None:

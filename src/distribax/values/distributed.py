@@ -21,8 +21,20 @@ from distribax.values.layout import Global, Layout, Local, Pieces, describe_kind
 _D = TypeVar("_D", bound="DistributedValues")
 
 
-class DistributedValues:
+class _CountsVariables(type):
+    """Makes variables that have a copy for each replica instances of `DistributedValues`."""
+
+    @override
+    def __instancecheck__(cls, instance: object) -> bool:
+        if super().__instancecheck__(instance):
+            return True
+        return cls is DistributedValues and getattr(instance, "has_copies", False) is True
+
+
+class DistributedValues(metaclass=_CountsVariables):
     """Holds one value for each replica; see `PerReplica` and `Mirrored`.
+
+    Mirrored and sync-on-read variables are instances as well.
 
     Instances come from distributed data sets, from `strategy.run` and from
     `strategy.experimental_distribute_values_from_function`.
@@ -327,4 +339,3 @@ class Mirrored(DistributedValues, ArrayLike):
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""
         return np.array(self.values[0])
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol, TypeAlias
 
 import jax
@@ -12,10 +13,13 @@ from distribax import context, contracts, jax_private
 from distribax.execution import frames, overlay
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import DistributedValues, Local, Mirrored, PerReplica
+from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
+
+WHOLE = object()
+"""The index of a write that is not to a part of the variable."""
 
 Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
 """What a variable can be written with."""
@@ -31,6 +35,8 @@ class Described(Protocol):
 def read(variable: PlacedVariable) -> jax.Array:
     """Returns the variable's value as the current context sees it."""
     here = context.current()
+    if variable.placement.has_copies:
+        _check_strategy(variable, here, "read_value")
     frame = frames.current()
     if isinstance(frame, frames.RunFrame):
         value = frame.read(variable)
@@ -68,6 +74,17 @@ def guard_read(variable: Described) -> None:
             "the variable as an argument: fn(x, v)."
         )
     jax_private.note_closures(staging)
+
+
+def _check_strategy(variable: PlacedVariable, here: context.Entry, what: str) -> None:
+    """Raises if another strategy than the variable's is in charge."""
+    if here.strategy is not variable.distribute_strategy and context.has_strategy():
+        raise RuntimeError(
+            f"{what}: {variable.described} belongs to a "
+            f"{type(variable.distribute_strategy).__name__}, and was used where another strategy, "
+            f"a {type(here.strategy).__name__}, is in charge. Use it outside that scope, or create "
+            "it inside `with strategy.scope():` of the strategy that uses it."
+        )
 
 
 def copy_index(variable: PlacedVariable, here: context.Entry) -> int | None:
@@ -144,19 +161,27 @@ def take_first_replica(value: jax.Array) -> jax.Array:
 # Writing.
 
 
-def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
-    """Assigns, adds or subtracts `value`, by the rules of the current context."""
+def write(
+    variable: PlacedVariable, value: Assigned, kind: WriteKind, index: object = WHOLE
+) -> None:
+    """Assigns, adds or subtracts `value`, by the rules of the current context.
+
+    With an `index`, it is written to that part of the variable.
+    """
     jax_private.forget_closures()
     if variable.source is not None:
+        assert index is WHOLE
         _send(variable, value, kind)
         return
     here = context.current()
+    if variable.placement.mesh is not None:
+        _check_strategy(variable, here, str(kind))
     in_replica = here.replica_context is not None and here.copy_id is None
     if not in_replica or here.strategy.extended.single:
         if here.copy_id is None and variable.per_replica:
-            _write_across(variable, value, kind)
+            _write_across(variable, value, kind, index)
         else:
-            _put(variable, _compute_new(variable, _unwrap(value), kind), here)
+            _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
         return
     if variable.distribute_strategy is not here.strategy:
         raise ValueError(
@@ -165,14 +190,14 @@ def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        _put(variable, _compute_new(variable, _unwrap(value), kind), here)
+        _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
         return
-    _write_together(variable, value, kind, here)
+    _write_together(variable, value, kind, index, here)
 
 
 def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Writes a variable that lives in another process: there, and at once or after the step."""
-    value = _fit(variable, _unwrap(value), kind)
+    value = fit(variable, unwrap(value), kind)
     stand_in = overlay.find_overlay(variable)
     seen = None if stand_in is None else _change(variable.read_value(), value, kind)
     frame = frames.current()
@@ -187,7 +212,11 @@ def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
 
 
 def _write_together(
-    variable: PlacedVariable, value: Assigned, kind: WriteKind, here: context.Entry
+    variable: PlacedVariable,
+    value: Assigned,
+    kind: WriteKind,
+    index: object,
+    here: context.Entry,
 ) -> None:
     """Writes a mirrored variable from all replicas at once."""
     aggregation = variable.aggregation
@@ -212,7 +241,7 @@ def _write_together(
         _refuse_staged(variable, value)
 
     def together(strategy: contracts.Strategy, value: Assigned) -> None:
-        if isinstance(value, DistributedValues):
+        if is_wrapped(value):
             if aggregation is _FIRST:
                 value = strategy.extended.first_value(value, variable)
             else:
@@ -224,16 +253,24 @@ def _write_together(
                 "all replicas share; whether the sum counts it once or once per replica is not "
                 f"clear. Pass each replica's own, {kind}(x + 0), or use MEAN."
             )
-        strategy.extended.update(variable, lambda v, x: write(v, x, kind), args=(value,))
+        strategy.extended.update(variable, lambda v, x: write(v, x, kind, index), args=(value,))
 
     assert here.replica_context is not None
+    index = jax.tree.map(_share_index, index)
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = read(variable)
 
 
-def _write_across(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
+def _share_index(part: object) -> object:
+    """Returns the first replica's index, so that all write the same part of their copies."""
+    return take_first_replica(part) if jax_private.is_tracer(part) else part
+
+
+def _write_across(
+    variable: PlacedVariable, value: Assigned, kind: WriteKind, index: object
+) -> None:
     """Writes a variable that has a value in each replica from outside the replicas."""
     if variable.aggregation is VariableAggregation.SUM:
         if kind is not WriteKind.ASSIGN:
@@ -242,44 +279,56 @@ def _write_across(variable: PlacedVariable, value: Assigned, kind: WriteKind) ->
                 "replicas it is not clear which replica's part changes. Call it in "
                 "strategy.run(), or use assign(), which spreads the value evenly."
             )
-        value = jnp.asarray(_unwrap(value)) / variable.placement.num_copies
+        value = jnp.asarray(unwrap(value)) / variable.placement.num_copies
         value = value.astype(variable.dtype)
     frame = frames.current()
     count = variable.placement.num_copies
-    value = _fit(variable, _unwrap(value), kind)
+    value = fit(variable, unwrap(value), kind, index)
     if isinstance(frame, frames.RunFrame):
-        frame.write(variable, _change(frame.read(variable), value, kind))
+        frame.write(variable, _change(frame.read(variable), value, kind, index))
         return
-    stacked = jnp.broadcast_to(value, (count, *variable.shape))
     if frame is not None:
-        is_new = kind is WriteKind.ASSIGN
-        frame.write(variable, stacked if is_new else _change(frame.read(variable), stacked, kind))
+        stacked = jnp.broadcast_to(value, (count, *value.shape))
+        if kind is not WriteKind.ASSIGN or index is not WHOLE:
+            change = functools.partial(_change, kind=kind, index=index)
+            stacked = jax.vmap(change)(frame.read(variable), stacked)
+        frame.write(variable, stacked)
         return
     pieces = variable.placement.pieces(variable.share())
-    new = [_change(piece, value, kind) for piece in pieces]
+    new = [_change(piece, value, kind, index) for piece in pieces]
     variable.store(variable.placement.join(new, variable.share()))
 
 
 def _compute_new(
-    variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind
+    variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind, index: object
 ) -> jax.Array:
     """Returns the value that the variable, or the copy in this context, is to have."""
-    value = _fit(variable, value, kind)
-    if kind is WriteKind.ASSIGN:
+    value = fit(variable, value, kind, index)
+    if kind is WriteKind.ASSIGN and index is WHOLE:
         return value
     old = variable.read_value()
-    stand_in = overlay.find_overlay(variable)
-    return frames.detach(_change(old, value, kind)) if stand_in else _change(old, value, kind)
+    new = _change(old, value, kind, index)
+    return frames.detach(new) if overlay.find_overlay(variable) else new
 
 
-def _change(old: jax.Array, value: jax.Array, kind: WriteKind) -> jax.Array:
+def _change(old: jax.Array, value: jax.Array, kind: WriteKind, index: object = WHOLE) -> jax.Array:
+    if index is not WHOLE:
+        part = old.at[index]
+        if kind is WriteKind.ASSIGN:
+            return part.set(value)
+        return part.add(value if kind is WriteKind.ASSIGN_ADD else -value)
     if kind is WriteKind.ASSIGN:
         return value
     return (old + value if kind is WriteKind.ASSIGN_ADD else old - value).astype(old.dtype)
 
 
-def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:
-    """Returns `value` as an array of the variable's shape and data type."""
+def fit(
+    variable: PlacedVariable,
+    value: jax.typing.ArrayLike,
+    kind: WriteKind,
+    index: object = WHOLE,
+) -> jax.Array:
+    """Returns `value` as an array of the data type of the variable, and of its part's shape."""
     array = frames.detach(jnp.asarray(value))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -289,18 +338,24 @@ def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind)
             f"{kind}: a value of data type {given.name} does not fit {variable.described} of data "
             f"type {wanted.name}. Convert it first: value.astype({wanted.name!r})."
         )
-    if array.shape != variable.shape and not (kind is not WriteKind.ASSIGN and array.shape == ()):
+    shape = variable.shape
+    if index is not WHOLE:
+        shape = jax.eval_shape(lambda x: x[index], jax.ShapeDtypeStruct(shape, wanted)).shape
+    scalar_fits = index is not WHOLE or kind is not WriteKind.ASSIGN
+    if array.shape != shape and not (scalar_fits and array.shape == ()):
+        part = "" if index is WHOLE else f"[{index!r}] of "
         raise ValueError(
-            f"{kind}: a value of shape {tuple(array.shape)} does not fit {variable.described}. "
-            f"Expected shape {variable.shape}."
+            f"{kind}: a value of shape {tuple(array.shape)} does not fit {part}"
+            f"{variable.described}. Expected shape {shape}."
         )
     return array.astype(wanted)
 
 
-def _unwrap(value: Assigned) -> jax.typing.ArrayLike:
+def unwrap(value: Assigned) -> jax.typing.ArrayLike:
+    """Returns the one value to write outside the replicas."""
     if isinstance(value, Mirrored):
         return value.get()
-    if isinstance(value, DistributedValues):
+    if is_wrapped(value):
         raise ValueError(
             "assign: the value differs per replica (PerReplica), but the write is outside the "
             "replicas. Combine it first: strategy.reduce('MEAN', value, axis=None)."

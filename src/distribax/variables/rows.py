@@ -17,6 +17,7 @@ from distribax.jax_private import jaxprs
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices, Mirrored
 from distribax.variables import context_rules
+from distribax.variables.reference import Reference
 from distribax.variables.sharded.division import Division, check_ids, check_kind
 
 Array: TypeAlias = "jax.Array | np.ndarray"
@@ -60,6 +61,22 @@ class RowAccess(ArrayLike):
             return super().jax_type()
         # Not read: that may take a message to a server, or a sum over replicas.
         return jax_private.make_array_type(self.shape, self.dtype)
+
+    def ref(self: _R) -> Reference[_R]:
+        """Returns a reference to the variable, to find it by identity among others.
+
+        Returns:
+            An object that equals the other references to this variable; `deref()` returns it.
+        """
+        return Reference(self)
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the value.
+
+        Returns:
+            The size of each dimension.
+        """
+        return self.shape
 
     @property
     def row_shards(self) -> list[tuple[int, Any]]:

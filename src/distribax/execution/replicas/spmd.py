@@ -20,7 +20,6 @@ from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (
-    DistributedValues,
     Global,
     GlobalForm,
     Local,
@@ -28,6 +27,7 @@ from distribax.values import (
     Origins,
     PerReplica,
     is_none_wrapped_or_opaque,
+    is_wrapped,
     is_wrapped_or_opaque,
 )
 
@@ -111,7 +111,7 @@ class SpmdRunner:
 
     def unwrap(self, leaf: object) -> Any:
         """Returns the replica's own part of a wrapped value."""
-        if not isinstance(leaf, DistributedValues):
+        if not is_wrapped(leaf):
             return leaf
         layout = leaf.layout
         if isinstance(leaf, Mirrored):
@@ -249,7 +249,7 @@ class _Input:
 
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
-    if isinstance(leaf, DistributedValues):
+    if is_wrapped(leaf):
         layout = leaf.on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
             return _Input(leaf.get(), _SAME, None)
