@@ -68,10 +68,10 @@ def guard_read(variable: Described) -> None:
     if any(map(jax_private.is_for_jit, staging)):
         inside = "" if frame is None else ", in a dx.function"
         raise RuntimeError(
-            f"read_value: {variable.described} is read inside jax.jit{inside}. jax.jit remembers "
-            "what it has traced, the value of the variable included, and would use it again in "
-            "later calls. Decorate the function with @dx.function instead of @jax.jit, or pass it "
-            "the variable as an argument: fn(x, v)."
+            f"read_value: {variable.described} is read inside jax.jit{inside}. jax.jit, "
+            "and jax.eval_shape, remember what they have traced, the value of the variable "
+            "included, and would use it again in later calls. Decorate the function with "
+            "@dx.function instead of @jax.jit, or pass it the variable as an argument: fn(x, v)."
         )
     jax_private.note_closures(staging)
 

@@ -1,4 +1,8 @@
-"""Parts of a variable that can be assigned: `v[0].assign(x)`."""
+"""Parts of a variable that can be assigned: `v[0].assign(x)`.
+
+Such a part is an array with methods that write it back. JAX's tracers cannot be given methods, so
+that a `VariableSlice` stands for them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import override
 
+from distribax import jax_private
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
 from distribax.values.arithmetic import unwrap_index
@@ -33,9 +37,9 @@ _V = TypeVar("_V", bound=SlicedVariable)
 
 @jax.tree_util.register_pytree_node_class
 class VariableSlice(ArrayLike, Generic[_V]):
-    """What `v[index]` returns: the values of that part when it was indexed, which can be assigned.
+    """What `v[index]` is while a function is traced: a tracer of that part, which can be assigned.
 
-    In nests it is the array of those values.
+    In nests it is the tracer alone.
 
     Args:
         variable: The variable.
@@ -46,6 +50,13 @@ class VariableSlice(ArrayLike, Generic[_V]):
         self._variable = variable
         self._index = unwrap_index(index)
         self._array = variable.read_value()[self._index]
+
+    def as_array(self) -> jax.Array | VariableSlice[_V]:
+        """Returns an array with methods that write to the variable, if there is one already."""
+        if jax_private.is_tracer(self._array):
+            return self
+        methods = (self.assign, self.assign_add, self.assign_sub)
+        return jax_private.add_methods(self._array, methods)
 
     @override
     def __jax_array__(self) -> jax.Array:
@@ -99,9 +110,9 @@ class VariableSlice(ArrayLike, Generic[_V]):
             context_rules.write(variable, value, kind, self._index)
             return variable
         # Only the rows that change are sent, as others may write the rest.
-        numbers = np.arange(variable.shape[0])
+        numbers = jnp.arange(variable.shape[0])
         first = self._index[0] if isinstance(self._index, tuple) else self._index
-        rows = numbers if first is Ellipsis else np.atleast_1d(numbers[first])
+        rows = numbers if first is Ellipsis else jnp.atleast_1d(numbers[first])
         base = variable.read_value()
         part = (base if kind is WriteKind.ASSIGN else jnp.zeros_like(base)).at[self._index]
         array = context_rules.fit(variable, context_rules.unwrap(value), kind, self._index)
@@ -113,10 +124,6 @@ class VariableSlice(ArrayLike, Generic[_V]):
     @override
     def __repr__(self) -> str:
         return repr(self._array)
-
-    @override
-    def __str__(self) -> str:
-        return str(self._array)
 
     # As a pytree: the array.
 

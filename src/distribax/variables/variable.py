@@ -235,8 +235,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return self.read_value()
 
     @override
-    def __getitem__(self, index: object) -> VariableSlice[Variable]:
-        return VariableSlice(self, index)
+    def __getitem__(self, index: object) -> Any:
+        return VariableSlice(self, index).as_array()
 
     @override
     def numpy(self) -> np.ndarray:
