@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from distribax import context, contracts, jax_private
+from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
@@ -59,7 +60,7 @@ def guard_read(variable: Described) -> None:
     """Makes sure that no JAX transformation remembers the value being read.
 
     Raises:
-        RuntimeError: `jax.jit` is tracing, and would keep the value.
+        VariableInJitError: `jax.jit` is tracing, and would keep the value.
     """
     frame = frames.current()
     staging = list(jax_private.iterate_staging(None if frame is None else frame.trace))
@@ -67,7 +68,7 @@ def guard_read(variable: Described) -> None:
         return
     if any(map(jax_private.is_for_jit, staging)):
         inside = "" if frame is None else ", in a dx.function"
-        raise RuntimeError(
+        raise VariableInJitError(
             f"read_value: {variable.described} is read inside jax.jit{inside}. jax.jit, "
             "and jax.eval_shape, remember what they have traced, the value of the variable "
             "included, and would use it again in later calls. Decorate the function with "

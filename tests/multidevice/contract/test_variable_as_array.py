@@ -309,3 +309,25 @@ def test_replicas_give_a_variable_one_name() -> None:
 
     with pytest.raises(RuntimeError, match=r"replica 1 creates the variable 'b'.*created 'a'"):
         make_strategy("mirrored", 2).run(replica_fn)
+
+
+def test_a_rate_that_is_a_variable_and_a_constraint(case: Case) -> None:
+    rate = case.variable(0.5, trainable=False)
+    count = case.num_replicas
+    if case.kind == "served":
+        held = case.variable(1.0, name="w", constraint=abs)
+        with pytest.raises(ValueError, match=r"variable 'w'.*has a constraint.*v.assign\("):
+            dx.Optimizer(optax.sgd(0.1)).build([held])
+        return
+    w = case.variable(1.0, constraint=lambda x: jnp.maximum(x, -1.0))
+    with case.strategy.scope():
+        schedule = optax.inject_hyperparams(optax.sgd)(learning_rate=lambda _: rate * 1.0)
+        optimizer = dx.Optimizer(schedule)
+    grad = jnp.asarray(1.0 / count)
+    step = case.step(
+        lambda: case.strategy.run(lambda: optimizer.apply_gradients([(grad * 1.0, w)]))
+    )
+    for new_rate, expected in ((0.5, 0.5), (1.0, -0.5), (1.0, -1.0)):
+        rate.assign(new_rate)
+        step()
+        assert float(w) == pytest.approx(expected)

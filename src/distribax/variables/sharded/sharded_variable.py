@@ -125,6 +125,11 @@ class ShardedVariable(RowAccess):
         return self._variables[0].distribute_strategy
 
     @property
+    def constraint(self) -> Callable[[jax.Array], jax.typing.ArrayLike] | None:
+        """The function that optimizers apply to each shard after each update, or None."""
+        return self._variables[0].constraint
+
+    @property
     def per_replica(self) -> bool:
         """Whether each replica has a value of its own."""
         return self._variables[0].per_replica
