@@ -62,6 +62,8 @@ def guard_read(variable: Described) -> None:
     Raises:
         VariableInJitError: `jax.jit` is tracing, and would keep the value.
     """
+    if not jax_private.is_tracing():
+        return
     frame = frames.current()
     staging = list(jax_private.iterate_staging(None if frame is None else frame.trace))
     if not staging:
