@@ -36,8 +36,10 @@ from distribax.topology import get_soft_device_placement as get_soft_device_plac
 from distribax.topology import set_soft_device_placement as set_soft_device_placement
 from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.training import metrics as metrics
-from distribax.training.checkpoint import Checkpoint as Checkpoint
-from distribax.training.checkpoint_manager import CheckpointManager as CheckpointManager
+from distribax.training.checkpoints.checkpoint import Checkpoint as Checkpoint
+from distribax.training.checkpoints.checkpoint_manager import (
+    CheckpointManager as CheckpointManager,
+)
 from distribax.training.gradients import value_and_grad as value_and_grad
 from distribax.training.losses import compute_average_loss as compute_average_loss
 from distribax.training.losses import scale_regularization_loss as scale_regularization_loss
