@@ -173,7 +173,8 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
         path = checkpoint.write(directory + "/good")
         v.assign(2.0)
         attempt(checkpoint.write, path)
-        attempt(checkpoint.write, directory + f"/of-{worker}")
+        # As programs do in which the chief writes, and the others somewhere else.
+        checkpoint.write(directory + f"/of-{worker}")
         if worker == 0:
             import orbax.checkpoint as ocp
             def broken(*args, **kwargs):
@@ -194,10 +195,9 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
         tmp_path,
     )
     for worker, result in enumerate(told):
-        exists, differ, full, shape, *late = result["errors"]
+        exists, full, shape, *late = result["errors"]
         first = "ValueError" if worker == 0 else "RuntimeError: Checkpoint.save: worker 0 failed"
         assert exists.startswith(first) and "exists already" in exists
-        assert "the workers differ" in differ and "/of-1" in differ
         assert "no space left" in full
         assert ("worker 0 failed" in full) == (worker == 1)
         assert "was saved with shape ()" in shape
@@ -207,7 +207,7 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
     # Worker 1 has left: worker 0 waits for it in vain, or is told that it has ended.
     last = told[0]["errors"][-1]
     assert "worker 1 gave no sign within 1 s" in last or "has ended" in last
-    assert sorted(os.listdir(tmp_path)) == ["good"]
+    assert sorted(os.listdir(tmp_path)) == ["good", "of-0", "of-1"]
 
 
 def test_the_manager_of_workers_keeps_the_newest(tmp_path: Path) -> None:

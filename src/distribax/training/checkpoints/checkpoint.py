@@ -114,7 +114,7 @@ class Checkpoint:
     def save(self, file_prefix: str | os.PathLike[str], *, timeout_seconds: float = 600.0) -> str:
         """Writes a checkpoint to a new directory, numbered by `save_counter`: `prefix-1` and so on.
 
-        With several workers all call it, with the same prefix; one of them writes, and all raise if
+        With several workers all call it; one of those with the same prefix writes, and all raise if
         it fails or a worker does not come in time.
 
         Args:
@@ -184,6 +184,7 @@ class Checkpoint:
         tracked = self._find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
         target = Path(path).absolute()
+        writes = is_writer(workers, target)
 
         def check() -> None:
             if not tracked.slots and not tracked.iterators and not self._notes:
@@ -191,15 +192,13 @@ class Checkpoint:
                     "Checkpoint.save: nothing to save. Name what belongs to it: "
                     "dx.Checkpoint(model=variables, optimizer=optimizer)."
                 )
-            if workers.is_first and target.exists() and not overwrite:
+            if writes and target.exists() and not overwrite:
                 raise ValueError(
                     f"Checkpoint.write: path={str(path)!r} exists already. Choose a new name (for "
                     "example one with the step), or pass overwrite=True."
                 )
 
-        workers.require_same(
-            "Checkpoint.save", [os.fspath(path), sorted(tracked.slots), sorted(tracked.iterators)]
-        )
+        workers.require_same("Checkpoint.save", [sorted(tracked.slots), sorted(tracked.iterators)])
         workers.run_together("Checkpoint.save", check)
         # Every worker reads: to combine what replicas keep for themselves, all are needed.
         values = {name: slot.read() for name, slot in tracked.slots.items()}
@@ -218,7 +217,7 @@ class Checkpoint:
         }
 
         def write() -> None:
-            if workers.is_first:
+            if writes:
                 order = files.find_last_order(target.parent) + 1
                 files.write(target, values, {**notes, "order": order}, overwrite)
 
@@ -395,6 +394,15 @@ class _Restored:
     def forget(self) -> None:
         self._late.clear()
         late_values.stop_waiting(self._checkpoint)
+
+
+def is_writer(workers: WorkerAgreement, path: Path) -> bool:
+    """Returns whether this worker writes to a path: the first one of those that name it.
+
+    Programs written for TensorFlow let the chief write, and the others somewhere else.
+    """
+    said = workers.exchange("path", str(path))
+    return said.index(str(path)) == workers.worker_id
 
 
 def _find_workers(tracked: Tracked, timeout_seconds: float) -> WorkerAgreement:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import SupportsInt
 
 from distribax.training.checkpoints import checkpoint_files as files
-from distribax.training.checkpoints.checkpoint import Checkpoint
+from distribax.training.checkpoints.checkpoint import Checkpoint, is_writer
 from distribax.training.checkpoints.directory import find_checkpoints, get_number
 
 
 class CheckpointManager:
     """Saves a checkpoint under a number again and again, and keeps the newest.
 
-    With several workers all of them make a manager and call its methods; one writes and removes.
+    With several workers all of them make a manager and call its methods; one of those with the same
+    directory writes and removes.
     What a writer that was killed has left is never taken for a checkpoint, and is removed by the
     next `save`.
 
@@ -135,11 +136,12 @@ class CheckpointManager:
             if step - self._last_step < self._interval:
                 return None
         workers = self._checkpoint.workers(self._timeout_seconds)
+        writes = is_writer(workers, self._directory)
         found = self._find_complete() if workers.is_first else []
         last = max([int(self._checkpoint.save_counter), *map(get_number, found)])
         number = last + 1 if checkpoint_number is None else _check_number(checkpoint_number)
         number = workers.exchange("checkpoint number", number)[0]
-        if workers.is_first and self._directory.is_dir():
+        if writes and self._directory.is_dir():
             files.remove_leftovers(self._directory, f"{self._name}-")
         path = self._checkpoint.write_numbered(
             self._directory / f"{self._name}-{number}",
@@ -147,7 +149,7 @@ class CheckpointManager:
             timeout_seconds=self._timeout_seconds,
         )
         self._last_step = step
-        if workers.is_first and self._max_to_keep is not None:
+        if writes and self._max_to_keep is not None:
             for old in self._find_complete()[: -self._max_to_keep]:
                 shutil.rmtree(old)
         return path
