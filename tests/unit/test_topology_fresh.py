@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunFresh
+from tests.conftest import RunProgram
 
 pytestmark = pytest.mark.multiprocess
 
@@ -21,29 +21,29 @@ def show():
 """
 
 
-def test_import_does_not_start_the_backend(run_fresh: RunFresh) -> None:
+def test_import_does_not_start_the_backend(run_fresh: RunProgram) -> None:
     printed = run_fresh(START + "print(jax_private.have_backends_started())")
     assert printed == "False"
 
 
-def test_naming_cpus_makes_them(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_naming_cpus_makes_them(run_forked: RunProgram) -> None:
+    printed = run_forked(
         START + "print(topology.resolve_devices(['CPU:0', '/device:CPU:2']))\nshow()", NPROC="1"
     )
     assert printed == "(CpuDevice(id=0), CpuDevice(id=2))\nTrue 3 6 None"
 
 
-def test_naming_one_cpu_makes_it(run_fresh: RunFresh) -> None:
-    printed = run_fresh(START + "print(topology.resolve_device('CPU:1'))\nshow()", NPROC="1")
+def test_naming_one_cpu_makes_it(run_forked: RunProgram) -> None:
+    printed = run_forked(START + "print(topology.resolve_device('CPU:1'))\nshow()", NPROC="1")
     assert printed.endswith("True 2 4 None")
 
 
-def test_virtual_devices_grow_and_never_shrink(run_fresh: RunFresh) -> None:
+def test_virtual_devices_grow_and_never_shrink(run_forked: RunProgram) -> None:
     program = START + (
         "for n in (2, 5, 3):\n    topology.set_virtual_cpu_devices(n)\n"
         "print(os.environ['PJRT_NPROC'])\nshow()\n"
     )
-    assert run_fresh(program, NPROC="1") == "10\nFalse 5 10 None"
+    assert run_forked(program, NPROC="1") == "10\nFalse 5 10 None"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_virtual_devices_grow_and_never_shrink(run_fresh: RunFresh) -> None:
     ],
     ids=["flag", "variable"],
 )
-def test_devices_asked_for_elsewhere_stay(environment: dict[str, str], run_fresh: RunFresh) -> None:
+def test_devices_asked_for_elsewhere_stay(
+    environment: dict[str, str], run_fresh: RunProgram
+) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nshow()"
     assert run_fresh(program, NPROC="1", **environment) == "False 4 8 None"
     program = START + "topology.set_virtual_cpu_devices(6)\nshow()"
@@ -67,10 +69,10 @@ def test_devices_asked_for_elsewhere_stay(environment: dict[str, str], run_fresh
     ids=str,
 )
 def test_any_pool_size_is_respected_on_one_device(
-    environment: dict[str, str], threads: int, run_fresh: RunFresh
+    environment: dict[str, str], threads: int, run_forked: RunProgram
 ) -> None:
     variable = environment.get("PJRT_NPROC")
-    assert run_fresh(START + "show()", **environment) == f"False 1 {threads} {variable}"
+    assert run_forked(START + "show()", **environment) == f"False 1 {threads} {variable}"
 
 
 @pytest.mark.parametrize(
@@ -79,20 +81,20 @@ def test_any_pool_size_is_respected_on_one_device(
     ids=str,
 )
 def test_large_enough_a_pool_is_left_alone(
-    environment: dict[str, str], threads: int, run_fresh: RunFresh
+    environment: dict[str, str], threads: int, run_forked: RunProgram
 ) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nshow()"
     variable = environment.get("PJRT_NPROC")
-    assert run_fresh(program, **environment) == f"False 2 {threads} {variable}"
+    assert run_forked(program, **environment) == f"False 2 {threads} {variable}"
 
 
-def test_a_value_that_somebody_else_set_meanwhile_stays(run_fresh: RunFresh) -> None:
+def test_a_value_that_somebody_else_set_meanwhile_stays(run_forked: RunProgram) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nos.environ['PJRT_NPROC'] = '7'\nshow()"
-    assert run_fresh(program, NPROC="1") == "False 2 7 7"
+    assert run_forked(program, NPROC="1") == "False 2 7 7"
 
 
-def test_a_bad_name_does_not_start_the_backend(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_a_bad_name_does_not_start_the_backend(run_forked: RunProgram) -> None:
+    printed = run_forked(
         START
         + """
 try:
@@ -110,8 +112,8 @@ print(topology.resolve_devices(["CPU:0", "CPU:1"]))
     assert devices == "(CpuDevice(id=0), CpuDevice(id=1))"
 
 
-def test_without_a_cpu_platform_nothing_can_be_made(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_without_a_cpu_platform_nothing_can_be_made(run_forked: RunProgram) -> None:
+    printed = run_forked(
         START
         + """
 jax.devices()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunFresh
+from tests.conftest import RunProgram
 
 PROGRAM = """
     import json
@@ -45,7 +45,7 @@ PROGRAM = """
 
 
 @pytest.mark.multiprocess
-def test_processes_keep_order_resume_report_errors_and_end(run_fresh: RunFresh) -> None:
+def test_processes_keep_order_resume_report_errors_and_end(run_fresh: RunProgram) -> None:
     assert run_fresh(PROGRAM).split("\n") == [
         "2 False",
         "True",
