@@ -25,7 +25,7 @@ MODULES = ("numpy", "jax", "jax.numpy", "optax", "distribax", "orbax.checkpoint"
 """What nearly all programs of the tests import; together more than a second of processor time."""
 
 _LONGEST_REQUEST = 1 << 20
-_NUM_DESCRIPTORS = 3
+_NUM_DESCRIPTORS = 4
 
 
 @dataclass
@@ -52,18 +52,19 @@ class _Server:
                     self._end_children()
                     return None
                 request: dict[str, Any] = json.loads(data)
-                if self._fork(*descriptors):
+                *standard, status = descriptors
+                if self._fork(standard, status):
                     return request
 
-    def _fork(self, out: int, err: int, status: int) -> bool:
-        """Returns whether this is the child."""
+    def _fork(self, standard: list[int], status: int) -> bool:
+        """Returns whether this is the child, which has these standard streams."""
         pid = os.fork()
         if pid:
             pidfd = os.pidfd_open(pid)
             self.children[pidfd] = (pid, status)
             self.selector.register(pidfd, selectors.EVENT_READ)
-            os.close(out)
-            os.close(err)
+            for descriptor in standard:
+                os.close(descriptor)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))
             self.requests.sendmsg([str(pid).encode()], [rights])
             return False
@@ -72,10 +73,10 @@ class _Server:
         for pidfd, (_, other) in self.children.items():
             os.close(pidfd)
             os.close(other)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        for descriptor in (out, err, status):
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
             os.close(descriptor)
+        os.close(status)
         return True
 
     def _reap(self, pidfd: int) -> None:
@@ -112,13 +113,12 @@ def _run(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv = [request["name"]]
+    sys.argv = request["arguments"]
     del sys.path[0]  # The folder of the tests.
     program = types.ModuleType("__main__")
-    if os.path.exists(request["name"]):
-        program.__file__ = request["name"]
+    program.__file__ = name = sys.argv[0]
     sys.modules["__main__"] = program
-    exec(compile(request["source"], request["name"], "exec"), program.__dict__)
+    exec(compile(request["source"], name, "exec"), program.__dict__)
 
 
 if __name__ == "__main__":

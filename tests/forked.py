@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
@@ -34,15 +34,23 @@ class ForkedProcess:
         pid: Its process id.
         pidfd: A descriptor of the process.
         status: A pipe that its exit code comes through.
+        stdin: What it reads from its standard input.
         stdout: What it writes to its standard output, if that is not a file.
         stderr: What it writes to its standard error, if that is not a file.
     """
 
     def __init__(
-        self, pid: int, pidfd: int, status: int, stdout: TextIO | None, stderr: TextIO | None
+        self,
+        pid: int,
+        pidfd: int,
+        status: int,
+        stdin: TextIO,
+        stdout: TextIO | None,
+        stderr: TextIO | None,
     ) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.stdin = stdin
         self.stdout = stdout
         self.stderr = stderr
         self._pidfd = pidfd
@@ -66,15 +74,18 @@ class ForkedProcess:
             code = os.read(self._status, 16)
             assert code, "the fork server has died"
             self.returncode = int(code)
+            with contextlib.suppress(BrokenPipeError):
+                self.stdin.close()
             os.close(self._status)
             os.close(self._pidfd)
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
-        """Waits for the end of the process; returns what it has written and nobody has read."""
+        """Closes its input and waits for its end; returns what it has written and nobody read."""
         assert self.stdout is not None and self.stderr is not None
         if self.stdout.closed:
             return "", ""
+        self.stdin.close()
         # Both at the same time: a process whose output nobody reads waits.
         with ThreadPoolExecutor(1) as reader, self.stdout, self.stderr:
             err = reader.submit(self.stderr.read)
@@ -103,6 +114,7 @@ def start_forked(
     out: Path | None = None,
     err: Path | None = None,
     name: str = "<string>",
+    arguments: Sequence[str] = (),
     number: int = 0,
 ) -> ForkedProcess:
     """Starts a process that runs a program.
@@ -115,16 +127,22 @@ def start_forked(
         out: The file for its standard output, by default a pipe.
         err: The file for its standard error, by default a pipe.
         name: The name of the program's file, for tracebacks.
+        arguments: What the program finds in `sys.argv` after its name.
         number: Which of several processes of a cluster this is.
 
     Returns:
         The process, which is running.
     """
-    request = {"source": source, "name": name, "environment": dict(environment)}
+    request = {
+        "source": source,
+        "arguments": [name, *arguments],
+        "environment": dict(environment),
+    }
     status, for_status = os.pipe()
+    for_in, stdin = os.pipe()
     stdout, for_out = _open(out)
     stderr, for_err = _open(err)
-    given = [for_out, for_err, for_status]
+    given = [for_in, for_out, for_err, for_status]
     server = _start_server(number % NUM_SERVERS)
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))
     server.sendmsg([json.dumps(request).encode()], [rights])
@@ -132,7 +150,7 @@ def start_forked(
         os.close(descriptor)
     answer, descriptors, _, _ = socket.recv_fds(server, 16, 1)
     assert answer, "the fork server has died"
-    return ForkedProcess(int(answer), descriptors[0], status, stdout, stderr)
+    return ForkedProcess(int(answer), descriptors[0], status, open(stdin, "w"), stdout, stderr)
 
 
 def _open(path: Path | None) -> tuple[TextIO | None, int]:
