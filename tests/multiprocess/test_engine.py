@@ -151,6 +151,7 @@ def _shared_memory() -> list[str]:
     return [path.name for path in Path("/dev/shm").glob("*") if path.name[:6] in ("plasma", "ray")]
 
 
+# Takes more than 10 s: Ray starts twice, with four actors in all, and an intruder imports it.
 def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     programs: MarkedPrograms,
 ) -> None:

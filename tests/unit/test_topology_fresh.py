@@ -69,10 +69,10 @@ def test_devices_asked_for_elsewhere_stay(
     ids=str,
 )
 def test_any_pool_size_is_respected_on_one_device(
-    environment: dict[str, str], threads: int, run_forked: RunProgram
+    environment: dict[str, str], threads: int, run_fresh: RunProgram
 ) -> None:
     variable = environment.get("PJRT_NPROC")
-    assert run_forked(START + "show()", **environment) == f"False 1 {threads} {variable}"
+    assert run_fresh(START + "show()", **environment) == f"False 1 {threads} {variable}"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_any_pool_size_is_respected_on_one_device(
     ids=str,
 )
 def test_large_enough_a_pool_is_left_alone(
-    environment: dict[str, str], threads: int, run_forked: RunProgram
+    environment: dict[str, str], threads: int, run_fresh: RunProgram
 ) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nshow()"
     variable = environment.get("PJRT_NPROC")
-    assert run_forked(program, **environment) == f"False 2 {threads} {variable}"
+    assert run_fresh(program, **environment) == f"False 2 {threads} {variable}"
 
 
 def test_a_value_that_somebody_else_set_meanwhile_stays(run_forked: RunProgram) -> None:
