@@ -82,14 +82,14 @@ def _find_place(path: Path, folders: tuple[str, ...]) -> int:
     return next(places, len(folders))
 
 
-class RunProgram(Protocol):
+class RunFresh(Protocol):
     """Runs a program in a process in which JAX has not started; returns what it printed."""
 
     def __call__(self, program: str, **environment: str) -> str: ...
 
 
 @pytest.fixture
-def run_fresh() -> RunProgram:
+def run_fresh() -> RunFresh:
     """Gives a function that runs a program in a fresh Python, for what happens at imports."""
 
     def start(source: str, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -101,7 +101,7 @@ def run_fresh() -> RunProgram:
 
 
 @pytest.fixture
-def run_forked() -> RunProgram:
+def run_forked() -> RunFresh:
     """Gives a function that runs a program in a process that has imported JAX; this is cheap."""
     return functools.partial(_run, forked.start_forked)
 

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import distribax as dx
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 from tests.multidevice.contract.cases import SETUPS, Case, close
 from tests.multidevice.nnx_models import (
     BATCH_SIZE,
@@ -363,7 +363,7 @@ def test_strategies_take_turns(compiled: bool) -> None:
     close(numbers(model, optimizer), numbers(plain, plain_optimizer), 1e-4)
 
 
-def test_flax_is_imported_by_the_user_alone(run_fresh: RunProgram) -> None:
+def test_flax_is_imported_by_the_user_alone(run_fresh: RunFresh) -> None:
     printed = run_fresh(
         """
         import sys
@@ -379,7 +379,7 @@ def test_flax_is_imported_by_the_user_alone(run_fresh: RunProgram) -> None:
     assert printed.splitlines() == ["False", "(2, 2)"]
 
 
-def test_a_flax_that_does_not_fit_is_told_once(run_fresh: RunProgram) -> None:
+def test_a_flax_that_does_not_fit_is_told_once(run_fresh: RunFresh) -> None:
     printed = run_fresh(
         """
         import sys, types, warnings

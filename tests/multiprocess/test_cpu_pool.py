@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 
 pytestmark = pytest.mark.multiprocess
 
@@ -49,7 +49,7 @@ STUCK_AFTER_SECONDS = (
 )
 
 
-def _train(run: RunProgram, num_devices: int, make_devices: str, **environment: str) -> None:
+def _train(run: RunFresh, num_devices: int, make_devices: str, **environment: str) -> None:
     steps = 80
     program = f"{make_devices}\nSTEPS = {steps}\n{TRAIN}"
     flags = f"{environment.pop('XLA_FLAGS', '')} {STUCK_AFTER_SECONDS}"
@@ -66,7 +66,7 @@ def _named(num_devices: int) -> str:
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunProgram) -> None:
+def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunFresh) -> None:
     _train(run_forked, num_devices, _named(num_devices))
 
 
@@ -76,7 +76,7 @@ def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunProgra
     ids=str,
 )
 def test_too_small_a_pool_set_by_the_user_is_raised(
-    environment: dict[str, str], run_forked: RunProgram
+    environment: dict[str, str], run_forked: RunFresh
 ) -> None:
     _train(run_forked, 2, _named(2), **environment)
 
@@ -98,12 +98,12 @@ CONFIGURE = "import jax\njax.config.update('jax_num_cpu_devices', 4)\n"
     ids=["flag", "variable", "config_before_import", "config_after_import", "user_starts_jax"],
 )
 def test_devices_that_the_user_made_are_safe_as_well(
-    make_devices: str, environment: dict[str, str], run_fresh: RunProgram
+    make_devices: str, environment: dict[str, str], run_fresh: RunFresh
 ) -> None:
     _train(run_fresh, 4, make_devices, **environment)
 
 
-def test_backend_started_with_too_small_a_pool_is_refused(run_fresh: RunProgram) -> None:
+def test_backend_started_with_too_small_a_pool_is_refused(run_fresh: RunFresh) -> None:
     printed = run_fresh(
         """
         import jax
@@ -126,7 +126,7 @@ def test_backend_started_with_too_small_a_pool_is_refused(run_fresh: RunProgram)
     assert "PJRT_NPROC=6" in printed
 
 
-def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_forked: RunProgram) -> None:
+def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_forked: RunFresh) -> None:
     # Without the lock, two threads that start programs need 3 threads a device instead of 2.
     training = TRAIN.replace("for _ in range(STEPS):\n    weights = step(weights, batch)\n", "")
     program = f"""{_named(2)}

@@ -16,7 +16,7 @@ from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.node import RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ports import find_quiet_ports
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = pytest.mark.multiprocess
@@ -209,7 +209,7 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
 
 
 def test_training_on_a_ray_cluster_that_is_there(
-    cluster: tuple[str, str], run_forked: RunProgram
+    cluster: tuple[str, str], run_forked: RunFresh
 ) -> None:
     program = f"""
         import os
@@ -243,7 +243,7 @@ def test_training_on_a_ray_cluster_that_is_there(
     assert run_forked(program) == "done"
 
 
-def test_address_without_a_cluster(cluster: tuple[str, str], run_forked: RunProgram) -> None:
+def test_address_without_a_cluster(cluster: tuple[str, str], run_forked: RunFresh) -> None:
     # In a process of its own: one that other tests have connected to Ray answers otherwise.
     program = f"""
         import os

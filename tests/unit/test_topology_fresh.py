@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 
 pytestmark = pytest.mark.multiprocess
 
@@ -21,24 +21,24 @@ def show():
 """
 
 
-def test_import_does_not_start_the_backend(run_fresh: RunProgram) -> None:
+def test_import_does_not_start_the_backend(run_fresh: RunFresh) -> None:
     printed = run_fresh(START + "print(jax_private.have_backends_started())")
     assert printed == "False"
 
 
-def test_naming_cpus_makes_them(run_forked: RunProgram) -> None:
+def test_naming_cpus_makes_them(run_forked: RunFresh) -> None:
     printed = run_forked(
         START + "print(topology.resolve_devices(['CPU:0', '/device:CPU:2']))\nshow()", NPROC="1"
     )
     assert printed == "(CpuDevice(id=0), CpuDevice(id=2))\nTrue 3 6 None"
 
 
-def test_naming_one_cpu_makes_it(run_forked: RunProgram) -> None:
+def test_naming_one_cpu_makes_it(run_forked: RunFresh) -> None:
     printed = run_forked(START + "print(topology.resolve_device('CPU:1'))\nshow()", NPROC="1")
     assert printed.endswith("True 2 4 None")
 
 
-def test_virtual_devices_grow_and_never_shrink(run_forked: RunProgram) -> None:
+def test_virtual_devices_grow_and_never_shrink(run_forked: RunFresh) -> None:
     program = START + (
         "for n in (2, 5, 3):\n    topology.set_virtual_cpu_devices(n)\n"
         "print(os.environ['PJRT_NPROC'])\nshow()\n"
@@ -54,9 +54,7 @@ def test_virtual_devices_grow_and_never_shrink(run_forked: RunProgram) -> None:
     ],
     ids=["flag", "variable"],
 )
-def test_devices_asked_for_elsewhere_stay(
-    environment: dict[str, str], run_fresh: RunProgram
-) -> None:
+def test_devices_asked_for_elsewhere_stay(environment: dict[str, str], run_fresh: RunFresh) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nshow()"
     assert run_fresh(program, NPROC="1", **environment) == "False 4 8 None"
     program = START + "topology.set_virtual_cpu_devices(6)\nshow()"
@@ -69,7 +67,7 @@ def test_devices_asked_for_elsewhere_stay(
     ids=str,
 )
 def test_any_pool_size_is_respected_on_one_device(
-    environment: dict[str, str], threads: int, run_fresh: RunProgram
+    environment: dict[str, str], threads: int, run_fresh: RunFresh
 ) -> None:
     variable = environment.get("PJRT_NPROC")
     assert run_fresh(START + "show()", **environment) == f"False 1 {threads} {variable}"
@@ -81,19 +79,19 @@ def test_any_pool_size_is_respected_on_one_device(
     ids=str,
 )
 def test_large_enough_a_pool_is_left_alone(
-    environment: dict[str, str], threads: int, run_fresh: RunProgram
+    environment: dict[str, str], threads: int, run_fresh: RunFresh
 ) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nshow()"
     variable = environment.get("PJRT_NPROC")
     assert run_fresh(program, **environment) == f"False 2 {threads} {variable}"
 
 
-def test_a_value_that_somebody_else_set_meanwhile_stays(run_forked: RunProgram) -> None:
+def test_a_value_that_somebody_else_set_meanwhile_stays(run_forked: RunFresh) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nos.environ['PJRT_NPROC'] = '7'\nshow()"
     assert run_forked(program, NPROC="1") == "False 2 7 7"
 
 
-def test_a_bad_name_does_not_start_the_backend(run_forked: RunProgram) -> None:
+def test_a_bad_name_does_not_start_the_backend(run_forked: RunFresh) -> None:
     printed = run_forked(
         START
         + """
@@ -112,7 +110,59 @@ print(topology.resolve_devices(["CPU:0", "CPU:1"]))
     assert devices == "(CpuDevice(id=0), CpuDevice(id=1))"
 
 
-def test_without_a_cpu_platform_nothing_can_be_made(run_forked: RunProgram) -> None:
+STRATEGIES = """
+import jax
+import distribax as dx
+
+def train(strategy):
+    with strategy.scope():
+        v = dx.Variable(1.0)
+    total = dx.function(lambda: strategy.reduce("SUM", strategy.run(lambda: v * 2), axis=None))
+    return float(total())
+"""
+
+
+def test_one_device_first_and_more_later(run_forked: RunFresh) -> None:
+    program = STRATEGIES + (
+        "one = dx.OneDeviceStrategy('CPU:0')\n"
+        "with one.scope():\n    kept = dx.Variable(1.0)\n"
+        # What nobody has named yet is nobody's.
+        "print(dx.MirroredStrategy().num_replicas_in_sync)\n"
+        "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
+        "print(train(one), train(two), float(kept), dx.MirroredStrategy().num_replicas_in_sync)\n"
+    )
+    assert run_forked(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
+
+
+def test_jax_is_started_again_where_no_array_is_alive(run_forked: RunFresh) -> None:
+    program = STRATEGIES + (
+        "jax.numpy.ones(3)\n"
+        "one = dx.OneDeviceStrategy('CPU:0')\n"
+        "ops = dx.ReductionToOneDevice('CPU:0')\n"
+        "dataset = dx.data.Dataset.range(4).batch(4)\n"
+        "distributed = one.experimental_distribute_dataset(dataset)\n"
+        "print(train(one))\n"
+        "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'], cross_device_ops=ops)\n"
+        "print(train(two), len(jax.devices()))\n"
+        "dx.set_virtual_cpu_devices(3)\n"
+        "three = dx.MirroredStrategy()\n"
+        "print(train(one), train(two), train(three), len(jax.devices()))\n"
+        "print([batch.tolist() for batch in distributed])\n"
+    )
+    assert run_forked(program, NPROC="1").splitlines() == [
+        "2.0",
+        "4.0 2",
+        "2.0 4.0 6.0 3",
+        "[[0, 1, 2, 3]]",
+    ]
+
+
+def test_gpus_are_cpus_where_there_are_none(run_fresh: RunFresh) -> None:
+    program = STRATEGIES + "print(train(dx.MirroredStrategy(['GPU:0', 'GPU:1', 'GPU:2'])))\n"
+    assert run_fresh(program, NPROC="1", PYTHONWARNINGS="ignore") == "6.0"
+
+
+def test_without_a_cpu_platform_nothing_can_be_made(run_forked: RunFresh) -> None:
     printed = run_forked(
         START
         + """

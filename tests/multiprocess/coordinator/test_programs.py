@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 from tests.multiprocess.coordinator.conftest import wait_until
 
 pytestmark = pytest.mark.multiprocess
 
 
 def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
-    run_fresh: RunProgram,
+    run_fresh: RunFresh,
 ) -> None:
     out = run_fresh(
         """
@@ -67,7 +67,7 @@ def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in told["pids"]))
 
 
-def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunProgram) -> None:
+def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunFresh) -> None:
     out = run_fresh(
         """
         import contextlib, gc, json, os, subprocess, threading, time

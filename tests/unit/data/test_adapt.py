@@ -11,7 +11,7 @@ import pytest
 
 from distribax.data import Dataset, TensorSpec, as_dataset
 from distribax.data.rewrites import auto_shard
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 from tests.unit.data.reference import plain, values_of
 
 
@@ -172,7 +172,7 @@ def test_torch_loaders() -> None:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("tensorflow"), reason="needs tensorflow")
-def test_tf_data_sets(run_fresh: RunProgram) -> None:
+def test_tf_data_sets(run_fresh: RunFresh) -> None:
     # TensorFlow sets environment variables and starts threads, so it has a process of its own.
     program = """
         import tensorflow as tf

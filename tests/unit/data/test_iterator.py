@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from distribax.data import AUTOTUNE, Dataset, TextLineDataset, as_dataset
-from tests.conftest import RunProgram
+from tests.conftest import RunFresh
 from tests.unit.data.reference import plain, values_of
 
 _PATIENCE = 300.0
@@ -90,7 +90,7 @@ def test_an_exhausted_map_needs_no_close() -> None:
     assert next(iterator, "end") == "end"
 
 
-def test_a_process_ends_with_an_open_iterator(run_forked: RunProgram) -> None:
+def test_a_process_ends_with_an_open_iterator(run_forked: RunFresh) -> None:
     program = """
         import distribax.data as data
         dataset = data.Dataset.range(1000).map(lambda x: x, 2).prefetch(2).repeat()
@@ -100,7 +100,7 @@ def test_a_process_ends_with_an_open_iterator(run_forked: RunProgram) -> None:
     assert run_forked(program) == "0"
 
 
-def test_importing_the_data_module_does_not_import_grain(run_fresh: RunProgram) -> None:
+def test_importing_the_data_module_does_not_import_grain(run_fresh: RunFresh) -> None:
     program = """
         import sys
         import distribax.data as data
