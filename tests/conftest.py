@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from distribax import context, topology
 from tests import environment as environment_of_tests
+from tests import forked
 
 environment_of_tests.prepare()
 
@@ -40,7 +42,7 @@ _GRACE_SECONDS = 60.0
 
 _TEST_RUNNER_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
 
-_HELPERS_OF_MULTIPROCESSING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that Python starts once and keeps for the life of the test process."""
 
 _TESTS = Path(__file__).parent
@@ -81,28 +83,43 @@ def _find_place(path: Path, folders: tuple[str, ...]) -> int:
 
 
 class RunFresh(Protocol):
-    """Runs a program in a fresh Python process and returns what it printed."""
+    """Runs a program in a process in which JAX has not started; returns what it printed."""
 
     def __call__(self, program: str, **environment: str) -> str: ...
 
 
 @pytest.fixture
 def run_fresh() -> RunFresh:
-    """Gives a function that runs a program, in which JAX has not started, and waits for its end."""
+    """Gives a function that runs a program in a fresh Python, for what happens at imports."""
 
-    def run(program: str, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            env=environment_of_tests.inherited() | environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            pytest.fail(f"the process ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-        return done.stdout.strip()
+    def start(source: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", source]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
-    return run
+    return functools.partial(_run, start)
+
+
+@pytest.fixture
+def run_forked() -> RunFresh:
+    """Gives a function that runs a program in a process that has imported JAX; this is cheap."""
+    return functools.partial(_run, forked.start_forked)
+
+
+def _run(
+    start: Callable[..., subprocess.Popen[str] | forked.ForkedProcess],
+    program: str,
+    **environment: str,
+) -> str:
+    process = start(textwrap.dedent(program), environment_of_tests.inherited() | environment)
+    try:
+        out, err = process.communicate()
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        pytest.fail(f"the process ended with {process.returncode}:\n{out}{err}")
+    return out.strip()
 
 
 def _threads() -> set[threading.Thread]:
@@ -120,21 +137,27 @@ def _children() -> dict[int, str]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}  # There are none; to look at the list of every thread would take milliseconds.
-    pids: set[int] = set()
-    for children in Path("/proc/self/task").glob("*/children"):
-        try:
-            pids.update(map(int, children.read_text().split()))
-        except OSError:
-            continue  # The thread has ended meanwhile.
     commands: dict[int, str] = {}
-    for pid in pids:
+    pids = _children_of(os.getpid())
+    while pids:
+        pid = pids.pop()
         try:
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
         except OSError:
             continue  # The process has ended meanwhile.
-        if not any(helper in command for helper in _HELPERS_OF_MULTIPROCESSING):
+        if forked.is_server(pid):
+            pids += _children_of(pid)
+        elif not any(helper in command for helper in _HELPERS):
             commands[pid] = command or "a zombie: it has ended and nobody has waited for it"
     return commands
+
+
+def _children_of(parent: int) -> list[int]:
+    pids: list[int] = []
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # The thread has ended meanwhile.
+            pids += map(int, children.read_text().split())
+    return pids
 
 
 def _environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 QUICK_COMPILATION = (
@@ -30,6 +31,9 @@ def prepare() -> None:
     """Sets flags and time limits, and makes ignored signals such that children heed them."""
     os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
+    # Without stored bytecode, every process would compile all of the modules that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # A process that is started in the background or by nohup ignores these, and so would all of its
     # children. A handler is not inherited: it ignores the signal for this process alone.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import textwrap
 import time
 from dataclasses import dataclass, field
@@ -15,6 +13,8 @@ import pytest
 from distribax.testing import free_ports
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
+from tests.forked import ForkedProcess, start_forked
+from tests.multiprocess.workers import describe_task
 
 WAIT_SECONDS = 300
 
@@ -54,7 +54,7 @@ class Worker:
     """A process of a cluster, with files for what it writes."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: ForkedProcess
     out_path: Path
     err_path: Path
 
@@ -97,25 +97,27 @@ class Cluster:
     folder: Path
     workers: list[Worker] = field(default_factory=list)
 
-    def start(self, program: str, num_workers: int = 2, **environment: str) -> list[Worker]:
+    def start(
+        self, program: str, num_workers: int = 2, *, before: str = "", **environment: str
+    ) -> list[Worker]:
+        """Starts workers that run TRAINING and a program, with something else before both."""
         addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
         source = self.folder / "train.py"
-        source.write_text(TRAINING + textwrap.dedent(program))
+        source.write_text(textwrap.dedent(before) + TRAINING + textwrap.dedent(program))
         for index in range(num_workers):
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
             out, err = self.folder / f"{index}.out", self.folder / f"{index}.err"
-            with out.open("wb") as stdout, err.open("wb") as stderr:
-                process = subprocess.Popen(
-                    [sys.executable, str(source)],
-                    env=inherited() | {"TF_CONFIG": json.dumps(task)} | environment,
-                    stdout=stdout,
-                    stderr=stderr,
-                )
+            process = start_forked(
+                source.read_text(),
+                inherited() | describe_task(addresses, index) | environment,
+                out=out,
+                err=err,
+                name=str(source),
+                number=index,
+            )
             self.workers.append(Worker(f"worker {index} ({addresses[index]})", process, out, err))
         return self.workers
 
     def close(self) -> None:
         for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.process.kill()
+            worker.process.kill()
             worker.process.wait()

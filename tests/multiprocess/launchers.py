@@ -5,32 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-Start = Callable[..., "subprocess.Popen[str]"]
+from tests.forked import ForkedProcess, start_forked
+
+Start = Callable[..., ForkedProcess]
 
 
 @contextlib.contextmanager
 def launchers(folder: Path) -> Iterator[Start]:
     """Gives a function that starts the launcher with a script; what is left is killed."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[ForkedProcess] = []
 
     def start(
         script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str
-    ) -> subprocess.Popen[str]:
+    ) -> ForkedProcess:
         path = folder / "train.py"
         path.write_text(textwrap.dedent(script))
-        launcher = subprocess.Popen(
-            [sys.executable, "-m", "distribax", "run", *options, str(path), *arguments],
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["run", *options, str(path), *arguments]
+        program = f"import sys\nfrom distribax.cli import main\nsys.exit(main({command!r}))"
+        launcher = start_forked(program, os.environ | environment)
         started.append(launcher)
         return launcher
 
@@ -46,7 +43,7 @@ def launchers(folder: Path) -> Iterator[Start]:
             launcher.communicate()
 
 
-def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
+def finish(launcher: ForkedProcess) -> tuple[int, str, str]:
     """Waits for the launcher; returns its exit code and what it has written."""
     out, err = launcher.communicate()
     return launcher.returncode, out, err

@@ -57,7 +57,7 @@ class MarkedPrograms:
 
     def __init__(self) -> None:
         # Short, because Ray makes sockets in it.
-        self.folder = Path(tempfile.mkdtemp(prefix="dx-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="dx-", dir="/tmp"))
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
         self._programs: list[Program] = []
 

@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import distribax as dx
-from distribax.testing import WorkerResult, run_workers
+from distribax.testing import WorkerResult
+from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -67,7 +68,7 @@ def rest():
 
 def start(program: str, directory: Path, workers: int = 2, devices: int = 1) -> list[WorkerResult]:
     head = START.format(devices=devices, directory=str(directory))
-    return run_workers(head + textwrap.dedent(program), workers, timeout=500)
+    return run_workers(head + textwrap.dedent(program), workers)
 
 
 def run(program: str, directory: Path, workers: int = 2, devices: int = 1) -> list[dict[str, Any]]:

@@ -49,11 +49,11 @@ STUCK_AFTER_SECONDS = (
 )
 
 
-def _train(run_fresh: RunFresh, num_devices: int, make_devices: str, **environment: str) -> None:
+def _train(run: RunFresh, num_devices: int, make_devices: str, **environment: str) -> None:
     steps = 80
     program = f"{make_devices}\nSTEPS = {steps}\n{TRAIN}"
     flags = f"{environment.pop('XLA_FLAGS', '')} {STUCK_AFTER_SECONDS}"
-    printed = run_fresh(program, XLA_FLAGS=flags, **environment)
+    printed = run(program, XLA_FLAGS=flags, **environment)
     assert printed == f"{num_devices} devices, {steps * 60} all-reduces"
 
 
@@ -66,8 +66,8 @@ def _named(num_devices: int) -> str:
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_step_with_many_all_reduces_ends(num_devices: int, run_fresh: RunFresh) -> None:
-    _train(run_fresh, num_devices, _named(num_devices))
+def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunFresh) -> None:
+    _train(run_forked, num_devices, _named(num_devices))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_step_with_many_all_reduces_ends(num_devices: int, run_fresh: RunFresh) 
     ids=str,
 )
 def test_too_small_a_pool_set_by_the_user_is_raised(
-    environment: dict[str, str], run_fresh: RunFresh
+    environment: dict[str, str], run_forked: RunFresh
 ) -> None:
-    _train(run_fresh, 2, _named(2), **environment)
+    _train(run_forked, 2, _named(2), **environment)
 
 
 IMPORT = "from distribax import topology\n"
@@ -126,7 +126,7 @@ def test_backend_started_with_too_small_a_pool_is_refused(run_fresh: RunFresh) -
     assert "PJRT_NPROC=6" in printed
 
 
-def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_fresh: RunFresh) -> None:
+def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_forked: RunFresh) -> None:
     # Without the lock, two threads that start programs need 3 threads a device instead of 2.
     training = TRAIN.replace("for _ in range(STEPS):\n    weights = step(weights, batch)\n", "")
     program = f"""{_named(2)}
@@ -152,5 +152,5 @@ for thread in threads:
     thread.join()
 print(len(finished), "threads")
 """
-    printed = run_fresh(program, XLA_FLAGS=STUCK_AFTER_SECONDS)
+    printed = run_forked(program, XLA_FLAGS=STUCK_AFTER_SECONDS)
     assert printed.endswith("2 threads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.node import RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ports import find_quiet_ports
+from tests.conftest import RunFresh
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = pytest.mark.multiprocess
@@ -135,7 +136,7 @@ def programs() -> Iterator[MarkedPrograms]:
         yield programs
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[str, str]]:
     """Gives the address and the token of a Ray cluster that is not the engine's."""
     token = make_token()
@@ -150,6 +151,7 @@ def _shared_memory() -> list[str]:
     return [path.name for path in Path("/dev/shm").glob("*") if path.name[:6] in ("plasma", "ray")]
 
 
+# Takes more than 10 s: Ray starts twice, with four actors in all, and an intruder imports it.
 def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     programs: MarkedPrograms,
 ) -> None:
@@ -207,7 +209,7 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
 
 
 def test_training_on_a_ray_cluster_that_is_there(
-    cluster: tuple[str, str], run_fresh: Callable[..., str]
+    cluster: tuple[str, str], run_forked: RunFresh
 ) -> None:
     program = f"""
         import os
@@ -238,10 +240,10 @@ def test_training_on_a_ray_cluster_that_is_there(
         assert not path.parents[2].exists(), path
         print("done")
     """
-    assert run_fresh(program) == "done"
+    assert run_forked(program) == "done"
 
 
-def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable[..., str]) -> None:
+def test_address_without_a_cluster(cluster: tuple[str, str], run_forked: RunFresh) -> None:
     # In a process of its own: one that other tests have connected to Ray answers otherwise.
     program = f"""
         import os
@@ -259,7 +261,7 @@ def test_address_without_a_cluster(cluster: tuple[str, str], run_fresh: Callable
             engine.from_address({cluster[0]!r})
         print("done")
     """
-    assert run_fresh(program) == "done"
+    assert run_forked(program) == "done"
 
 
 def test_without_ray(monkeypatch: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distribax.testing import run_workers
+from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -40,7 +40,7 @@ def tell(**values):
 
 def run(program: str, devices: int, compiled: bool) -> list[dict[str, Any]]:
     source = START.format(devices=devices, compiled=compiled) + textwrap.dedent(program)
-    results = run_workers(source, 2, timeout=500)
+    results = run_workers(source, 2)
     for result in results:
         assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
     return [json.loads(result.stdout.strip().splitlines()[-1]) for result in results]
@@ -198,12 +198,12 @@ def test_missing_worker_is_named_to_all(tmp_path: Path) -> None:
         except RuntimeError as error:
             print(error)
     """
-    first, second = run_workers(program, 3, timeout=500, start=[0, 1])
+    first, second = run_workers(program, 3, start=[0, 1])
     for result in (first, second):
         assert result.returncode == 0
         assert "worker 2 (127.0.0.1:" in result.stdout
         assert "did not join within 3 s; joined: worker 0, worker 1" in result.stdout
-    (alone,) = run_workers(program, 2, timeout=500, start=[1])
+    (alone,) = run_workers(program, 2, start=[1])
     assert "worker 0 (127.0.0.1:" in alone.stdout and "joined: worker 1" in alone.stdout
 
 
@@ -220,7 +220,7 @@ def test_disagreement_about_the_cluster_is_told_to_both() -> None:
         except ValueError as error:
             print(error)
     """
-    for result in run_workers(program, 2, timeout=500):
+    for result in run_workers(program, 2):
         assert "different cluster specs" in result.stdout
 
 
@@ -233,7 +233,7 @@ def test_strategy_after_jax_has_started_says_what_to_do() -> None:
         except RuntimeError as error:
             print(error)
     """
-    (result,) = run_workers(program, 2, timeout=500, start=[0])
+    (result,) = run_workers(program, 2, start=[0])
     assert "Create the strategy first" in result.stdout
 
 
@@ -251,6 +251,6 @@ def test_alone_it_is_a_mirrored_strategy() -> None:
         except ValueError as error:
             print(error)
     """
-    (result,) = run_workers(program, 1, timeout=500)
+    (result,) = run_workers(program, 1)
     assert result.stdout.splitlines()[0] == "2 1", result.stderr
     assert "join_timeout_seconds=0" in result.stdout

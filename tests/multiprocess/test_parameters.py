@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from distribax.parameter_server import (
     ParameterServerUnreachableError,
     ParametersLostError,
 )
+from tests.forked import ForkedProcess, start_forked
 from tests.multiprocess.parameter_processes import BOTH, LEFT, client, locate
 
 pytestmark = pytest.mark.multiprocess
@@ -38,18 +38,19 @@ class Processes:
         self.folder = folder
         self._stack = stack
 
-    def start(self, role: str, *args: str) -> subprocess.Popen[str]:
+    def start(self, role: str, *args: str) -> ForkedProcess:
         """Starts a process."""
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), role, str(self.folder), *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+        process = start_forked(
+            PROGRAM.read_text(),
+            os.environ,
+            err=self.folder / "err",
+            name=str(PROGRAM),
+            arguments=[role, str(self.folder), *args],
         )
         self._stack.callback(_end, process)
         return process
 
-    def server(self, interval: str = "") -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    def server(self, interval: str = "") -> tuple[ForkedProcess, dict[str, Any]]:
         """Starts a server; returns it and the status that it begins with."""
         process = self.start("server", interval)
         return process, json.loads(_line(process))
@@ -69,14 +70,14 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield Processes(tmp_path, stack)
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def _line(process: ForkedProcess) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"the process ended with {process.wait(SECONDS)}"
     return line
 
 
-def _go(*started: subprocess.Popen[str]) -> None:
+def _go(*started: ForkedProcess) -> None:
     """Lets processes begin together: one that begins alone can be done before the next is ready."""
     for process in started:
         assert _line(process) == "ready\n"
@@ -84,18 +85,19 @@ def _go(*started: subprocess.Popen[str]) -> None:
         _say(process, "go")
 
 
-def _say(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdin is not None
+def _say(process: ForkedProcess, word: str) -> None:
     process.stdin.write(f"{word}\n")
     process.stdin.flush()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: ForkedProcess) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: ForkedProcess) -> None:
     process.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + SECONDS
     while "T (stopped)" not in Path(f"/proc/{process.pid}/status").read_text():
@@ -121,8 +123,8 @@ def test_updates_of_several_workers_are_each_applied_once(processes: Processes) 
     # It ends when it is told to, and leaves no socket behind.
     name = locate(processes.folder).unix
     assert name in Path("/proc/net/unix").read_text()
-    server.communicate(timeout=SECONDS)
-    assert server.returncode == 0
+    server.stdin.close()
+    assert server.wait() == 0
     assert name not in Path("/proc/net/unix").read_text()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import distribax as dx
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
-from tests.multiprocess.crew import TRAINING, WAIT_SECONDS, Cluster
+from tests.multiprocess.crew import TRAINING, Cluster
 
 pytestmark = pytest.mark.multiprocess
 
@@ -32,7 +31,7 @@ def test_worker_that_dies_while_they_connect_is_named(
     cluster: Cluster, place: str, code: int, victim: int
 ) -> None:
     module, _, name = place.rpartition(".")
-    program = f"""
+    before = f"""
         import json, os, signal
         import distribax as dx
         from distribax.cluster.peers import session
@@ -41,8 +40,7 @@ def test_worker_that_dies_while_they_connect_is_named(
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == {victim}:
             {module}.{name} = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     """
-    (cluster.folder / "sitecustomize.py").write_text(textwrap.dedent(program))
-    workers = cluster.start("", PYTHONPATH=os.pathsep.join([str(cluster.folder), *sys.path[1:]]))
+    workers = cluster.start("", before=before)
     workers[1 - victim].must_name(workers[victim], "died", code=code)
 
 
@@ -54,7 +52,7 @@ def test_worker_that_dies_while_they_connect_is_named(
     ],
 )
 def test_processes_that_cannot_connect(cluster: Cluster, instead: str, message: str) -> None:
-    program = f"""
+    before = f"""
         import time
         import distribax as dx
         from distribax.cluster.peers import session
@@ -63,8 +61,7 @@ def test_processes_that_cannot_connect(cluster: Cluster, instead: str, message: 
         init = dx.MultiWorkerMirroredStrategy.__init__
         dx.MultiWorkerMirroredStrategy.__init__ = lambda self: init(self, join_timeout_seconds=5)
     """
-    (cluster.folder / "sitecustomize.py").write_text(textwrap.dedent(program))
-    workers = cluster.start("", PYTHONPATH=os.pathsep.join([str(cluster.folder), *sys.path[1:]]))
+    workers = cluster.start("", before=before)
     assert [worker.wait() for worker in workers] == [1, 1]
     # One of them may have been told of the other's error first.
     assert any(message in worker.err for worker in workers)
@@ -113,7 +110,6 @@ def launch(tmp_path: Path) -> Launch:
             env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"},
             capture_output=True,
             text=True,
-            timeout=WAIT_SECONDS,
             check=False,
         )
 

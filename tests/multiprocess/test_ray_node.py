@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -64,11 +66,22 @@ def _forget_the_spec(address: str, token: str) -> None:
     subprocess.run(command, env=environment, check=True, timeout=300)
 
 
+@pytest.fixture
+def odd_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the folder for temporary files one that Ray cannot use."""
+    folder = tmp_path / f"it's \u00f6dd{'x' * 100}"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+
+
+@pytest.mark.usefixtures("odd_folder")
 def test_who_may_join_and_what_ends_a_node(stack: contextlib.ExitStack) -> None:
     token = cluster_token.make_token()
     head = _node(stack, NodeSettings(token, task="ps 0"))
     address = head.wait_until_up()
     assert address is not None
+    assert head.folder.parent == Path("/tmp")
     member = NodeSettings(
         token, "worker 0", head="ps 0", head_address=address, resources={"w": 1.0}, timeout=0.5
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from distribax.testing import WorkerResult, run_workers
+from distribax.testing import WorkerResult
+from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -43,7 +44,6 @@ def start(program: str, jobs: list[str], folder: Path, **options: Any) -> list[W
     return run_workers(
         START + textwrap.dedent(program),
         len(jobs),
-        timeout=500,
         start=options.pop("start", None),
         environment=environment | options,
     )

@@ -56,6 +56,7 @@ def _task_of(pid: int) -> str:
     return config.partition('"task": ')[2]
 
 
+# Takes more than 10 s: five nodes of Ray, one of them after the death of another.
 def test_a_worker_that_dies_is_started_again_and_a_script_that_fails_ends_all(
     programs: MarkedPrograms, tmp_path: Path
 ) -> None:

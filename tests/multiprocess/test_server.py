@@ -127,6 +127,7 @@ class Cluster:
         return self._programs.start(program, **environment)
 
 
+# Takes more than 10 s: six nodes of Ray start one after the other.
 def test_servers_die_and_come_back_and_end_with_the_chief(programs: MarkedPrograms) -> None:
     cluster = Cluster(programs)
     stranger = cluster.start(SERVER, "worker", RAY_AUTH_TOKEN="a wrong one")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distribax.testing import run_workers
+from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -114,7 +114,7 @@ def test_multi_worker_custom_loop(tmp_path: Path) -> None:
     program = PROGRAM.format(directory=str(tmp_path))
     told = []
     for _ in range(2):
-        results = run_workers(program, 2, timeout=500)
+        results = run_workers(program, 2)
         for result in results:
             assert result.returncode == 0, result.stderr[-3000:]
         said = [json.loads(result.stdout.strip().splitlines()[-1]) for result in results]

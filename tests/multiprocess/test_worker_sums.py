@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from distribax.testing import run_workers
+from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
@@ -61,7 +61,7 @@ print(json.dumps(results))
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_sums_between_workers(devices: int) -> None:
-    workers = run_workers(PROGRAM.format(devices=devices), 2, timeout=500)
+    workers = run_workers(PROGRAM.format(devices=devices), 2)
     for worker in workers:
         assert worker.returncode == 0, f"worker {worker.worker_id}:\n{worker.stderr[-3000:]}"
     first, second = (json.loads(worker.stdout.strip().splitlines()[-1]) for worker in workers)

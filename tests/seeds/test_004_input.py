@@ -189,7 +189,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for(strategy: dx.MirroredStra
     dataset = tf.data.Dataset.range(8).map(noticed).batch(4)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
     assert contents(next(iterator)) == [[0, 1], [2, 3]]
-    assert ahead.wait(timeout=30)
+    assert ahead.wait(timeout=300)
     iterator.close()
 
 

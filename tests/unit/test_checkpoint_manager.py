@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import distribax as dx
+from tests.environment import inherited
+from tests.forked import start_forked
 
 
 def _names(manager: dx.CheckpointManager) -> list[str]:
@@ -149,10 +149,9 @@ def test_a_killed_writer_leaves_the_last_good_one(tmp_path: Path) -> None:
         ocp.Checkpointer.save = killed
         manager.save(2)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], timeout=300, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = start_forked(textwrap.dedent(program), inherited())
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
     assert len(os.listdir(tmp_path)) == 2
     v = dx.Variable(0.0)
     manager = dx.CheckpointManager(dx.Checkpoint(v=v), tmp_path)

@@ -26,24 +26,24 @@ def test_import_does_not_start_the_backend(run_fresh: RunFresh) -> None:
     assert printed == "False"
 
 
-def test_naming_cpus_makes_them(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_naming_cpus_makes_them(run_forked: RunFresh) -> None:
+    printed = run_forked(
         START + "print(topology.resolve_devices(['CPU:0', '/device:CPU:2']))\nshow()", NPROC="1"
     )
     assert printed == "(CpuDevice(id=0), CpuDevice(id=2))\nTrue 3 6 None"
 
 
-def test_naming_one_cpu_makes_it(run_fresh: RunFresh) -> None:
-    printed = run_fresh(START + "print(topology.resolve_device('CPU:1'))\nshow()", NPROC="1")
+def test_naming_one_cpu_makes_it(run_forked: RunFresh) -> None:
+    printed = run_forked(START + "print(topology.resolve_device('CPU:1'))\nshow()", NPROC="1")
     assert printed.endswith("True 2 4 None")
 
 
-def test_virtual_devices_grow_and_never_shrink(run_fresh: RunFresh) -> None:
+def test_virtual_devices_grow_and_never_shrink(run_forked: RunFresh) -> None:
     program = START + (
         "for n in (2, 5, 3):\n    topology.set_virtual_cpu_devices(n)\n"
         "print(os.environ['PJRT_NPROC'])\nshow()\n"
     )
-    assert run_fresh(program, NPROC="1") == "10\nFalse 5 10 None"
+    assert run_forked(program, NPROC="1") == "10\nFalse 5 10 None"
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_large_enough_a_pool_is_left_alone(
     assert run_fresh(program, **environment) == f"False 2 {threads} {variable}"
 
 
-def test_a_value_that_somebody_else_set_meanwhile_stays(run_fresh: RunFresh) -> None:
+def test_a_value_that_somebody_else_set_meanwhile_stays(run_forked: RunFresh) -> None:
     program = START + "topology.set_virtual_cpu_devices(2)\nos.environ['PJRT_NPROC'] = '7'\nshow()"
-    assert run_fresh(program, NPROC="1") == "False 2 7 7"
+    assert run_forked(program, NPROC="1") == "False 2 7 7"
 
 
-def test_a_bad_name_does_not_start_the_backend(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_a_bad_name_does_not_start_the_backend(run_forked: RunFresh) -> None:
+    printed = run_forked(
         START
         + """
 try:
@@ -122,7 +122,7 @@ def train(strategy):
 """
 
 
-def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
+def test_one_device_first_and_more_later(run_forked: RunFresh) -> None:
     program = STRATEGIES + (
         "one = dx.OneDeviceStrategy('CPU:0')\n"
         "with one.scope():\n    kept = dx.Variable(1.0)\n"
@@ -131,10 +131,10 @@ def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
         "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
         "print(train(one), train(two), float(kept), dx.MirroredStrategy().num_replicas_in_sync)\n"
     )
-    assert run_fresh(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
+    assert run_forked(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
 
 
-def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> None:
+def test_jax_is_started_again_where_no_array_is_alive(run_forked: RunFresh) -> None:
     program = STRATEGIES + (
         "jax.numpy.ones(3)\n"
         "one = dx.OneDeviceStrategy('CPU:0')\n"
@@ -149,7 +149,7 @@ def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> No
         "print(train(one), train(two), train(three), len(jax.devices()))\n"
         "print([batch.tolist() for batch in distributed])\n"
     )
-    assert run_fresh(program, NPROC="1").splitlines() == [
+    assert run_forked(program, NPROC="1").splitlines() == [
         "2.0",
         "4.0 2",
         "2.0 4.0 6.0 3",
@@ -162,8 +162,8 @@ def test_gpus_are_cpus_where_there_are_none(run_fresh: RunFresh) -> None:
     assert run_fresh(program, NPROC="1", PYTHONWARNINGS="ignore") == "6.0"
 
 
-def test_without_a_cpu_platform_nothing_can_be_made(run_fresh: RunFresh) -> None:
-    printed = run_fresh(
+def test_without_a_cpu_platform_nothing_can_be_made(run_forked: RunFresh) -> None:
+    printed = run_forked(
         START
         + """
 jax.devices()

@@ -107,6 +107,7 @@ def _start(
             timeout=seconds,
             environment={
                 VARIABLE: replace(assignment, logs=logs).as_text(),
+                "XLA_FLAGS": os.environ["XLA_FLAGS"],
                 "PYTHONPATH": os.pathsep.join(paths),
             },
         )

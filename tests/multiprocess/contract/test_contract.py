@@ -32,6 +32,7 @@ def _check(report: Report, at_least: int) -> None:
     assert skipped <= 0.1 * passed + 1, report.names("skipped")
 
 
+# Takes half a minute: hundreds of cases, each of which two workers trace and compile.
 @pytest.mark.parametrize("shape", SHAPES)
 def test_half_of_the_contract(shape: str) -> None:
     half = list(SHAPES).index(shape)

@@ -64,7 +64,7 @@ def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
     told = json.loads(out.splitlines()[-1])
     assert told["seen"] == [True, 3, True, 14, 2, "interrupted"]
     assert len(told["pids"]) == 1
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in told["pids"]), 20)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in told["pids"]))
 
 
 def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunFresh) -> None:

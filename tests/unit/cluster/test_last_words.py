@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 import time
 
@@ -13,6 +11,8 @@ import pytest
 from distribax.cluster.peers.last_words import _report
 from distribax.errors import PeerLostError
 from distribax.types import PEER_LOST_EXIT_CODE
+from tests.environment import inherited
+from tests.forked import start_forked
 
 
 def report() -> PeerLostError:
@@ -53,12 +53,8 @@ def test_callback_that_does_not_end_is_not_waited_for() -> None:
         last_words.on_peer_lost(lambda error: time.sleep(600))
         last_words.LastWords("worker 0 (a:1)").end_process(PeerLostError("worker 1 (b:1)", "died"))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == PEER_LOST_EXIT_CODE
-    assert "worker 1 (b:1) died." in done.stderr
-    assert "SystemExit: printed" in done.stderr
+    process = start_forked(textwrap.dedent(program), inherited())
+    _, err = process.communicate()
+    assert process.returncode == PEER_LOST_EXIT_CODE
+    assert "worker 1 (b:1) died." in err
+    assert "SystemExit: printed" in err

@@ -90,14 +90,14 @@ def test_an_exhausted_map_needs_no_close() -> None:
     assert next(iterator, "end") == "end"
 
 
-def test_a_process_ends_with_an_open_iterator(run_fresh: RunFresh) -> None:
+def test_a_process_ends_with_an_open_iterator(run_forked: RunFresh) -> None:
     program = """
         import distribax.data as data
         dataset = data.Dataset.range(1000).map(lambda x: x, 2).prefetch(2).repeat()
         iterator = iter(dataset)
         print(next(iterator))
     """
-    assert run_fresh(program) == "0"
+    assert run_forked(program) == "0"
 
 
 def test_importing_the_data_module_does_not_import_grain(run_fresh: RunFresh) -> None:

@@ -44,6 +44,7 @@ PROGRAM = """
 """
 
 
+# May take more than 10 s: Grain starts five fresh processes, which import all that this one has.
 @pytest.mark.multiprocess
 def test_processes_keep_order_resume_report_errors_and_end(run_fresh: RunFresh) -> None:
     assert run_fresh(PROGRAM).split("\n") == [

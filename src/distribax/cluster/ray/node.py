@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ _LEAVE_SECONDS: Final = read_seconds("DISTRIBAX_NODE_LEAVE_SECONDS", 20.0)
 NODE_FOLDER_VARIABLE: Final = "DISTRIBAX_NODE_FOLDER"
 """Tells the actors on a node where its folder is. The folder is removed when the node ends."""
 _LONGEST_FOLDER: Final = 40
-"""Ray's sockets are in the folder, and the path of a socket has at most 107 characters."""
+"""Ray's sockets are in the folder, and the path of a socket has at most 107 bytes."""
 _LOG_LINES: Final = 15
 
 
@@ -214,7 +215,9 @@ def _is_alive(pid: int, session: int) -> bool:
 
 def _choose_parent_folder() -> str:
     folder = tempfile.gettempdir()
-    return folder if len(folder) <= _LONGEST_FOLDER else "/tmp"
+    # Ray parses the commands of its processes, which contain the folder, as a shell does.
+    is_plain = re.fullmatch(r"[\w./+@:=,-]*", folder, re.ASCII)
+    return folder if is_plain and len(folder) <= _LONGEST_FOLDER else "/tmp"
 
 
 def _make_environment(folder: Path) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""Clusters of workers that run one program, in forks: a hundred times quicker to start."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from distribax.testing import WorkerResult, free_ports
+from tests.environment import inherited
+from tests.forked import ForkedProcess, start_forked
+
+
+def run_workers(
+    program: str,
+    num_workers: int = 2,
+    *,
+    start: Sequence[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[WorkerResult]:
+    """Runs a program in every worker of a cluster, and waits for all, as `dx.testing` does.
+
+    The test's own timeout is the bound.
+
+    Args:
+        program: The source code of the program; it may be indented.
+        num_workers: How many workers the cluster has.
+        start: The workers to start, by default all; the others are missing.
+        environment: Environment variables for all workers, in addition to those of this process.
+
+    Returns:
+        How each of the workers has ended.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+    processes: dict[int, ForkedProcess] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            for index in range(num_workers) if start is None else start:
+                processes[index] = start_forked(
+                    textwrap.dedent(program),
+                    inherited() | describe_task(addresses, index) | dict(environment or {}),
+                    out=folder / f"{index}.out",
+                    err=folder / f"{index}.err",
+                    number=index,
+                )
+            return [
+                WorkerResult(
+                    index,
+                    process.wait(),
+                    (folder / f"{index}.out").read_text(),
+                    (folder / f"{index}.err").read_text(),
+                )
+                for index, process in processes.items()
+            ]
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.wait()
+
+
+def describe_task(addresses: list[str], index: int) -> dict[str, str]:
+    """Returns the variable that tells a process which worker of which cluster it is."""
+    task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(task)}
