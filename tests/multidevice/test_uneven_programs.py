@@ -11,10 +11,10 @@ import pytest
 from jax import lax
 
 import distribax as dx
+from distribax.execution.replicas import uneven
 from tests.multidevice.contract.cases import Case, close
 
 ROWS = np.arange(7, dtype=np.float32)
-PIECES = (ROWS[:4], ROWS[4:])
 
 
 @pytest.fixture
@@ -56,11 +56,8 @@ def test_values_cross_collectives(pair: Case) -> None:
     centred = ROWS - ROWS.mean()
     close(pair.strategy.gather(normal, axis=0), centred / np.linalg.norm(centred), 1e-5)
     close(pair.strategy.gather(squares, axis=0), ROWS**2)
-    both = np.concatenate([ROWS.sum() + piece.sum() for piece in PIECES], axis=None)
     # The gradient flows back through the sum, from both replicas.
-    expected = [np.full(len(p), ROWS.sum() + ROWS.sum()) for p in PIECES]
-    assert both.shape == (2,)
-    close(pair.strategy.gather(grads, axis=0), np.concatenate(expected), 1e-5)
+    close(pair.strategy.gather(grads, axis=0), np.full(7, 2 * ROWS.sum()), 1e-5)
     assert _is_compiled(step)
 
 
@@ -118,34 +115,64 @@ def test_printing_and_static_results(pair: Case, capfd: pytest.CaptureFixture[st
     assert _is_compiled(step)
 
 
-@pytest.mark.parametrize("kind", ["loop", "sizes", "keys", "kinds"])
-def test_where_there_is_no_program_replicas_run_eagerly(kind: str) -> None:
-    count = 9 if kind == "sizes" else 2
-    if kind == "sizes" and jax.device_count() < count:
-        pytest.skip("fewer than nine devices")
-    case = Case("mirrored", count, compiled=True)
-
-    def replica_step(x: Any) -> Any:
+def _fallbacks() -> dict[str, Any]:
+    def more_often(x: Any) -> Any:
         context = dx.get_replica_context()
-        if kind == "loop":
-            total = jnp.zeros(())
-            for _ in range(x.shape[0]):
-                total = context.all_reduce("SUM", jnp.float32(1))
-            return total
-        if kind == "keys":
-            return jax.random.split(jax.random.key(0), x.shape[0])
-        if kind == "kinds":
-            return jnp.sum(x) if x.shape[0] == 4 else 1.0
-        return jnp.sum(x)
+        total = jnp.zeros(())
+        for _ in range(x.shape[0]):
+            total = context.all_reduce("SUM", jnp.float32(1))
+        return total
 
-    step = _step(case, replica_step)
-    if kind == "loop":
-        with pytest.raises(RuntimeError, match="which have ended"):
-            step(case.split(ROWS))
+    def in_a_loop(x: Any) -> Any:
+        def add(carry: Any, _: None) -> Any:
+            return carry + dx.get_replica_context().all_reduce("SUM", jnp.sum(x)), None
+
+        return lax.scan(add, jnp.float32(0), None, length=2)[0]
+
+    def shared(x: Any) -> Any:
+        merge = lambda _, size: jnp.ones(size if isinstance(size, int) else 1)  # noqa: E731
+        return dx.get_replica_context().merge_call(merge, args=(x.shape[0],))
+
+    return {
+        "more_often": more_often,
+        "in_a_loop": in_a_loop,
+        "shared": shared,
+        "keys": lambda x: jax.random.split(jax.random.key(0), x.shape[0]).shape[0],
+        "key_arrays": lambda x: jax.random.split(jax.random.key(0), x.shape[0]),
+        "kinds": lambda x: jnp.sum(x) if x.shape[0] == 4 else 1.0,
+        "ranks": lambda x: x if x.shape[0] == 4 else x[:, None],
+        "structures": lambda x: (x,) * x.shape[0],
+    }
+
+
+FALLBACKS = _fallbacks()
+ERRORS = {
+    "more_often": (RuntimeError, "which have ended"),
+    "in_a_loop": (RuntimeError, "in a replica that runs eagerly"),
+    "structures": (ValueError, "different structure"),
+}
+
+
+@pytest.mark.parametrize("kind", FALLBACKS)
+def test_where_there_is_no_program_replicas_run_eagerly(pair: Case, kind: str) -> None:
+    step = _step(pair, FALLBACKS[kind])
+    if kind in ERRORS:
+        error, message = ERRORS[kind]
+        with pytest.raises(error, match=message):
+            step(pair.split(ROWS))
         return
-    value = case.each(lambda index: jnp.ones(index + 1)) if kind == "sizes" else case.split(ROWS)
-    parts = case.strategy.experimental_local_results(step(value))
-    assert len(parts) == count
-    if kind == "kinds":
-        assert [float(part) for part in parts] == [6.0, 1.0]
+    parts = pair.strategy.experimental_local_results(step(pair.split(ROWS)))
+    expected = {"kinds": [6.0, 1.0], "keys": [4, 3], "shared": [1.0]}
+    if kind in expected:
+        assert [float(np.ravel(part)[0]) for part in parts] == expected[kind]
+    else:
+        assert [part.shape[0] for part in parts] == [4, 3]
+    assert step.trace_count == (kind == "keys")
+
+
+@pytest.mark.parametrize("limit", ["_MAX_VARIANTS", "_MAX_ROUNDS"])
+def test_programs_have_limits(pair: Case, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uneven, limit, 1)
+    step = _step(pair, lambda x: dx.get_replica_context().all_gather(x, axis=0))
+    close(step(pair.split(ROWS)), ROWS)
     assert step.trace_count == 0

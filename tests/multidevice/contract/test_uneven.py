@@ -146,6 +146,29 @@ def test_replicas_without_examples_count_for_nothing(several: Case) -> None:
     close(strategy.reduce("SUM", ones, axis=None), several.num_replicas + 1.0)
 
 
+def test_pieces_are_taken_apart_inside_a_step(several: Case) -> None:
+    def across(x: Any) -> Any:
+        rows = several.strategy.run(lambda x: x[:, 0] * 2, args=(x,))
+        own = several.strategy.experimental_local_results(rows)
+        merged = several.strategy.run(
+            lambda rows: dx.get_replica_context().merge_call(
+                lambda strategy, rows: sum(
+                    jnp.sum(piece) for piece in strategy.experimental_local_results(rows)
+                ),
+                args=(rows,),
+            ),
+            args=(rows,),
+        )
+        return own, merged
+
+    own, merged = several.across(across, several.split(X))
+    pieces = [2 * piece[:, 0] for piece in _pieces(several, X)]
+    local = [pieces[index] for index in several.replicas]
+    for piece, expected in zip(own, local, strict=True):
+        close(piece, expected, 1e-5)
+    close(np.asarray(merged), sum(piece.sum() for piece in local), 1e-5)
+
+
 def test_a_replica_without_any_example_has_no_say_if_nobody_has(several: Case) -> None:
     """If all pieces are empty, they are as even as others, and NaN is what there is."""
     loss = several.run(jnp.mean, several.split(X[:0, 0]))
@@ -170,5 +193,3 @@ def test_what_cannot_be_one_program_for_all_sizes_runs_all_the_same(several: Cas
         assert [float(each) for each in found][-1] == 1.0
     with pytest.raises(ValueError, match=r"different shapes"):
         several.run(lambda x: dx.get_replica_context().all_reduce("SUM", x), several.split(rows))
-    with pytest.raises(ValueError, match=r"different structure"):
-        several.run(lambda x: (x,) * x.shape[0], several.split(rows))
