@@ -27,12 +27,14 @@ from benchmarks.cases import (
     multi_worker,
     packing,
     parameter_server,
+    uneven_batch,
 )
 from benchmarks.figures import Report
 from benchmarks.harness import RESULTS, Settings
 
 CASES: dict[str, Callable[[Settings], Report]] = {
     "mlp_step": mlp_step.run,
+    "uneven_batch": uneven_batch.run,
     "call_overhead": call_overhead.run,
     "compile_time": compile_time.run,
     "import_time": import_time.run,

@@ -110,8 +110,8 @@ def make_step(strategy: Any, problem: mlp_problem.Problem, options: argparse.Nam
 
 
 def place(strategy: Any, values: Any) -> Any:
-    """Give each replica its equal share of `values`."""
-    share = len(values) // strategy.num_replicas_in_sync
+    """Give each replica its share of `values`; the last may have less."""
+    share = -(-len(values) // strategy.num_replicas_in_sync)
     return strategy.experimental_distribute_values_from_function(
         lambda context: tf.constant(values[context.replica_id_in_sync_group * share :][:share])
     )

@@ -11,8 +11,9 @@ import distribax as dx
 
 
 def place(strategy: dx.Strategy, values: np.ndarray) -> Any:
-    """Give each replica its equal share of `values`, on its own device."""
-    shares = np.split(values, strategy.num_replicas_in_sync)
+    """Give each replica its share of `values`, on its own device; the last may have less."""
+    size = -(-len(values) // strategy.num_replicas_in_sync)
+    shares = [values[start : start + size] for start in range(0, len(values), size)]
     devices = jax.devices()
 
     def share_of(context: dx.ValueContext) -> jax.Array:

@@ -158,6 +158,10 @@ class Runner(Protocol):
     def copy_id(self) -> int:
         """Which of this process's copies of a variable is the replica's."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the replica's piece of the batch is empty, and those of others are not."""
+
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         """Returns the variable of a line of code, which one replica creates for all of them."""
 

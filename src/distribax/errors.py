@@ -32,7 +32,7 @@ class HostMode(enum.Enum):
     """How a function runs that cannot be one compiled program."""
 
     EAGER = enum.auto()
-    """Eagerly, at every call: the replicas' pieces differ in shape."""
+    """Eagerly, at every call: the replicas cannot be one program."""
     CREATE = enum.auto()
     """Eagerly, this once: it computes the initial value of a variable."""
     LOOP = enum.auto()

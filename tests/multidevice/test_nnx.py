@@ -179,6 +179,8 @@ def test_an_uneven_last_batch_is_exact(num_replicas: int, compiled: bool) -> Non
         step(case.split(INPUTS[index, :size]), case.split(LABELS[index, :size]), size)
     plain_model, plain_optimizer, _ = trained(sizes)
     close(numbers(model, optimizer), numbers(plain_model, plain_optimizer), TOLERANCE)
+    if compiled:
+        assert step.trace_count == len(sizes)  # type: ignore[attr-defined]
 
 
 def test_gradients_can_be_accumulated(pair: Case) -> None:

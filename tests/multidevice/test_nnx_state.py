@@ -57,6 +57,30 @@ def test_statistics_are_the_mean_over_replicas(several: Case) -> None:
     close(norm.var[...], sum(one.var[...] for one in alone) / len(alone), 1e-5)
 
 
+def test_replicas_without_examples_leave_state_alone(several: Case) -> None:
+    """A last batch of one example: all replicas but one have none, whose mean is NaN."""
+    norm = nnx.BatchNorm(5, momentum=0.5, rngs=nnx.Rngs(0))
+    average, total = nnx.metrics.Average(), nnx.metrics.Average()
+    plain = nnx.BatchNorm(5, momentum=0.5, rngs=nnx.Rngs(0))
+
+    def replica_step(x: Any) -> Any:
+        loss = jnp.mean(norm(x))
+        average.update(values=jnp.mean(x))
+        total.update(values=x)
+        return loss
+
+    step = several.step(lambda x: several.strategy.run(replica_step, args=(x,)))
+    x = INPUTS[0, :1]
+    for _ in range(2):
+        step(several.split(x))
+        plain(x)
+    close([norm.mean[...], norm.var[...]], [plain.mean[...], plain.var[...]], 1e-5)
+    close([average.compute(), total.compute()], [x.mean(), x.mean()], 1e-5)
+    assert int(average.count[...]) == 2
+    if several.compiled:
+        assert step.trace_count == 1  # type: ignore[attr-defined]
+
+
 def test_one_replica_is_plain_nnx(alone: Case) -> None:
     model, optimizer = make(Noisy)
     plain, plain_optimizer = make(Noisy)

@@ -215,7 +215,7 @@ def test_distributed_input() -> None:
     mirrored_strategy = dx.MirroredStrategy(["GPU:0", "GPU:1"])
     dataset = dx.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(global_batch_size)
     dist_dataset = mirrored_strategy.experimental_distribute_dataset(dataset)
-    features, labels = next(iter(dist_dataset))
+    features, _ = next(iter(dist_dataset))
     assert [x.shape for x in mirrored_strategy.experimental_local_results(features)] == [(8, 1)] * 2
 
     # Sharding options.

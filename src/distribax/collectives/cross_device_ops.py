@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from distribax import jax_private
-from distribax.topology import REPLICA_AXIS, resolve_device
+from distribax.topology import resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
+from distribax.values.layout import gather_joined
 
 
 class CrossDeviceOps:
@@ -210,9 +211,7 @@ class CrossDeviceOps:
         """
         layout = per_replica_value.layout
         if isinstance(layout, Local):
-            value = jax_private.to_varying(layout.value, REPLICA_AXIS)
-            joined = jax_private.all_gather_joined(value, REPLICA_AXIS, axis)
-            return Mirrored.of(Local(joined, layout.mesh))
+            return Mirrored.of(Local(gather_joined(layout, axis), layout.mesh))
         pieces = [as_uncommitted(piece) for piece in per_replica_value.values]
         return self.broadcast(jnp.concatenate(pieces, axis=axis), destinations)
 
@@ -252,9 +251,8 @@ def _check(value: object, argument: str) -> PerReplica | Mirrored:
 
 def check_same_shape(value: DistributedValues) -> None:
     """Raises if the replicas' shapes differ, as after a last partial batch."""
-    if isinstance(value.layout, Local):
-        return
-    shapes = value.shapes()
+    layout = value.layout
+    shapes = layout.get_shapes() if isinstance(layout, Local) else value.shapes()
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(
             f"reduce: the replicas' values have different shapes, {shapes}, as after a last "
@@ -266,7 +264,7 @@ def check_same_shape(value: DistributedValues) -> None:
 def check_gather_shapes(value: DistributedValues, axis: object) -> None:
     """Raises unless the values can be joined along `axis`."""
     layout = value.layout
-    shapes = [jnp.shape(layout.value)] if isinstance(layout, Local) else value.shapes()
+    shapes = layout.get_shapes() if isinstance(layout, Local) else value.shapes()
     rank = len(shapes[0])
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise ValueError(

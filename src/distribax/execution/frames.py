@@ -21,7 +21,9 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution.remote_writes import RemoteWrites
+from distribax.execution.variant import Variant
 from distribax.types import WriteKind
+from distribax.values import NONE_IDLE, IdleReplicas
 
 _T = TypeVar("_T")
 
@@ -155,12 +157,25 @@ class _Shared:
 class RunFrame(Frame):
     """The frame of the replicas inside one compiled `strategy.run`: local values."""
 
-    def __init__(self, parent: Frame, mesh: Mesh, local: Mapping[contracts.State, Any]) -> None:
+    def __init__(
+        self,
+        parent: Frame,
+        mesh: Mesh,
+        local: Mapping[contracts.State, Any],
+        variant: Variant | None = None,
+    ) -> None:
         super().__init__(parent)
         self.mesh = mesh
+        # Which sizes of the replicas' pieces are being traced, if the sizes differ.
+        self.variant = variant
         self.values.update(local)
         # By the id of the replica's object, which is kept so that its id stays its own.
         self._shared: dict[int, _Shared] = {}
+
+    @property
+    def idle(self) -> IdleReplicas:
+        """The replicas whose piece of the batch is empty."""
+        return NONE_IDLE if self.variant is None else IdleReplicas(self.variant.known.idle)
 
     @override
     def read(self, state: contracts.State) -> Any:

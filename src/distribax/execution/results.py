@@ -20,6 +20,9 @@ from distribax.values import (
     GlobalForm,
     Layout,
     Mirrored,
+    Padded,
+    PaddedForm,
+    describe_form,
     is_none_wrapped_or_opaque,
     is_wrapped,
 )
@@ -46,7 +49,7 @@ class Results:
 
     def __init__(self) -> None:
         self._tree: Any = None
-        self._forms: list[Held | Plain | GlobalForm] = []
+        self._forms: list[Held | Plain | GlobalForm | PaddedForm] = []
         # By place, the last sharding that was found to be of this process alone: JAX is slow to
         # tell, and it is mostly the same.
         self._local: dict[int, Sharding] = {}
@@ -57,11 +60,11 @@ class Results:
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
-        form: Plain | GlobalForm
+        form: Plain | GlobalForm | PaddedForm
         for leaf in leaves:
             layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
-            if isinstance(layout, Global):
-                form = GlobalForm.describe(type(leaf), layout)
+            if isinstance(layout, (Global, Padded)):
+                form = describe_form(leaf, layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
                 form, array = _PLAIN, leaf
@@ -81,7 +84,7 @@ class Results:
         for place, form in enumerate(self._forms):
             if isinstance(form, Held):
                 leaves.append(form.value)
-            elif isinstance(form, GlobalForm):
+            elif isinstance(form, (GlobalForm, PaddedForm)):
                 leaves.append(form.wrap(next(remaining)))
             else:
                 leaves.append(self._localize(place, next(remaining)))
@@ -100,14 +103,16 @@ class Results:
 def _find_layout(value: DistributedValues, frame: FunctionFrame) -> Layout:
     """Returns how a wrapped result is stored; traced pieces that the code wrapped are joined."""
     layout = value.layout
-    if isinstance(layout, Global) or not any(map(jax_private.is_tracer, layout.pieces)):
+    if isinstance(layout, (Global, Padded)):
+        return layout
+    if not any(map(jax_private.is_tracer, layout.pieces)):
         return layout
     mesh = frame.mesh or context.get_strategy().extended.mesh
     if mesh is not None and isinstance(value, Mirrored):
         return Global(value.get(), mesh, mirrored=True)
-    joined = value.on_mesh(mesh) if mesh is not None else None
+    joined = value.on_mesh(mesh) or value.pad(mesh) if mesh is not None else None
     if joined is None:
-        raise HostOnly("the pieces of a result differ in shape", HostMode.EAGER)
+        raise HostOnly("the pieces of a result cannot be one array", HostMode.EAGER)
     return joined
 
 

@@ -19,16 +19,17 @@ from distribax.values import (
     DistributedValues,
     Global,
     GlobalForm,
-    Mirrored,
-    PerReplica,
+    Padded,
+    PaddedForm,
     Pieces,
+    describe_form,
     is_opaque,
     is_wrapped,
 )
 
 
 class Uneven(Exception):
-    """The pieces of a distributed value cannot be one array, so the call must be eager."""
+    """The pieces of a value differ in more than their sizes, so the call must be eager."""
 
 
 class Slot(abc.ABC):
@@ -54,7 +55,7 @@ class ArraySlot(Slot):
 class WrappedSlot(Slot):
     """A distributed value, whose array is an input."""
 
-    form: GlobalForm
+    form: GlobalForm | PaddedForm
 
     @override
     def rebuild(self, traced: Any) -> Any:
@@ -95,11 +96,12 @@ def read(
             dynamic.append(_uncommit(leaf))
             continue
         elif is_wrapped(leaf) and _holds_arrays(leaf):
-            layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.join()
-            if layout is None:
+            known = isinstance(leaf.layout, (Global, Padded))
+            layout = leaf.layout if known else leaf.join() or leaf.pad()
+            if not isinstance(layout, (Global, Padded)):
                 raise Uneven
             array = layout.array
-            form = GlobalForm.describe(Mirrored if layout.mirrored else PerReplica, layout)
+            form = describe_form(leaf, layout)
             keys.append((form, array.shape, array.dtype))
             slots.append(WrappedSlot(form))
             dynamic.append(array)
@@ -125,7 +127,7 @@ def read(
 
 def _holds_arrays(value: DistributedValues) -> bool:
     layout = value.layout
-    if isinstance(layout, Global):
+    if isinstance(layout, (Global, Padded)):
         return True
     if isinstance(layout, Pieces) and layout.mesh is not None and layout.mesh.is_multi_process:
         # Numbers of this process alone: as constants they would make it another program.

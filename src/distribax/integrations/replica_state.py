@@ -19,7 +19,7 @@ from distribax import context, contracts, jax_private
 from distribax.execution import frames
 from distribax.integrations.foreign_variable import Arrays, Cell, Handle
 from distribax.types import ReduceOp, VariableAggregation
-from distribax.values import Local, PerReplica
+from distribax.values import NONE_IDLE, Local, PerReplica, Pieces
 
 _MEAN, _SUM = VariableAggregation.MEAN, VariableAggregation.SUM
 
@@ -201,14 +201,28 @@ class ReplicaState:
 
     def settle(self) -> None:
         """Makes the pending values one for all replicas, by the rules of their cells."""
-        if not self.unsettled():
+        unsettled = self.unsettled()
+        if not unsettled:
             return
+        if self.is_idle:
+            self._take_back(unsettled)
         cells, values = self.replica.merge_call(_combine, args=(self,))
         for cell, leaves in zip(cells, values, strict=True):
             old, tree = jax.tree.flatten(self.pending[cell])
             new = [_like(self._shared(leaf), was) for leaf, was in zip(leaves, old, strict=True)]
             self.pending[cell] = jax.tree.unflatten(tree, new)
             self._same.add(cell)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the replica's piece of the batch is empty, so that it has seen no example."""
+        return self.replica.runner.is_idle
+
+    def _take_back(self, cells: list[Cell]) -> None:
+        """Makes the replica's parts of sums what they were before it ran."""
+        for cell in cells:
+            if cell.rule.aggregation is _SUM:
+                self.pending[cell] = _arrays(cell, self._unwritten(cell))
 
     def unsettled(self) -> list[Cell]:
         """Returns the cells whose pending values may differ between replicas."""
@@ -239,6 +253,9 @@ def _combine(
     strategy: contracts.Strategy, states: PerReplica | ReplicaState
 ) -> tuple[tuple[Cell, ...], list[list[Any]]]:
     replicas = _replicas(states)
+    if isinstance(states, PerReplica):
+        # All processes are here, so that they can tell each other.
+        states.idle.find()
     cells = tuple(replicas[0].unsettled())
     values: list[list[Any]] = [[] for _ in cells]
     reduced: dict[ReduceOp, list[tuple[int, int, Any]]] = {ReduceOp.SUM: [], ReduceOp.MEAN: []}
@@ -248,7 +265,10 @@ def _combine(
             if op is None:
                 values[index].append(_first(strategy, leaves, replicas[0].frame))
                 continue
-            reduced[op].append((index, len(values[index]), _wrap(leaves, replicas[0].frame)))
+            if op is ReduceOp.MEAN:
+                leaves = _leave_out_idle(leaves, replicas)
+            wrapped = _wrap(leaves, replicas[0].frame, states)
+            reduced[op].append((index, len(values[index]), wrapped))
             values[index].append(None)
     for op, entries in reduced.items():
         pairs = [(value, None) for _, _, value in entries]
@@ -302,8 +322,26 @@ def _operation(cell: Cell, leaf: jax.Array) -> ReduceOp | None:
     return ReduceOp.MEAN if cell.rule.aggregation is _MEAN and _has_mean(leaf) else None
 
 
-def _wrap(leaves: tuple[jax.Array, ...], frame: frames.RunFrame | None) -> PerReplica:
-    return PerReplica(leaves) if frame is None else PerReplica.of(Local(leaves[0], frame.mesh))
+def _leave_out_idle(
+    leaves: tuple[jax.Array, ...], replicas: list[ReplicaState]
+) -> tuple[jax.Array, ...]:
+    """Returns values whose mean is that of the replicas that have seen examples."""
+    # NaNs of idle replicas do not count when values are reduced.
+    return tuple(
+        jnp.full_like(leaf, jnp.nan) if replica.is_idle else leaf
+        for leaf, replica in zip(leaves, replicas, strict=True)
+    )
+
+
+def _wrap(
+    leaves: tuple[jax.Array, ...],
+    frame: frames.RunFrame | None,
+    states: PerReplica | ReplicaState | None = None,
+) -> PerReplica:
+    if frame is not None:
+        return PerReplica.of(Local(leaves[0], frame.mesh), frame.idle)
+    idle = states.idle if isinstance(states, PerReplica) else NONE_IDLE
+    return PerReplica.of(Pieces(leaves), idle)
 
 
 def _first(

@@ -53,3 +53,6 @@ from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying
 from distribax.jax_private.tracing import tracks_varying as tracks_varying
 from distribax.jax_private.tracing import varies as varies
+from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
+from distribax.jax_private.variants import pad_to as pad_to
+from distribax.jax_private.variants import run_variants as run_variants

@@ -150,7 +150,7 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether all replicas must see the same shapes: never, uneven pieces run eagerly."""
+        """Whether all replicas must see the same shapes: never, each size is compiled."""
         return False
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> object:

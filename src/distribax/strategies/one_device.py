@@ -28,6 +28,7 @@ class InlineRunner:
     compiles = True
     replica_id = 0
     copy_id = 0
+    is_idle = False
 
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy

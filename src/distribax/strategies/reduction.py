@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from distribax import jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.execution import frames
+from distribax.strategies import idle_values
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import (
@@ -20,12 +21,14 @@ from distribax.values import (
     Global,
     Local,
     Mirrored,
+    Padded,
     PerReplica,
     Pieces,
     get_local_pieces,
     is_wrapped,
     regroup,
 )
+from distribax.values.layout import cut_to
 from distribax.variables import Variable
 from distribax.variables.context_rules import take_first_replica
 
@@ -54,7 +57,7 @@ def as_distributed(extended: Combiner, value: object) -> Any:
         return value
     if is_wrapped(value) and value.layout.mesh != mesh:
         # Made by hand, or by a strategy of this process: the other processes have theirs.
-        return type(value).of(Pieces(value.values, mesh))
+        return type(value).of(Pieces(value.values, mesh), value.idle)
     return value
 
 
@@ -70,8 +73,11 @@ def batch(
     results: list[Any] = [
         None if is_wrapped(value) else _reduce_plain(extended, op, value) for value in values
     ]
-    reduced = extended.cross_device_ops.batch_reduce(
-        op, [(values[index], pairs[index][1]) for index in wrapped], options
+    reduced = idle_values.reduce(
+        extended.cross_device_ops,
+        op,
+        [(values[index], pairs[index][1]) for index in wrapped],
+        options,
     )
     for index, value in zip(wrapped, reduced, strict=True):
         results[index] = value
@@ -112,7 +118,8 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
         shape = jnp.shape(layout.value)
         _check_axis(shape, axis)
         total = PerReplica.of(Local(jnp.sum(layout.value, axis=axis), layout.mesh))
-        return total, shape[axis] * layout.mesh.size
+        shapes = layout.shapes or (shape,) * layout.mesh.size
+        return total, sum(each[axis] for each in shapes)
     if isinstance(layout, Global) and not layout.stacked:
         count = 1 if layout.mirrored else layout.mesh.size
         whole = layout.array.shape
@@ -123,11 +130,18 @@ def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, 
             sums = program(layout.array)
         kind = Global(sums, layout.mesh, stacked=len(shape) == 1)
         return PerReplica.of(kind), shape[axis] * layout.mesh.size
+    if isinstance(layout, Padded):
+        _check_axis(layout.shapes[0], axis)
+        if len({_drop_axis(shape, axis) for shape in layout.shapes}) == 1:
+            with launch_lock:
+                sums = _padded_sum_program(layout.mesh, axis, layout.shapes)(layout.array)
+            kind = Global(sums, layout.mesh, stacked=len(layout.shapes[0]) == 1)
+            return PerReplica.of(kind), sum(shape[axis] for shape in layout.shapes)
     for piece in value.values:
         _check_axis(jnp.shape(piece), axis)
     parts = tuple(_sum_where_it_is(piece, axis) for piece in value.values)
     count = sum(jnp.shape(piece)[axis] for piece in value.values)
-    mesh = layout.mesh if isinstance(layout, Pieces) else None
+    mesh = layout.mesh if isinstance(layout, (Padded, Pieces)) else None
     if mesh is not None and mesh.is_multi_process:
         count = jax_private.sum_over_processes(count)
     return PerReplica.of(Pieces(parts, mesh)), count
@@ -144,6 +158,32 @@ def _sum_program(
     split = PartitionSpec(REPLICA_AXIS)
     spec = PartitionSpec() if mirrored else split
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=split))
+
+
+@lru_cache(maxsize=512)
+def _padded_sum_program(
+    mesh: Mesh, axis: int, shapes: tuple[tuple[int, ...], ...]
+) -> Callable[[jax.Array], jax.Array]:
+    distinct = list(dict.fromkeys(shapes))
+    choices = [distinct.index(shape) for shape in shapes]
+
+    def add_up(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        total = jnp.sum(cut_to(value, shape), axis=axis)
+        return total[None] if len(shape) == 1 else total
+
+    def local(value: jax.Array) -> list[jax.Array]:
+        choice = jnp.asarray(choices)[jax.lax.axis_index(REPLICA_AXIS)]
+        branches = [partial(add_up, shape=shape) for shape in distinct]
+        return [jax.lax.switch(choice, branches, value)]
+
+    split = PartitionSpec(REPLICA_AXIS)
+    program = jax.jit(jax_private.shard_map(local, mesh, (split,), [split]))
+    return lambda array: program(array)[0]
+
+
+def _drop_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    axis %= len(shape)
+    return shape[:axis] + shape[axis + 1 :]
 
 
 def _sum_where_it_is(piece: jax.typing.ArrayLike, axis: int) -> jax.Array:

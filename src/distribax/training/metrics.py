@@ -18,7 +18,8 @@ class Metric:
     """Base of metrics: a few sums, kept by each replica and added up on reading.
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in
-    replicas; `result` anywhere. Subclasses override `update_state` and `result`.
+    replicas; `result` anywhere. Subclasses override `update_state` and `result`. What a replica
+    whose piece of the batch is empty adds counts for nothing.
 
     Args:
         name: The name of the metric, with which the names of its variables begin.
@@ -48,6 +49,8 @@ class Metric:
             synchronization=VariableSynchronization.ON_READ,
             aggregation=VariableAggregation.SUM,
         )
+        # A loss that a replica without examples has computed is no loss.
+        variable.counts_idle = False
         self._variables.append(variable)
         return variable
 

@@ -9,14 +9,26 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import DTypeLike
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.topology import replica_mesh
+from distribax.topology import REPLICA_AXIS, replica_mesh
 from distribax.values.arithmetic import ArrayLike
-from distribax.values.layout import Global, Layout, Local, Pieces, describe_kind, join, spread
+from distribax.values.idle import NONE_IDLE, IdleReplicas
+from distribax.values.layout import (
+    Global,
+    Layout,
+    Local,
+    Padded,
+    Pieces,
+    Shape,
+    describe_kind,
+    join,
+    pad,
+    spread,
+)
 
 _D = TypeVar("_D", bound="DistributedValues")
 
@@ -53,20 +65,28 @@ class DistributedValues(metaclass=_CountsVariables):
                 f"{type(self).__name__}: values is empty. Expected one value for each replica."
             )
         self._layout: Layout = Pieces(pieces)
+        self._idle = NONE_IDLE
 
     @classmethod
-    def of(cls: type[_D], layout: Layout) -> _D:
+    def of(cls: type[_D], layout: Layout, idle: IdleReplicas = NONE_IDLE) -> _D:
         """Wraps values that are stored in a given layout.
 
         Args:
             layout: How the values are stored.
+            idle: Which replicas were idle in the run that made the values.
 
         Returns:
             The wrapped values.
         """
         wrapped = cls.__new__(cls)
         wrapped._layout = layout
+        wrapped._idle = idle
         return wrapped
+
+    @property
+    def idle(self) -> IdleReplicas:
+        """Which replicas were idle in the run that made the values."""
+        return self._idle
 
     @property
     def layout(self) -> Layout:
@@ -175,6 +195,8 @@ class DistributedValues(metaclass=_CountsVariables):
         mesh = self._layout.mesh
         if mesh is None or not mesh.is_multi_process:
             return own
+        if isinstance(self._layout, Padded):
+            return list(self._layout.shapes)
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
         texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))
@@ -187,6 +209,11 @@ class DistributedValues(metaclass=_CountsVariables):
             return None
         if isinstance(layout, Pieces) and layout.mesh is not None:
             return self.on_mesh(layout.mesh)
+        mesh = None if isinstance(layout, Padded) else self._find_mesh()
+        return None if mesh is None else self.on_mesh(mesh)
+
+    def _find_mesh(self) -> Mesh | None:
+        """Returns a mesh of the devices that the values are on, if each is on one of its own."""
         devices: list[jax.Device] = []
         for piece in self.values:
             if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
@@ -196,12 +223,35 @@ class DistributedValues(metaclass=_CountsVariables):
             devices.extend(piece.devices())
         if len(set(devices)) != len(devices) or len({device.platform for device in devices}) > 1:
             return None
-        return self.on_mesh(replica_mesh(tuple(devices)))
+        return replica_mesh(tuple(devices))
+
+    def pad(self, mesh: Mesh | None = None) -> Padded | None:
+        """Returns values whose shapes differ as one padded array.
+
+        Over several processes, all of them must call it.
+
+        Args:
+            mesh: The mesh of the replicas; by default, that of the devices they are on.
+
+        Returns:
+            The array with its layout, or None if the values differ in more than their sizes.
+        """
+        layout = self._layout
+        if isinstance(layout, Pieces):
+            mesh = mesh or layout.mesh or self._find_mesh()
+            shapes = [] if mesh is None else self.shapes()
+            # Pieces of one shape that are no array are on other devices than those of the mesh.
+            padded = pad(layout.pieces, mesh, shapes) if mesh and len(set(shapes)) > 1 else None
+            # Kept: a value that enters one program usually enters the next one too.
+            layout = self._layout = padded or layout
+        if not isinstance(layout, Padded) or (mesh is not None and layout.mesh != mesh):
+            return None
+        return layout
 
     @override
     def __repr__(self) -> str:
         if isinstance(self._layout, Local) or (
-            isinstance(self._layout, Global) and jax_private.is_tracer(self._layout.array)
+            isinstance(self._layout, (Global, Padded)) and jax_private.is_tracer(self._layout.array)
         ):
             inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
@@ -238,16 +288,49 @@ class GlobalForm:
     mesh: Mesh
     stacked: bool
     mirrored: bool
+    idle: frozenset[int] = frozenset()
 
-    @classmethod
-    def describe(cls, wrapper: type[DistributedValues], layout: Global) -> GlobalForm:
-        """Returns the form of a value that is stored as `layout`."""
-        return cls(wrapper, layout.mesh, layout.stacked, layout.mirrored)
+    @property
+    def spec(self) -> PartitionSpec:
+        """How the array is spread over the mesh."""
+        return PartitionSpec() if self.mirrored else PartitionSpec(REPLICA_AXIS)
 
     def wrap(self, array: jax.Array) -> DistributedValues:
         """Returns a value of this form that holds `array`."""
         layout = Global(array, self.mesh, stacked=self.stacked, mirrored=self.mirrored)
-        return self.wrapper.of(layout)
+        return self.wrapper.of(layout, _restore_idle(self.idle))
+
+
+@dataclass(frozen=True)
+class PaddedForm:
+    """A wrapped padded array without the array: what a compiled program is specialised for."""
+
+    mesh: Mesh
+    shapes: tuple[Shape, ...]
+    idle: frozenset[int] = frozenset()
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """How the array is spread over the mesh."""
+        return PartitionSpec(REPLICA_AXIS)
+
+    def wrap(self, array: jax.Array) -> DistributedValues:
+        """Returns a value of this form that holds `array`."""
+        layout = Padded(array, self.mesh, self.shapes)
+        return PerReplica.of(layout, _restore_idle(self.idle))
+
+
+def describe_form(value: DistributedValues, layout: Global | Padded) -> GlobalForm | PaddedForm:
+    """Returns the form of a value that is stored as `layout`."""
+    idle = value.idle.find()
+    if isinstance(layout, Padded):
+        return PaddedForm(layout.mesh, layout.shapes, idle)
+    wrapper = Mirrored if layout.mirrored else PerReplica
+    return GlobalForm(wrapper, layout.mesh, layout.stacked, layout.mirrored, idle)
+
+
+def _restore_idle(idle: frozenset[int]) -> IdleReplicas:
+    return IdleReplicas(idle) if idle else NONE_IDLE
 
 
 class PerReplica(DistributedValues):

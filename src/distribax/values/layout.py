@@ -7,6 +7,7 @@ never the wrapper's type.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeGuard
@@ -18,7 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from distribax import jax_private
+from distribax.errors import HostMode, HostOnly
 from distribax.topology import REPLICA_AXIS, local_devices
+
+Shape: TypeAlias = tuple[int, ...]
+"""The shape of an array."""
 
 HostValue: TypeAlias = int | float | complex | np.ndarray | np.generic
 """A value that is on no device."""
@@ -91,21 +96,79 @@ class Global:
 
 
 @dataclass(frozen=True, eq=False)
+class Padded:
+    """Pieces of different shapes as one `jax.Array` over the mesh, or its tracer.
+
+    Each piece is padded to the largest size of each dimension; they are joined along dimension 0.
+
+    Attributes:
+        array: The array.
+        mesh: The mesh of the replicas.
+        shapes: The shapes of the pieces, by replica, those of all processes included.
+    """
+
+    array: Any
+    mesh: Mesh
+    shapes: tuple[Shape, ...]
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(REPLICA_AXIS)
+
+    @cached_property
+    def pieces(self) -> tuple[Any, ...]:
+        if jax_private.is_tracer(self.array):
+            blocks, shapes = jnp.split(self.array, self.mesh.size), self.shapes
+        else:
+            blocks = jax_private.split_by_device(self.array)
+            shapes = tuple(self.shapes[index] for index in find_local_replicas(self.mesh))
+        # Cut while they are bound to their devices, so that each stays where it is.
+        own = [cut_to(block, shape) for block, shape in zip(blocks, shapes, strict=True)]
+        return tuple(map(jax_private.uncommit, own))
+
+    def piece(self, index: int) -> Any:
+        return self.pieces[index]
+
+
+@dataclass(frozen=True, eq=False)
 class Local:
-    """This replica's own value while an SPMD program is traced; the others are behind a gather."""
+    """This replica's own value while an SPMD program is traced; the others are behind a gather.
+
+    Attributes:
+        value: The value.
+        mesh: The mesh of the replicas.
+        shapes: The shapes of all replicas' values, if they differ.
+    """
 
     value: Any
     mesh: Mesh
+    shapes: tuple[Shape, ...] | None = None
 
     @cached_property
     def pieces(self) -> tuple[Any, ...]:
         if not jax_private.is_tracer(self.value):
             return (self.value,) * self.mesh.size
         own = jax_private.to_varying(self.value, REPLICA_AXIS)
-        return tuple(jax_private.all_gather_same(own, REPLICA_AXIS))
+        if self.shapes is None:
+            return tuple(jax_private.all_gather_same(own, REPLICA_AXIS))
+        padded = jax_private.pad_to(own, find_largest(self.shapes))
+        everyone = jax_private.all_gather_same(padded, REPLICA_AXIS)
+        return tuple(cut_to(each, to) for each, to in zip(everyone, self.shapes, strict=True))
 
     def piece(self, index: int) -> Any:
         return self.pieces[index]
+
+    def get_shapes(self) -> list[Shape]:
+        """Returns the different shapes of the replicas' values."""
+        return list(dict.fromkeys(self.shapes or (jnp.shape(self.value),)))
+
+
+def gather_joined(local: Local, axis: int) -> jax.Array:
+    """Joins the replicas' values along a dimension, inside an SPMD program."""
+    if local.shapes is not None:
+        return jnp.concatenate(local.pieces, axis=axis)
+    own = jax_private.to_varying(local.value, REPLICA_AXIS)
+    return jax_private.all_gather_joined(own, REPLICA_AXIS, axis)
 
 
 def describe_kind(piece: object) -> str:
@@ -117,7 +180,9 @@ def describe_kind(piece: object) -> str:
 
 def get_local_pieces(layout: Layout) -> tuple[Any, ...]:
     """Returns the pieces of this process's replicas, also in a program that all processes run."""
-    if isinstance(layout, Local) and layout.mesh.is_multi_process:
+    if isinstance(layout, (Local, Padded)) and _is_of_several_processes(layout):
+        if layout.shapes is not None:
+            raise HostOnly("the processes' pieces of a value differ in shape", HostMode.EAGER)
         return _gather_local(layout.value, layout.mesh)
     if not isinstance(layout, Global) or not layout.mesh.is_multi_process:
         return layout.pieces
@@ -131,6 +196,12 @@ def get_local_pieces(layout: Layout) -> tuple[Any, ...]:
         [PartitionSpec()] * _count_local(mesh),
     )
     return tuple(pick(layout.array))
+
+
+def _is_of_several_processes(layout: Local | Padded) -> bool:
+    if not layout.mesh.is_multi_process:
+        return False
+    return isinstance(layout, Local) or jax_private.is_tracer(layout.array)
 
 
 def _gather_local(own: ArrayLike, mesh: Mesh) -> tuple[jax.Array, ...]:
@@ -223,6 +294,68 @@ def spread(pieces: tuple[object, ...], mesh: Mesh) -> Global | None:
     else:
         array = jax.make_array_from_process_local_data(sharding, np.concatenate(blocks))
     return Global(array, mesh, stacked=given[0].ndim == 0)
+
+
+def pad(pieces: tuple[object, ...], mesh: Mesh, shapes: Sequence[Shape]) -> Padded | None:
+    """Joins arrays of different shapes into a padded global array; None if they do not fit.
+
+    Args:
+        pieces: The arrays of this process's replicas.
+        mesh: The mesh of the replicas.
+        shapes: The shapes of all replicas' pieces.
+    """
+    local = local_devices(mesh)
+    arrays = [piece for piece in pieces if isinstance(piece, (jax.Array, np.ndarray))]
+    if not len(local) == len(arrays) == len(pieces):
+        return None
+    if len({len(shape) for shape in shapes}) > 1 or len({piece.dtype for piece in arrays}) > 1:
+        return None
+    if any(map(jax_private.is_key, arrays)) or arrays[0].dtype == object:
+        return None
+    largest = find_largest(shapes)
+    if any(map(jax_private.is_tracer, arrays)):
+        blocks = [jax_private.pad_to(jnp.asarray(piece), largest) for piece in arrays]
+        joined = None if mesh.is_multi_process else jnp.concatenate(blocks)
+        return None if joined is None else Padded(joined, mesh, tuple(shapes))
+    blocks = [_put_padded(p, device, largest) for p, device in zip(arrays, local, strict=True)]
+    whole = (largest[0] * mesh.size, *largest[1:])
+    sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+    array = jax.make_array_from_single_device_arrays(whole, sharding, blocks)
+    return Padded(array, mesh, tuple(shapes))
+
+
+def _put_padded(piece: jax.Array | np.ndarray, device: jax.Device, shape: Shape) -> jax.Array:
+    """Returns a piece on a device, padded to `shape`."""
+    if isinstance(piece, np.ndarray):
+        padded = np.zeros(shape, piece.dtype)
+        padded[tuple(map(slice, piece.shape))] = piece
+        return jax.device_put(padded, device)
+    with jax.default_device(device):
+        padded_there = jax_private.pad_to(jax_private.move_to_device(piece, device), shape)
+    return jax.device_put(padded_there, device)
+
+
+def find_largest(shapes: Sequence[Shape]) -> Shape:
+    """Returns the largest size of each dimension."""
+    return tuple(map(max, zip(*shapes, strict=True)))
+
+
+def cut_to(array: jax.Array, shape: Shape) -> jax.Array:
+    """Returns a piece without what pads it."""
+    return array if array.shape == shape else array[tuple(map(slice, shape))]
+
+
+def find_local_replicas(mesh: Mesh) -> list[int]:
+    """Returns the indices of this process's replicas."""
+    own = jax.process_index()
+    return [i for i, device in enumerate(mesh.devices.flat) if device.process_index == own]
+
+
+def find_replicas(pieces: Sequence[object], mesh: Mesh | None) -> Sequence[int]:
+    """Returns the indices of the replicas whose pieces these are: all there are, or local ones."""
+    if mesh is None or not mesh.is_multi_process or len(pieces) == mesh.size:
+        return range(len(pieces))
+    return find_local_replicas(mesh)
 
 
 def is_host_value(piece: object) -> TypeGuard[HostValue]:

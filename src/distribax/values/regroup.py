@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from distribax import jax_private
 from distribax.types import is_python_number
 from distribax.values.distributed import PerReplica
+from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import Pieces
 from distribax.values.leaves import (
     is_none_or_opaque,
@@ -65,6 +66,7 @@ def regroup(
     *,
     wrap: bool = False,
     mesh: Mesh | None = None,
+    idle: IdleReplicas = NONE_IDLE,
 ) -> Any:
     """Merges the replicas' results, leaf by leaf.
 
@@ -83,13 +85,19 @@ def regroup(
     return jax.tree.unflatten(
         tree,
         [
-            _merge(leaves, origins, wrap, mesh)
+            _merge(leaves, origins, wrap, mesh, idle)
             for leaves in zip(*(leaves for leaves, _ in flat), strict=True)
         ],
     )
 
 
-def _merge(pieces: Sequence[object], origins: Origins | None, wrap: bool, mesh: Mesh | None) -> Any:
+def _merge(
+    pieces: Sequence[object],
+    origins: Origins | None,
+    wrap: bool,
+    mesh: Mesh | None,
+    idle: IdleReplicas,
+) -> Any:
     first = pieces[0]
     if not wrap:
         # Over several processes, what is one object here may be another one elsewhere.
@@ -105,7 +113,7 @@ def _merge(pieces: Sequence[object], origins: Origins | None, wrap: bool, mesh: 
         whole = origins.find_whole(pieces) if origins is not None else None
         if whole is not None:
             return whole
-    return PerReplica.of(Pieces(tuple(pieces), mesh))
+    return PerReplica.of(Pieces(tuple(pieces), mesh), idle)
 
 
 def select(nest: object, replica_id: int, *, num_replicas: int | None = None) -> Any:

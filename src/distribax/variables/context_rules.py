@@ -193,9 +193,21 @@ def write(
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
+        new = _compute_new(variable, unwrap(value), kind, index)
+        if here.replica_context is not None and here.replica_context.runner.is_idle:
+            new = _leave_out(variable, new)
+        _put(variable, new, here)
         return
     _write_together(variable, value, kind, index, here)
+
+
+def _leave_out(variable: PlacedVariable, new: jax.Array) -> jax.Array:
+    """Returns what an idle replica writes: what there was, in place of NaNs or of anything."""
+    if not variable.counts_idle:
+        return read(variable)
+    if not jnp.issubdtype(new.dtype, jnp.inexact):
+        return new
+    return jnp.where(jnp.isnan(new).any(), read(variable), new)
 
 
 def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:

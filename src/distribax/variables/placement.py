@@ -251,6 +251,9 @@ class Central(Placement):
 class PlacedVariable(contracts.Variable, Protocol):
     """A variable whose copies live where its placement says."""
 
+    counts_idle: bool
+    """Whether an ON_READ variable takes what a replica with an empty piece writes."""
+
     @property
     def placement(self) -> Placement:
         """Where the copies live."""

@@ -89,6 +89,9 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         [2.0, 3.0]
     """
 
+    counts_idle = True
+    """Whether an ON_READ variable takes what a replica with an empty piece of the batch writes."""
+
     def __init__(
         self,
         initial_value: jax.typing.ArrayLike

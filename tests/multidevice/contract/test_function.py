@@ -128,7 +128,7 @@ def test_variables_are_arguments_too(case: Case) -> None:
     assert step.trace_count == 1
 
 
-def test_uneven_pieces_run_eagerly(several: Case) -> None:
+def test_uneven_pieces_are_compiled_once(several: Case) -> None:
     strategy = several.strategy
     traces: list[int] = []
 
@@ -142,8 +142,8 @@ def test_uneven_pieces_run_eagerly(several: Case) -> None:
     uneven = np.arange(7, dtype=np.float32)
     for _ in range(2):
         assert float(step(several.split(uneven))) == pytest.approx(2 * uneven.mean())
-    assert step.trace_count == 1
-    assert len(traces) == 3
+    assert step.trace_count == 2
+    assert len(traces) == 2
 
 
 def test_pieces_that_become_uneven_in_a_step(several: Case) -> None:

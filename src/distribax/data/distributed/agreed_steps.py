@@ -42,9 +42,11 @@ class AgreedSteps(Steps):
         if not present or (self._is_static and len(present) < len(shapes)):
             raise StopIteration
         pieces = [self._empty] * self._num_local_replicas if step is None else step.pieces
-        flat = [shape for their in present for shape in their]
-        even = len(present) == len(shapes) and all(shape == flat[0] for shape in flat)
-        return Step(pieces, even)
+        # Workers without a batch have empty ones, which are the same in all of them.
+        empty = [_shapes(self._empty)] * self._num_local_replicas
+        flat = [shape for their in shapes for shape in (empty if their is None else their)]
+        even = all(shape == flat[0] for shape in flat)
+        return Step(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
 
     @override
     def skip(self, num_steps: int) -> None:

@@ -13,8 +13,8 @@ from distribax import jax_private
 from distribax.data.distributed.steps import Step
 from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS, InputTarget
-from distribax.values import Global, PerReplica, Pieces
-from distribax.values.layout import join
+from distribax.values import Global, Padded, PerReplica, Pieces
+from distribax.values.layout import Shape, join, pad
 
 
 class Feeder:
@@ -44,8 +44,12 @@ class Feeder:
             if all(map(_is_numeric, leaves)):
                 return jax.tree.unflatten(tree, self._split_by_jax(leaves))
         flat = [jax.tree.flatten(piece) for piece in step.pieces]
-        columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return jax.tree.unflatten(flat[0][1], [self._spread(c, step.even) for c in columns])
+        columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
+        shapes: Any = (
+            [None] * len(columns) if step.shapes is None else zip(*step.shapes, strict=True)
+        )
+        spread = [self._spread(c, step.even, own) for c, own in zip(columns, shapes, strict=True)]
+        return jax.tree.unflatten(flat[0][1], spread)
 
     @property
     def _is_alone(self) -> bool:
@@ -60,7 +64,12 @@ class Feeder:
             for leaf in leaves
         ]
 
-    def _spread(self, column: Sequence[Any], even: bool) -> PerReplica:
+    def _spread(
+        self, column: Sequence[Any], even: bool, shapes: Sequence[Shape] | None
+    ) -> PerReplica:
+        padded = None if even else self._pad(column, shapes)
+        if padded is not None:
+            return PerReplica.of(padded)
         placed = tuple(
             self._put(leaf, device)
             for leaf, device in zip(column, self._target.devices, strict=True)
@@ -70,6 +79,17 @@ class Feeder:
         uneven = not even and self._target.num_workers > 1
         joined = join(placed, mesh) if mesh is not None and not uneven else None
         return PerReplica.of(joined or Pieces(placed, mesh, uneven))
+
+    def _pad(self, column: Sequence[Any], shapes: Sequence[Shape] | None) -> Padded | None:
+        """Puts pieces of different shapes on the mesh as one array, if all shapes are known."""
+        mesh = self._target.mesh
+        if mesh is None or not self._to_device or not all(map(_is_numeric, column)):
+            return None
+        if shapes is None and self._is_alone:
+            shapes = [np.shape(leaf) for leaf in column]
+        if shapes is None or len(shapes) != mesh.size or len(set(shapes)) == 1:
+            return None
+        return pad(tuple(column), mesh, shapes)
 
     def _put(self, leaf: object, device: jax.Device | None) -> object:
         if not self._to_device or not _is_numeric(leaf):

@@ -15,6 +15,7 @@ from distribax.data.dataset import Dataset
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.data.plan.plan_node import UnknownSpec
+from distribax.values.layout import Shape
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,14 @@ class Step:
         pieces: A batch for each local replica.
         even: Whether the batches of all workers have the same shapes.
         batch: All of this worker's pieces as one batch, if the pipeline made one.
+        shapes: The shapes of the arrays in each replica's batch, those of other workers included,
+            if they are known.
     """
 
     pieces: Sequence[Element]
     even: bool
     batch: Element | None = None
+    shapes: Sequence[Sequence[Shape]] | None = None
 
 
 class Steps(abc.ABC):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,10 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
+from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
+from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.results import Held
+from distribax.execution.variant import Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (
@@ -25,14 +29,16 @@ from distribax.values import (
     Local,
     Mirrored,
     Origins,
+    Padded,
+    PaddedForm,
     PerReplica,
     is_none_wrapped_or_opaque,
     is_wrapped,
     is_wrapped_or_opaque,
+    reduce_without_idle,
 )
+from distribax.values.layout import cut_to, gather_joined
 
-_SPLIT = PartitionSpec(REPLICA_AXIS)
-_SAME = PartitionSpec()
 _T = TypeVar("_T")
 
 
@@ -59,6 +65,10 @@ class SpmdRunner:
     def replica_id(self) -> jax.Array:
         return lax.axis_index(REPLICA_AXIS)
 
+    @property
+    def is_idle(self) -> bool:
+        return self.frame.variant is not None and self.frame.variant.is_idle
+
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return create()
 
@@ -75,18 +85,24 @@ class SpmdRunner:
     ) -> list[jax.Array]:
         values = [jnp.asarray(leaf) for leaf in leaves]
         options = options or self.ops.default_options
-        reduced = self.ops.all_reduce_in_program(op, values, self.mesh, options)
+        reduce = functools.partial(self.ops.all_reduce_in_program, mesh=self.mesh, options=options)
+        reduced = reduce_without_idle(
+            op, values, reduce, self.frame.idle.find(), is_idle=self.is_idle
+        )
         return [self.frame.give_shared(value) for value in reduced]
 
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [
-            self.frame.give_shared(
-                jax_private.all_gather_joined(jnp.asarray(leaf), REPLICA_AXIS, axis)
-            )
+            self.frame.give_shared(gather_joined(self._wrap_local(jnp.asarray(leaf)), axis))
             for leaf in leaves
         ]
+
+    def _wrap_local(self, value: jax.Array) -> Local:
+        variant = self.frame.variant
+        shapes = None if variant is None else variant.find_shapes(jnp.shape(value))
+        return Local(value, self.mesh, shapes)
 
     def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
@@ -100,7 +116,9 @@ class SpmdRunner:
             return value
         if self.mesh.size == 1:
             return value
-        return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
+        if shared:
+            return Mirrored.of(Local(value, self.mesh))
+        return PerReplica.of(self._wrap_local(value), self.frame.idle)
 
     def _give_back(self, leaf: object) -> Any:
         """Returns a replica's part of what a merge function has returned."""
@@ -176,63 +194,67 @@ def _run(
     stacked = [
         variable
         for variable in outer.function.lifted
-        if variable.per_replica and variable.program_sharding == NamedSharding(mesh, _SPLIT)
+        if variable.per_replica and variable.program_sharding == NamedSharding(mesh, SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
     out_specs: list[PartitionSpec] = []
-    plan: list[_Part] = []
-    written: list[contracts.State] = []
-    result_tree: Any = None
+    outcome: Outcome
 
-    def body(local_inputs: list[jax.Array], local_stacked: list[jax.Array]) -> list[jax.Array]:
-        nonlocal plan, written, result_tree
+    def call(
+        local_inputs: Sequence[jax.Array],
+        local_stacked: Sequence[jax.Array],
+        variant: Variant | None,
+    ) -> Outcome:
         origins = Origins()
         local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
-        frame = frames.RunFrame(outer, mesh, local)
+        frame = frames.RunFrame(outer, mesh, local, variant)
         runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
         remaining = iter(local_inputs)
         local_leaves = [
-            leaf if each is None else _enter(next(remaining), leaf, each.layout, origins)
+            leaf if each is None else _enter(next(remaining), leaf, each.layout, origins, variant)
             for leaf, each in zip(leaves, given, strict=True)
         ]
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
         with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
         flat, result_tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
-        plan, outputs, specs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
-        # Filled, not replaced: JAX reads the list after it has traced this function.
-        out_specs[:] = specs
-        written = list(frame.written)
+        plan, outputs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
+        # What another variant writes is written here too, with the value that it has.
+        required = {} if variant is None else variant.known.written
+        written = list(dict.fromkeys((*required, *frame.written)))
         for variable in written:
-            value = frame.values[variable]
+            value = frame.read(variable)
             outputs.append(value[None] if variable.per_replica else value)
-            out_specs.append(_SPLIT if variable.per_replica else _SAME)
-        return outputs
+        return Outcome(result_tree, plan, written, outputs)
 
-    program = jax_private.shard_map(body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs)
+    def body(local_inputs: list[jax.Array], local_stacked: list[jax.Array]) -> list[jax.Array]:
+        nonlocal outcome
+        layouts = [each.layout for each in given if each is not None]
+        padded = [layout for layout in layouts if isinstance(layout, Padded)]
+        if padded:
+            outcome = run_uneven(call, local_inputs, local_stacked, padded, mesh)
+        else:
+            outcome = call(local_inputs, local_stacked, None)
+        # Filled, not replaced: JAX reads the list after it has traced this function.
+        out_specs[:] = outcome.specs
+        return outcome.outputs
+
+    program = jax_private.shard_map(body, mesh, (in_specs, [SPLIT] * len(stacked)), out_specs)
     outputs = program(inputs, stacked_values)
     results = iter(outputs)
     merged = [
-        part.value if isinstance(part, Held) else _merge(part, next(results)) for part in plan
+        part.value if isinstance(part, Held) else _merge(part, next(results))
+        for part in outcome.plan
     ]
-    for variable in written:
+    for variable in outcome.written:
         outer.write(variable, next(results))
-    return jax.tree.unflatten(result_tree, merged)
+    return jax.tree.unflatten(outcome.tree, merged)
 
 
-@dataclass(frozen=True)
-class _Bare:
-    """A result that is one value for all replicas, with no copy for each."""
-
-
-_Part: TypeAlias = Held | _Bare | GlobalForm
-"""A part of what a replica returns: an object known from the trace, or an array of the program."""
-
-
-def _merge(part: _Bare | GlobalForm, array: jax.Array) -> Any:
+def _merge(part: Bare | GlobalForm | PaddedForm, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
-    if isinstance(part, _Bare):
+    if isinstance(part, Bare):
         return array
     wrapped = part.wrap(array)
     return wrapped.part(0) if part.mesh.size == 1 else wrapped
@@ -244,28 +266,38 @@ class _Input:
 
     array: jax.Array | np.ndarray
     spec: PartitionSpec
-    layout: Global | None
+    layout: Global | Padded | None
 
 
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
     if is_wrapped(leaf):
-        layout = leaf.on_mesh(mesh)
+        layout: Global | Padded | None = leaf.on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
-            return _Input(leaf.get(), _SAME, None)
+            return _Input(leaf.get(), SAME, None)
+        layout = layout or leaf.pad(mesh)
         if layout is None:
-            raise HostOnly("the replicas' pieces of an argument differ in shape", HostMode.EAGER)
+            raise HostOnly("the pieces of an argument cannot be one array", HostMode.EAGER)
         if not jax_private.is_local(layout.array):
             # JAX makes no constant of an array over several processes.
             raise HostOnly("a distributed value is no argument of the function", HostMode.EAGER)
         return _Input(layout.array, layout.spec, layout)
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        return _Input(leaf, _SAME, None)
+        return _Input(leaf, SAME, None)
     return None
 
 
-def _enter(value: jax.Array, leaf: object, layout: Global | None, origins: Origins) -> jax.Array:
+def _enter(
+    value: jax.Array,
+    leaf: object,
+    layout: Global | Padded | None,
+    origins: Origins,
+    variant: Variant | None,
+) -> jax.Array:
     """Gives a replica its part of an argument."""
+    if isinstance(layout, Padded):
+        assert variant is not None
+        return cut_to(value, layout.shapes[variant.replica_id])
     if layout is not None and layout.stacked:
         value = value[0]
     if layout is not None and not layout.mirrored:
@@ -273,13 +305,10 @@ def _enter(value: jax.Array, leaf: object, layout: Global | None, origins: Origi
     return origins.note(value, leaf, 0)
 
 
-def _sort(
-    flat: Sequence[object], runner: SpmdRunner
-) -> tuple[list[_Part], list[jax.Array], list[PartitionSpec]]:
-    """Sorts results into objects that stay as they are and arrays of the program, with specs."""
-    plan: list[_Part] = []
+def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[jax.Array]]:
+    """Sorts results into objects that stay as they are and arrays of the program."""
+    plan: list[Part] = []
     outputs: list[jax.Array] = []
-    specs: list[PartitionSpec] = []
     for leaf in flat:
         if not jax_private.is_tracer(leaf):
             plan.append(Held(leaf))
@@ -290,12 +319,11 @@ def _sort(
             plan.append(Held(whole))
         elif shared:
             bare = runner.frame.is_bare(leaf)
-            plan.append(_Bare() if bare else GlobalForm(Mirrored, runner.mesh, False, True))
+            plan.append(Bare() if bare else GlobalForm(Mirrored, runner.mesh, False, True))
             outputs.append(value)
-            specs.append(_SAME)
         else:
             scalar = value.ndim == 0
-            plan.append(GlobalForm(PerReplica, runner.mesh, scalar, False))
+            idle = runner.frame.idle.find()
+            plan.append(GlobalForm(PerReplica, runner.mesh, scalar, False, idle))
             outputs.append(value[None] if scalar else value)
-            specs.append(_SPLIT)
-    return plan, outputs, specs
+    return plan, outputs

@@ -24,9 +24,11 @@ from distribax.errors import ReplicaAborted
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import (
     DistributedValues,
+    IdleReplicas,
     Mirrored,
     Origins,
     PerReplica,
+    find_idle,
     is_wrapped,
     is_wrapped_or_opaque,
     regroup,
@@ -136,6 +138,10 @@ class _ThreadRunner:
     def copy_id(self) -> int:
         return self.replica.replica_id
 
+    @property
+    def is_idle(self) -> bool:
+        return self.replica.run_state.idle.has(self.replica_id)
+
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
@@ -235,9 +241,11 @@ class _Run:
         devices: Sequence[jax.Device],
         ops: CrossDeviceOps,
         fn: Callable[..., object],
+        idle: IdleReplicas,
     ) -> None:
         self.strategy = strategy
         self.devices = devices
+        self.idle = idle
         self.first_replica: int = strategy.extended.first_replica
         self.ops = ops
         self.fn = fn
@@ -308,7 +316,7 @@ def run_in_threads(
             "cannot use. Decorate the whole step with @dx.function instead of @jax.jit, or call "
             "the transformation inside the function given to strategy.run()."
         )
-    state = _Run(strategy, devices, ops, fn)
+    state = _Run(strategy, devices, ops, fn, _find_idle(strategy, (args, kwargs)))
     replicas = [
         _Replica(state, index, *part)
         for index, part in enumerate(state.split((tuple(args), dict(kwargs))))
@@ -323,7 +331,13 @@ def run_in_threads(
             replica.abort()
             replica.join()
     results = [replica.result for replica in replicas]
-    return regroup(results, state.origins, mesh=strategy.extended.mesh)
+    return regroup(results, state.origins, mesh=strategy.extended.mesh, idle=state.idle)
+
+
+def _find_idle(strategy: contracts.Strategy, nest: object) -> IdleReplicas:
+    leaves = jax.tree.leaves(nest, is_leaf=is_wrapped_or_opaque)
+    layouts = [leaf.layout for leaf in leaves if isinstance(leaf, PerReplica)]
+    return find_idle(layouts, strategy.num_replicas_in_sync)
 
 
 def _advance(replicas: list[_Replica]) -> bool:
@@ -359,6 +373,7 @@ def _merge(state: _Run, replicas: list[_Replica]) -> None:
         [(each.args, each.kwargs) for each in requests],
         state.origins,
         mesh=state.strategy.extended.mesh,
+        idle=state.idle,
     )
     with context.enter(context.Entry(state.strategy)):
         result = fns[0](state.strategy, *merged_args, **merged_kwargs)
