@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import contracts
+from distribax.collectives.indexed_rows import refuse_slices
 from distribax.types import CommunicationOptions, ReduceOp
+from distribax.values import IndexedSlices, is_slices, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
@@ -273,7 +276,8 @@ class ReplicaContext:
 
         Args:
             reduce_op: SUM or MEAN.
-            value: This replica's value: an array, or a nest of arrays.
+            value: This replica's value: an array, or a nest of arrays. A `dx.IndexedSlices` in it
+                is combined row by row: the result has the rows of all replicas.
             options: Hints for the collectives; see `dx.CommunicationOptions`.
 
         Returns:
@@ -285,8 +289,29 @@ class ReplicaContext:
         """
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op, "reduce_op")
-        leaves, tree = jax.tree.flatten(value)
-        return jax.tree.unflatten(tree, self._runner.all_reduce(op, leaves, options))
+        leaves, tree = nests.flatten(value, is_slices, of_results=True)
+        sparse = [leaf for leaf in leaves if is_slices(leaf)]
+        dense = [leaf for leaf in leaves if not is_slices(leaf)]
+        reduced = iter(self._runner.all_reduce(op, dense, options) if dense else ())
+        joined = iter(self._join_rows(op, sparse, options) if sparse else ())
+        return jax.tree.unflatten(
+            tree, [next(joined if is_slices(leaf) else reduced) for leaf in leaves]
+        )
+
+    def _join_rows(
+        self,
+        op: ReduceOp,
+        slices: Sequence[IndexedSlices],
+        options: CommunicationOptions | None,
+    ) -> list[IndexedSlices]:
+        """Combines rows with numbers: those of all replicas, where equal numbers add up."""
+        count = self.num_replicas_in_sync if op is ReduceOp.MEAN else None
+        own = [each if count is None else each / count for each in slices]
+        # Apart: gradients flow through the rows, and integers have none.
+        values = self._runner.all_gather([jnp.asarray(each.values) for each in own], 0, options)
+        indices = self._runner.all_gather([jnp.asarray(each.indices) for each in own], 0, options)
+        shapes = [each.dense_shape for each in own]
+        return list(map(IndexedSlices, values, indices, shapes))
 
     def all_gather(
         self, value: object, axis: int, options: CommunicationOptions | None = None
@@ -305,10 +330,13 @@ class ReplicaContext:
 
         Raises:
             ValueError: `axis` is not a dimension of the value.
+            NotImplementedError: The value has a `dx.IndexedSlices`.
             RuntimeError: This is not the context of the replica that runs now.
         """
         self._require_current("all_gather")
-        leaves, tree = jax.tree.flatten(value)
+        leaves, tree = nests.flatten(value, is_slices, of_results=True)
+        for leaf in leaves:
+            refuse_slices(leaf, "all_gather")
         for leaf in leaves:
             _check_gather_axis(leaf, axis)
         return jax.tree.unflatten(tree, self._runner.all_gather(leaves, axis, options))

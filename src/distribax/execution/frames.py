@@ -197,6 +197,10 @@ class RunFrame(Frame):
         known = self._shared.get(id(value))
         return known is not None and known.is_bare
 
+    def is_shared(self, value: object) -> bool:
+        """Tells whether a replica was given `value` as one that all replicas share."""
+        return id(value) in self._shared
+
     def find_shared(self, value: Any) -> tuple[Any, bool]:
         """Returns the shared value that a replica's value stands for, and whether it is shared."""
         known = self._shared.get(id(value))

@@ -18,7 +18,7 @@ from distribax.errors import HostMode, HostOnly
 from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
 from distribax.execution.iterators import LiftedIterator, Pulled
 from distribax.execution.program import Form, Lift, Program, Relift, build
-from distribax.values import is_none_or_opaque
+from distribax.values import is_none_or_opaque, nests
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -162,7 +162,7 @@ class Function:
 
     def _call(self, here: context.Entry, args: _Args, kwargs: _Kwargs) -> Any:
         where = (here.strategy, here.replica_context is None)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_none_or_opaque)
+        leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
         static = self._find_leaves(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)

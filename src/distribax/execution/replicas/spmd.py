@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
@@ -23,12 +24,15 @@ from distribax.values import (
     DistributedValues,
     Global,
     GlobalForm,
+    IndexedSlices,
     Local,
     Mirrored,
     Origins,
     PerReplica,
     is_none_wrapped_or_opaque,
+    is_slices,
     is_wrapped_or_opaque,
+    nests,
 )
 
 _SPLIT = PartitionSpec(REPLICA_AXIS)
@@ -65,10 +69,10 @@ class SpmdRunner:
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
-        args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=is_wrapped_or_opaque)
+        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit, of_results=True)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
-        return jax.tree.map(self._give_back, result, is_leaf=is_wrapped_or_opaque)
+        return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -90,6 +94,9 @@ class SpmdRunner:
 
     def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
+        if is_slices(leaf):
+            own = self.own_slices(leaf)
+            return IndexedSlices(self.wrap(own.values), self.wrap(own.indices), own.dense_shape)
         if not jax_private.is_tracer(leaf):
             return leaf
         whole = self.origins.find_whole([leaf])
@@ -101,6 +108,16 @@ class SpmdRunner:
         if self.mesh.size == 1:
             return value
         return (Mirrored if shared else PerReplica).of(Local(value, self.mesh))
+
+    def own_slices(self, slices: IndexedSlices) -> IndexedSlices:
+        """Returns rows and numbers that are both known to be shared, or both the replica's own."""
+        parts = (slices.values, slices.indices)
+        if all(self.origins.find_whole([part]) is not None for part in parts):
+            return slices
+        if all(self.frame.is_shared(part) for part in parts):
+            return slices
+        values, indices = (jnp.copy(jnp.asarray(part)) for part in parts)
+        return IndexedSlices(values, indices, slices.dense_shape)
 
     def _give_back(self, leaf: object) -> Any:
         """Returns a replica's part of what a merge function has returned."""
@@ -122,6 +139,10 @@ class SpmdRunner:
             raise HostOnly("a value of this process's replicas is a constant", HostMode.EAGER)
         pieces = leaf.values
         return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
+
+
+def _is_unit(leaf: object) -> bool:
+    return is_wrapped_or_opaque(leaf) or is_slices(leaf)
 
 
 def run_in_program(
@@ -150,12 +171,12 @@ def _run_inside(
 ) -> Any:
     """Runs `fn` for all replicas from a merge function, which is in their program already."""
     runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = jax.tree.map(
-        runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque
+    args, kwargs = nests.map_leaves(
+        runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque
     )
     with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
         result = fn(*args, **kwargs)
-    return jax.tree.map(runner.wrap, result, is_leaf=is_wrapped_or_opaque)
+    return nests.map_leaves(runner.wrap, result, _is_unit, of_results=True)
 
 
 def _run(
@@ -168,7 +189,7 @@ def _run(
     kwargs: Mapping[str, object],
 ) -> Any:
     outer.function.mesh = mesh
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
+    leaves, tree = nests.flatten((tuple(args), dict(kwargs)), is_wrapped_or_opaque)
     given = [_make_input(leaf, mesh) for leaf in leaves]
     inputs = [each.array for each in given if each is not None]
     in_specs = [each.spec for each in given if each is not None]
@@ -199,7 +220,7 @@ def _run(
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
         with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
-        flat, result_tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
+        flat, result_tree = _flatten_results(result, runner)
         plan, outputs, specs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
         # Filled, not replaced: JAX reads the list after it has traced this function.
         out_specs[:] = specs
@@ -219,6 +240,15 @@ def _run(
     for variable in written:
         outer.write(variable, next(results))
     return jax.tree.unflatten(result_tree, merged)
+
+
+def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:
+    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf), of_results=True)
+    if any(map(is_slices, flat)):
+        own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
+        result = jax.tree.unflatten(tree, own)
+        return nests.flatten(result, is_none_wrapped_or_opaque, of_results=True)
+    return flat, tree
 
 
 @dataclass(frozen=True)
