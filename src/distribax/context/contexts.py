@@ -19,7 +19,7 @@ from typing_extensions import override
 from distribax import contracts
 from distribax.collectives.indexed_rows import refuse_slices
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import IndexedSlices, is_slices, nests
+from distribax.values import IndexedSlices, is_slices, is_wrapped, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
@@ -291,7 +291,7 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op, "reduce_op")
         leaves, tree = nests.flatten(value, is_slices, of_results=True)
         sparse = [leaf for leaf in leaves if is_slices(leaf)]
-        dense = [leaf for leaf in leaves if not is_slices(leaf)]
+        dense = [_as_own(leaf) for leaf in leaves if not is_slices(leaf)]
         reduced = iter(self._runner.all_reduce(op, dense, options) if dense else ())
         joined = iter(self._join_rows(op, sparse, options) if sparse else ())
         return jax.tree.unflatten(
@@ -337,6 +337,7 @@ class ReplicaContext:
         leaves, tree = nests.flatten(value, is_slices, of_results=True)
         for leaf in leaves:
             refuse_slices(leaf, "all_gather")
+        leaves = [_as_own(leaf) for leaf in leaves]
         for leaf in leaves:
             _check_gather_axis(leaf, axis)
         return jax.tree.unflatten(tree, self._runner.all_gather(leaves, axis, options))
@@ -362,6 +363,11 @@ class ReplicaContext:
     @override
     def __repr__(self) -> str:
         return f"<distribax.ReplicaContext of {_name(self._strategy)}>"
+
+
+def _as_own(leaf: Any) -> Any:
+    """Returns the replica's part of a value that it has not been given, but found."""
+    return leaf.__jax_array__() if is_wrapped(leaf) else leaf
 
 
 def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:

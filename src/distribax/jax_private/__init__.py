@@ -5,6 +5,7 @@ from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
 from distribax.jax_private.arrays import is_key as is_key
 from distribax.jax_private.arrays import is_local as is_local
+from distribax.jax_private.arrays import join_by_device as join_by_device
 from distribax.jax_private.arrays import move_to_device as move_to_device
 from distribax.jax_private.arrays import pick_copy as pick_copy
 from distribax.jax_private.arrays import put_rows as put_rows

@@ -15,7 +15,7 @@ from distribax import jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import take_from_one_device
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
-from distribax.execution import frames
+from distribax.execution import captured, frames
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import (
@@ -64,7 +64,9 @@ def as_distributed(extended: Combiner, value: object) -> Any:
     if isinstance(value, Variable) and not extended.single:
         value = value.distributed()
     mesh = extended.mesh
-    if mesh is None or not mesh.is_multi_process or frames.current() is not None:
+    if frames.current() is not None:
+        return captured.lift(value) if is_wrapped(value) else value
+    if mesh is None or not mesh.is_multi_process:
         return value
     if is_wrapped(value) and value.layout.mesh != mesh:
         # Made by hand, or by a strategy of this process: the other processes have theirs.
@@ -315,9 +317,12 @@ def local_results(value: object) -> tuple[Any, ...]:
     if isinstance(value, Variable):
         return value.values
     if is_wrapped(value):
-        return get_local_pieces(value.layout)
+        return get_local_pieces(captured.lift(value).layout)
     leaves, tree = nests.flatten(value, is_wrapped)
-    pieces = [get_local_pieces(leaf.layout) if is_wrapped(leaf) else None for leaf in leaves]
+    pieces = [
+        get_local_pieces(captured.lift(leaf).layout) if is_wrapped(leaf) else None
+        for leaf in leaves
+    ]
     counts = [len(each) for each in pieces if each is not None]
     if not counts:
         return (value,)

@@ -6,6 +6,7 @@ from distribax.values.distributed import DistributedValues as DistributedValues
 from distribax.values.distributed import GlobalForm as GlobalForm
 from distribax.values.distributed import Mirrored as Mirrored
 from distribax.values.distributed import PerReplica as PerReplica
+from distribax.values.distributed import register_own_part as register_own_part
 from distribax.values.distributed import settle as settle
 from distribax.values.indexed_slices import IndexedSlices as IndexedSlices
 from distribax.values.layout import Global as Global

@@ -180,13 +180,13 @@ def join(pieces: tuple[object, ...], mesh: Mesh, *, mirrored: bool = False) -> G
         ]
     if mirrored:
         same = NamedSharding(mesh, PartitionSpec())
-        array = jax.make_array_from_single_device_arrays(first.shape, same, arrays)
+        array = jax_private.join_by_device(first.shape, same, arrays)
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
     blocks = [jax_private.add_dim(piece) for piece in arrays] if stacked else arrays
     shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
+    array = jax_private.join_by_device(shape, sharding, blocks)
     return Global(array, mesh, stacked=stacked)
 
 

@@ -291,6 +291,9 @@ def _unwrap(value: Assigned) -> jax.typing.ArrayLike:
     if isinstance(value, Mirrored):
         return value.get()
     if isinstance(value, DistributedValues):
+        own = value.find_own() if isinstance(value, PerReplica) else None
+        if own is not None:
+            return own
         raise ValueError(
             "assign: the value differs per replica (PerReplica), but the write is outside the "
             "replicas. Combine it first: strategy.reduce('MEAN', value, axis=None)."

@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly
-from distribax.execution import frames
+from distribax.execution import captured, frames
 from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
@@ -135,10 +135,7 @@ class SpmdRunner:
             return self.frame.give_shared(leaf.get())
         if isinstance(layout, Local):
             return layout.value
-        if self.mesh.is_multi_process:
-            raise HostOnly("a value of this process's replicas is a constant", HostMode.EAGER)
-        pieces = leaf.values
-        return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
+        return captured.lift(leaf).layout.value
 
 
 def _is_unit(leaf: object) -> bool:
@@ -200,15 +197,29 @@ def _run(
         if variable.per_replica and variable.sharding == NamedSharding(mesh, _SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
+    found = [
+        state
+        for state in outer.function.lifted
+        if isinstance(state, captured.CapturedValue) and state.layout.mesh == mesh
+    ]
+    found_values = [outer.function.lifted[state] for state in found]
     out_specs: list[PartitionSpec] = []
     plan: list[_Part] = []
     written: list[contracts.State] = []
     result_tree: Any = None
 
-    def body(local_inputs: list[jax.Array], local_stacked: list[jax.Array]) -> list[jax.Array]:
+    def body(
+        local_inputs: list[jax.Array],
+        local_stacked: list[jax.Array],
+        local_found: list[jax.Array],
+    ) -> list[jax.Array]:
         nonlocal plan, written, result_tree
         origins = Origins()
-        local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
+        local: dict[contracts.State, Any] = dict(
+            zip(stacked, (value[0] for value in local_stacked), strict=True)
+        )
+        for state, value in zip(found, local_found, strict=True):
+            local[state] = state.take_local(value)
         frame = frames.RunFrame(outer, mesh, local)
         runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
@@ -231,8 +242,9 @@ def _run(
             out_specs.append(_SPLIT if variable.per_replica else _SAME)
         return outputs
 
-    program = jax_private.shard_map(body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs)
-    outputs = program(inputs, stacked_values)
+    all_specs = (in_specs, [_SPLIT] * len(stacked), [state.layout.spec for state in found])
+    program = jax_private.shard_map(body, mesh, all_specs, out_specs)
+    outputs = program(inputs, stacked_values, found_values)
     results = iter(outputs)
     merged = [
         part.value if isinstance(part, Held) else _merge(part, next(results)) for part in plan
@@ -280,14 +292,11 @@ class _Input:
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
     if isinstance(leaf, DistributedValues):
-        layout = leaf.on_mesh(mesh)
+        layout = captured.lift(leaf).on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
             return _Input(leaf.get(), _SAME, None)
         if layout is None:
             raise HostOnly("the replicas' pieces of an argument differ in shape", HostMode.EAGER)
-        if not jax_private.is_local(layout.array):
-            # JAX makes no constant of an array over several processes.
-            raise HostOnly("a distributed value is no argument of the function", HostMode.EAGER)
         return _Input(layout.array, layout.spec, layout)
     if isinstance(leaf, (jax.Array, np.ndarray)):
         return _Input(leaf, _SAME, None)
