@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from distribax import contracts
 from distribax.collectives.indexed_rows import refuse_slices
+from distribax.context.replica_id import ReplicaId
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import IndexedSlices, is_slices, is_wrapped, nests
 
@@ -76,7 +77,9 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
 
     def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
-        self._entry = ContextEntry(Entry(strategy))
+        # The default strategy has no other context than that of its replica.
+        is_default = _default is not None and strategy is _default.strategy
+        self._entry = ContextEntry(_default if is_default else Entry(strategy))  # type: ignore[arg-type]
 
     def __enter__(self) -> _S:
         strategy, here = self._strategy, current()
@@ -131,6 +134,7 @@ def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
         strategy: The strategy, or None to return to the default one.
 
     Raises:
+        TypeError: `strategy` is not a strategy.
         RuntimeError: It is called inside `strategy.scope()` or `strategy.run()`.
 
     Example:
@@ -146,7 +150,13 @@ def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
             f"strategy.run() ({_name(current().strategy)} is in charge here). Call it at the top "
             "level of the program, or use `with strategy.scope():` alone."
         )
-    _set_by_hand.set(None if strategy is None else Entry(strategy))
+    if strategy is not None and not hasattr(strategy, "extended"):
+        raise TypeError(
+            f"experimental_set_strategy: strategy={strategy!r} is not a strategy. Pass one, for "
+            "example dx.MirroredStrategy(), or None for the default one."
+        )
+    is_default = _default is not None and strategy in (None, _default.strategy)
+    _set_by_hand.set(None if is_default else Entry(strategy))  # type: ignore[arg-type]
 
 
 def get_loss_reduction() -> ReduceOp:
@@ -215,9 +225,15 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
-        """The index of this replica: an int, or an int32 scalar while `dx.function` compiles."""
+        """The index of this replica; what is computed with it is a value of the replica's own.
+
+        In eager code it is also an int: it counts, indexes and hashes, and `if` takes its
+        comparisons. While `dx.function` compiles several replicas, it is a traced int32 scalar:
+        write `jnp.where(replica_id == 0, a, b)` or `jax.lax.cond` instead of `if`.
+        """
         self._require_current("replica_id_in_sync_group")
-        return self._runner.replica_id
+        found = self._runner.replica_id
+        return ReplicaId(found) if isinstance(found, int) else found
 
     @property
     def replica_id(self) -> int | jax.Array:

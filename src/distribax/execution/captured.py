@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from typing_extensions import override
 
 from distribax import context, jax_private
-from distribax.errors import HostMode, HostOnly
+from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.values import (
@@ -93,6 +93,8 @@ def lift(value: DistributedValues) -> Any:
         if isinstance(value, Mirrored):
             return Mirrored.of(Local(value.get(), frame.mesh))
         return PerReplica.of(Local(_read_in_program(value, frame), frame.mesh))
+    if jax_private.has_mesh():
+        raise NeedsOwnMesh
     state = None if _is_traced(value) else _find_state(value, value.layout.mesh)
     if state is None:
         return value

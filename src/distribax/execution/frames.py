@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
+from distribax.errors import NeedsOwnMesh
 from distribax.execution.remote_writes import RemoteWrites
 from distribax.types import WriteKind
 
@@ -127,6 +128,8 @@ class FunctionFrame(Frame):
     def _read_before(self, state: contracts.State) -> Any:
         self.touched[state] = None
         if state not in self.values:
+            if isinstance(state.sharding, NamedSharding) and jax_private.has_mesh():
+                raise NeedsOwnMesh
             # Not an input yet: its value is used as a constant, and the function is traced again.
             self.values[state] = state.program_value()
         return self.values[state]

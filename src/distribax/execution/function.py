@@ -14,7 +14,7 @@ from jax.tree_util import PyTreeDef
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
-from distribax.errors import HostMode, HostOnly
+from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
 from distribax.execution.iterators import LiftedIterator, Pulled
 from distribax.execution.program import Form, Lift, Program, Relift, build
@@ -210,6 +210,8 @@ class Function:
                 may_create = False
             except row_lookups.NeedStages:
                 lift = replace(lift, has_stages=True)
+            except NeedsOwnMesh:
+                lift = replace(lift, has_replicas=True)
             except iterators.NeedElement as signal:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
                 self._pulls[call.key] = [_find_origin(it, call.leaves) for it, _ in call.pulled]

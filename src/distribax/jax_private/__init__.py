@@ -37,9 +37,11 @@ from distribax.jax_private.tracing import get_innermost_trace as get_innermost_t
 from distribax.jax_private.tracing import get_outside_trace_state as get_outside_trace_state
 from distribax.jax_private.tracing import get_trace as get_trace
 from distribax.jax_private.tracing import get_trace_state as get_trace_state
+from distribax.jax_private.tracing import has_mesh as has_mesh
 from distribax.jax_private.tracing import is_in_jit as is_in_jit
 from distribax.jax_private.tracing import is_tracer as is_tracer
 from distribax.jax_private.tracing import is_tracing as is_tracing
+from distribax.jax_private.tracing import leave_mesh as leave_mesh
 from distribax.jax_private.tracing import run_outside_trace as run_outside_trace
 from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying

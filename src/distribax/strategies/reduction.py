@@ -181,7 +181,7 @@ def _axis_sums(
         axes = _check_axis(shape, axis)
         to_scalar = len(axes) == len(shape)
         program = _sum_program(layout.mesh, axes, layout.mirrored, to_scalar)
-        with launch_lock:
+        with launch_lock, jax_private.leave_mesh():
             sums = program(layout.array)
         kind = Global(sums, layout.mesh, stacked=to_scalar)
         return PerReplica.of(kind), _count(shape, axes) * layout.mesh.size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax
 
-from distribax import context
+from distribax import context, jax_private
 from distribax.execution import Function, frames, get_host_compiled_run, named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
@@ -136,6 +136,7 @@ class Strategy:
             fn = fn.python_function
         return self._extended.call_for_each_replica(fn, args, kwargs)
 
+    @jax_private.leave_mesh()
     def reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -168,6 +169,7 @@ class Strategy:
             of_results=True,
         )
 
+    @jax_private.leave_mesh()
     def gather(self, value: object, axis: int) -> Any:
         """Concatenates the replicas' values along `axis`.
 
@@ -191,6 +193,7 @@ class Strategy:
 
         return nests.map_leaves(gather_leaf, value, is_wrapped_or_slices, of_results=True)
 
+    @jax_private.leave_mesh()
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the values of this process's replicas, in the order of the replicas.
 
@@ -202,6 +205,7 @@ class Strategy:
         """
         return self._extended.local_results(value)
 
+    @jax_private.leave_mesh()
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:

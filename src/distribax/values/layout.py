@@ -83,7 +83,8 @@ class Global:
             return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
         blocks = jax_private.split_by_device(self.array)
         # Indexed while they are bound to their devices, so that each stays where it is.
-        own = [block[0] for block in blocks] if self.stacked else blocks
+        with jax_private.leave_mesh():
+            own = [block[0] for block in blocks] if self.stacked else blocks
         return tuple(map(jax_private.uncommit, own))
 
     def piece(self, index: int) -> Any:

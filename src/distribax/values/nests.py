@@ -13,7 +13,6 @@ import enum
 from collections import defaultdict
 from collections.abc import (
     Callable,
-    Hashable,
     Iterable,
     Mapping,
     MutableMapping,
@@ -139,7 +138,7 @@ def open_container(leaf: Any, is_leaf: IsLeaf | None = None, *, of_results: bool
         A pytree of the container's parts that becomes the container when it is unflattened, or
         `leaf` itself.
     """
-    cls: Hashable = type(leaf)
+    cls: Any = type(leaf)
     kind = _classify(cls)
     if kind is None or (is_leaf is not None and is_leaf(leaf)):
         return leaf

@@ -90,6 +90,7 @@ def _check_readable(variable: PlacedVariable) -> None:
         )
 
 
+@jax_private.leave_mesh()
 def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
@@ -135,6 +136,7 @@ def take_first_replica(value: jax.Array) -> jax.Array:
 # Writing.
 
 
+@jax_private.leave_mesh()
 def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Assigns, adds or subtracts `value`, by the rules of the current context."""
     if variable.source is not None:

@@ -148,6 +148,22 @@ def test_set_strategy_is_replaced_by_the_next(
         pytest.fail("entered")
 
 
+def test_the_default_strategy_stays_in_its_replica(pair: Any) -> None:
+    default = make_strategy("default", 1)
+    with default.scope() as entered:
+        assert entered is default
+        assert _state() == DEFAULT
+        with pytest.raises(RuntimeError, match=r"cannot be entered inside the scope"):
+            pair.scope().__enter__()
+    dx.experimental_set_strategy(default)
+    assert _state() == DEFAULT
+
+
+def test_what_is_no_strategy_is_not_set() -> None:
+    with pytest.raises(TypeError, match=r"strategy=5 is not a strategy\. Pass one"):
+        dx.experimental_set_strategy(5)  # type: ignore[arg-type]
+
+
 def test_set_strategy_inside_a_scope_is_refused(pair: Any) -> None:
     with pair.scope(), pytest.raises(RuntimeError, match=r"experimental_set_strategy.*scope\(\)"):
         dx.experimental_set_strategy(None)

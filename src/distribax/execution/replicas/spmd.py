@@ -15,8 +15,8 @@ from jax.tree_util import PyTreeDef
 
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
-from distribax.errors import HostMode, HostOnly
-from distribax.execution import captured, frames
+from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
+from distribax.execution import captured, frames, trace_errors
 from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
@@ -58,9 +58,12 @@ class SpmdRunner:
         self.mesh = frame.mesh
         self.ops = ops
         self.origins = origins
+        # Whether the code has asked for the index of its replica.
+        self.uses_replica_id = False
 
     @property
     def replica_id(self) -> jax.Array:
+        self.uses_replica_id = True
         return lax.axis_index(REPLICA_AXIS)
 
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
@@ -69,7 +72,7 @@ class SpmdRunner:
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
-        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit, of_results=True)
+        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
@@ -173,7 +176,7 @@ def _run_inside(
     )
     with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
         result = fn(*args, **kwargs)
-    return nests.map_leaves(runner.wrap, result, _is_unit, of_results=True)
+    return nests.map_leaves(runner.wrap, result, _is_unit)
 
 
 def _run(
@@ -186,6 +189,8 @@ def _run(
     kwargs: Mapping[str, object],
 ) -> Any:
     outer.function.mesh = mesh
+    if jax_private.has_mesh():
+        raise NeedsOwnMesh
     leaves, tree = nests.flatten((tuple(args), dict(kwargs)), is_wrapped_or_opaque)
     given = [_make_input(leaf, mesh) for leaf in leaves]
     inputs = [each.array for each in given if each is not None]
@@ -208,6 +213,11 @@ def _run(
     written: list[contracts.State] = []
     result_tree: Any = None
 
+    def list_names() -> list[str]:
+        names = trace_errors.name_leaves(fn, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
+        paired = zip(names, given, strict=False)
+        return [name for name, each in paired if each is not None]
+
     def body(
         local_inputs: list[jax.Array],
         local_stacked: list[jax.Array],
@@ -229,7 +239,10 @@ def _run(
             for leaf, each in zip(leaves, given, strict=True)
         ]
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
-        with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
+        explained = trace_errors.explain(
+            fn, "local_inputs", list_names, lambda: runner.uses_replica_id
+        )
+        with explained, frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
         flat, result_tree = _flatten_results(result, runner)
         plan, outputs, specs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
@@ -255,11 +268,11 @@ def _run(
 
 
 def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:
-    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf), of_results=True)
+    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf))
     if any(map(is_slices, flat)):
         own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
         result = jax.tree.unflatten(tree, own)
-        return nests.flatten(result, is_none_wrapped_or_opaque, of_results=True)
+        return nests.flatten(result, is_none_wrapped_or_opaque)
     return flat, tree
 
 

@@ -289,6 +289,7 @@ class _Run:
         ]
 
 
+@jax_private.leave_mesh()
 def run_in_threads(
     strategy: contracts.Strategy,
     devices: Sequence[jax.Device],
