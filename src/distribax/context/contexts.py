@@ -83,7 +83,7 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
 
     def __enter__(self) -> _S:
         strategy, here = self._strategy, current()
-        if here.strategy is not strategy and here is not _default:
+        if here.strategy is not strategy and (here is not _default or _stack.get()):
             raise RuntimeError(
                 f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of "
                 f"another strategy, {_name(here.strategy)}. Leave that scope first (end its `with` "

@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from distribax import context, contracts, jax_private
@@ -272,7 +273,7 @@ def _change(old: jax.Array, value: jax.Array, kind: WriteKind) -> jax.Array:
 
 def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:
     """Returns `value` as an array of the variable's shape and data type."""
-    array = frames.detach(jnp.asarray(value))
+    array = frames.detach(jnp.asarray(_leave_foreign_mesh(variable, value)))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
@@ -287,6 +288,16 @@ def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind)
             f"Expected shape {variable.shape}."
         )
     return array.astype(wanted)
+
+
+def _leave_foreign_mesh(
+    variable: PlacedVariable, value: jax.typing.ArrayLike
+) -> jax.typing.ArrayLike:
+    """Returns an array of the mesh that the user has set as one of the host."""
+    if not isinstance(value, jax.Array) or jax_private.is_tracer(value):
+        return value
+    meshes = [getattr(each, "mesh", None) for each in (value.sharding, variable.sharding)]
+    return value if meshes[0] is None or meshes[0] == meshes[1] else np.asarray(value)
 
 
 def _unwrap(value: Assigned) -> jax.typing.ArrayLike:

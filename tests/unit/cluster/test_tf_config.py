@@ -236,8 +236,8 @@ def test_any_text_is_read_or_refused(text: str, task_type: str | None, task_id: 
 
 
 def test_a_job_may_be_named_by_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {"cluster": {"0": ["w0:2222"]}, "task": {"type": 0, "index": "0"}})
+    _set(monkeypatch, {"cluster": {"0": ["w0:1", "w1:1"]}, "task": {"type": 0, "index": "1"}})
     resolver = TFConfigClusterResolver()
-    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("0", 0, "w0:2222")
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("0", 1, "w1:1")
     assert TFConfigClusterResolver(task_type=0).task_type == "0"
     assert TFConfigClusterResolver(environment="google").environment == "google"

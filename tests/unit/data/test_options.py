@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import distribax as dx
-
 from distribax.data import AutoShardPolicy, Dataset, Options, ThreadingOptions
 from distribax.data.experimental import AutoShardPolicy as ExperimentalPolicy
 from distribax.data.experimental import DistributeOptions
