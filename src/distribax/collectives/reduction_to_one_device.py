@@ -21,7 +21,7 @@ from distribax.collectives.cross_device_ops import (
     mirror,
     sum_on_one_device,
 )
-from distribax.topology import REPLICA_AXIS, resolve_device
+from distribax.topology import REPLICA_AXIS, Renew, follow, resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import Local, Mirrored, PerReplica
 
@@ -59,6 +59,16 @@ class ReductionToOneDevice(CrossDeviceOps):
         self.accumulation_fn: Callable[[Sequence[jax.Array]], jax.Array] = (
             add_all if accumulation_fn is None else _take_all(accumulation_fn)
         )
+        follow(self)
+
+    def renew_devices(self, renew: Renew) -> None:
+        """Replaces the device, because JAX has been started again with more of them.
+
+        Args:
+            renew: Returns the device that replaces another.
+        """
+        if self.reduce_to_device is not None:
+            self.reduce_to_device = renew(self.reduce_to_device)
 
     @override
     def reduce_implementation(
