@@ -28,6 +28,10 @@ class ReplicaAborted(ControlFlow):
     """Unwinds a replica's thread because another replica has failed."""
 
 
+class NeedsOwnMesh(ControlFlow):
+    """Ends a trace that runs replicas while the user has set another mesh with `jax.set_mesh`."""
+
+
 class HostMode(enum.Enum):
     """How a function runs that cannot be one compiled program."""
 

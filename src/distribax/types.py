@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import numpy as np
 from typing_extensions import override
 
 _E = TypeVar("_E", bound="ParsedEnum")
@@ -167,5 +166,6 @@ PEER_LOST_EXIT_CODE: Final = 43
 
 
 def is_python_number(value: object) -> bool:
-    """Tells whether `value` is a number that has no device: Python's or NumPy's scalar types."""
-    return isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic)
+    """Tells whether `value` is a number of Python's own types, which has no device."""
+    # Not of a class derived from them, such as the index of a replica.
+    return type(value) in (bool, int, float, complex)

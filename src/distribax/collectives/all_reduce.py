@@ -125,7 +125,7 @@ class AllReduce(CrossDeviceOps):
         program = _make_reduce_program(
             self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
         )
-        with launch_lock:
+        with launch_lock, jax_private.leave_mesh():
             results = program([layout.array for layout in layouts])
         return [
             _place(Global(array, mesh, mirrored=True), destinations)

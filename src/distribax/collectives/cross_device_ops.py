@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce as fold
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,18 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from distribax import jax_private
+from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
 from distribax.topology import resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
+from distribax.values import (
+    DistributedValues,
+    IndexedSlices,
+    Local,
+    Mirrored,
+    PerReplica,
+    is_slices,
+    is_wrapped,
+)
 from distribax.values.layout import gather_joined
 
 
@@ -43,31 +52,38 @@ class CrossDeviceOps:
         per_replica_value: PerReplica | Mirrored,
         destinations: object,
         options: CommunicationOptions | None = None,
-    ) -> Mirrored:
+    ) -> Any:
         """Reduces one value of all replicas, and copies the result to `destinations`.
 
         Args:
             reduce_op: SUM or MEAN.
-            per_replica_value: The replicas' values.
+            per_replica_value: The replicas' values. Of a `dx.IndexedSlices`, the rows of all
+                replicas are joined.
             destinations: A variable, a distributed value, a device, or a list of devices.
             options: Hints for the collectives; those of `default_options` if None.
 
         Returns:
-            The result, on every destination.
+            The result, on every destination; a plain array if that is one device by name.
 
         Raises:
             ValueError: The value is not distributed, or the replicas' shapes differ.
         """
         op = ReduceOp.parse(reduce_op, "reduce_op")
+        slices = find_slices(per_replica_value)
+        if slices is not None:
+            return self._reduce_slices(op, slices, destinations, options)
         value = _check(per_replica_value, "reduce: per_replica_value")
-        return self.reduce_implementation(op, value, destinations, options or self.default_options)
+        reduced = self.reduce_implementation(
+            op, value, destinations, options or self.default_options
+        )
+        return take_from_one_device(reduced, destinations)
 
     def batch_reduce(
         self,
         reduce_op: ReduceOp | str,
         value_destination_pairs: Sequence[tuple[object, object]],
         options: CommunicationOptions | None = None,
-    ) -> list[Mirrored]:
+    ) -> list[Any]:
         """Reduces several values at once, which may be faster than one after the other.
 
         Args:
@@ -82,13 +98,33 @@ class CrossDeviceOps:
             ValueError: A value is not distributed, or the replicas' shapes differ.
         """
         op = ReduceOp.parse(reduce_op, "reduce_op")
-        pairs = [
-            (_check(value, f"batch_reduce: value_destination_pairs[{index}][0]"), destinations)
-            for index, (value, destinations) in enumerate(value_destination_pairs)
-        ]
-        if not pairs:
-            return []
-        return self.batch_reduce_implementation(op, pairs, options or self.default_options)
+        results: dict[int, Any] = {}
+        dense: dict[int, tuple[PerReplica | Mirrored, object]] = {}
+        for index, (value, destinations) in enumerate(value_destination_pairs):
+            slices = find_slices(value)
+            if slices is not None:
+                results[index] = self._reduce_slices(op, slices, destinations, options)
+                continue
+            checked = _check(value, f"batch_reduce: value_destination_pairs[{index}][0]")
+            dense[index] = (checked, destinations)
+        if dense:
+            pairs = list(dense.values())
+            reduced = self.batch_reduce_implementation(op, pairs, options or self.default_options)
+            for index, value in zip(dense, reduced, strict=True):
+                results[index] = take_from_one_device(value, dense[index][1])
+        return [results[index] for index in range(len(results))]
+
+    def _reduce_slices(
+        self,
+        reduce_op: ReduceOp,
+        slices: IndexedSlices,
+        destinations: object,
+        options: CommunicationOptions | None,
+    ) -> IndexedSlices:
+        def gather(part: PerReplica | Mirrored) -> Any:
+            return take_from_one_device(self.gather(part, destinations, 0, options), destinations)
+
+        return reduce_slices(reduce_op, slices, gather)
 
     def broadcast(self, tensor: ArrayLike, destinations: object) -> Mirrored:
         """Copies `tensor` to all `destinations`.
@@ -122,7 +158,9 @@ class CrossDeviceOps:
 
         Raises:
             ValueError: The value is not distributed, or its shapes do not fit together.
+            NotImplementedError: The value is a `dx.IndexedSlices`.
         """
+        refuse_slices(per_replica_value, "gather")
         value = _check(per_replica_value, "gather: per_replica_value")
         check_gather_shapes(value, axis)
         return self.gather_implementation(
@@ -289,14 +327,30 @@ def as_uncommitted(value: ArrayLike) -> jax.Array:
     return jax_private.uncommit(value) if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
+def add_all(values: Sequence[jax.Array]) -> jax.Array:
+    """Adds arrays in their order."""
+    total = values[0]
+    for value in values[1:]:
+        total = jnp.add(total, value)
+    return total
+
+
 def sum_on_one_device(
     values: Sequence[ArrayLike],
     device: jax.Device | None,
-    add: Callable[[jax.Array, jax.Array], jax.Array] = jnp.add,
+    add: Callable[[Sequence[jax.Array]], jax.Array] = add_all,
 ) -> jax.Array:
     """Copies all values to one device and adds them there, in the order of the replicas."""
     with jax.default_device(device):
-        return fold(add, [as_uncommitted(value) for value in values])
+        return add([as_uncommitted(value) for value in values])
+
+
+def take_from_one_device(result: Any, destinations: object) -> Any:
+    """Returns the plain value if it was to be copied to one device by name; else the copies."""
+    named = [destinations] if isinstance(destinations, (str, jax.Device)) else destinations
+    if isinstance(result, Mirrored) and isinstance(named, (tuple, list)) and len(named) == 1:
+        return result.get()
+    return result
 
 
 def mirror(value: ArrayLike, destinations: object) -> Mirrored:
@@ -316,6 +370,8 @@ def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
     """Returns the devices that `destinations` names."""
     if isinstance(destinations, (str, jax.Device)):
         return (resolve_device(destinations),)
+    if is_slices(destinations):
+        destinations = destinations.values
     if is_wrapped(destinations):
         return tuple(next(iter(piece.devices())) for piece in destinations.values)
     owned = getattr(destinations, "devices", None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import reduce as fold
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
+    add_all,
     check_same_shape,
     divide,
     mirror,
@@ -31,7 +33,9 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     Args:
         reduce_to_device: The device that adds; the first destination by default.
-        accumulation_fn: A function of two arrays that adds them; `jnp.add` by default.
+        accumulation_fn: A function that is given the list of all replicas' arrays, as `tf.add_n`
+            is, and returns their sum. A function of two arrays, such as `jnp.add`, is called for
+            one after the other. By default they are added in their order.
 
     Raises:
         TypeError: `accumulation_fn` is not callable.
@@ -41,18 +45,19 @@ class ReductionToOneDevice(CrossDeviceOps):
     def __init__(
         self,
         reduce_to_device: str | jax.Device | None = None,
-        accumulation_fn: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+        accumulation_fn: Callable[..., jax.Array] | None = None,
     ) -> None:
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise TypeError(
                 f"ReductionToOneDevice: accumulation_fn={accumulation_fn!r} is not callable. "
-                "Expected a function of two arrays, for example jnp.add."
+                "Expected a function of a list of arrays that returns their sum, for example the "
+                "built-in sum, or one of two arrays, for example jnp.add."
             )
         self.reduce_to_device = (
             None if reduce_to_device is None else resolve_device(reduce_to_device)
         )
-        self.accumulation_fn: Callable[[jax.Array, jax.Array], jax.Array] = (
-            accumulation_fn or jnp.add
+        self.accumulation_fn: Callable[[Sequence[jax.Array]], jax.Array] = (
+            add_all if accumulation_fn is None else _take_all(accumulation_fn)
         )
         follow(self)
 
@@ -107,13 +112,37 @@ class ReductionToOneDevice(CrossDeviceOps):
             if source != root:
                 sent = lax.ppermute(value, REPLICA_AXIS, [(source, root)])
             pieces.append(sent)
-        total = divide(fold(self.accumulation_fn, pieces), reduce_op, mesh.size)
+        total = divide(self.accumulation_fn(pieces), reduce_op, mesh.size)
         # Only the root's total is the sum; the others' is dropped when the root's is copied out.
         return lax.psum(jnp.where(index == root, total, jnp.zeros_like(total)), REPLICA_AXIS)
 
     def _find_root(self, mesh: Mesh) -> int:
         devices = list(mesh.devices.flat)
         return devices.index(self.reduce_to_device) if self.reduce_to_device in devices else 0
+
+
+def _take_all(fn: Callable[..., jax.Array]) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Returns a function of all values, made of one of two values if `fn` is that."""
+    if _count_arguments(fn) == 2:
+        return lambda values: functools.reduce(fn, values)
+    return fn
+
+
+def _count_arguments(fn: Callable[..., object]) -> int:
+    """Returns how many arguments a function must be given."""
+    # Functions such as jnp.add say it in this way.
+    count: int | None = getattr(fn, "nin", None)
+    if count is not None:
+        return count
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:  # Some built-in functions do not tell.
+        return 1
+    return sum(
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+    )
 
 
 def _find_device(value: object) -> jax.Device | None:

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import contracts, jax_private
+from distribax.collectives.indexed_rows import refuse_slices
+from distribax.context.replica_id import ReplicaId
 from distribax.types import CommunicationOptions, ReduceOp
+from distribax.values import IndexedSlices, Mirrored, PerReplica, is_slices, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
@@ -76,11 +80,13 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
 
     def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
-        self._entry = ContextEntry(Entry(strategy))
+        # The default strategy has no other context than that of its replica.
+        is_default = _default is not None and strategy is _default.strategy
+        self._entry = ContextEntry(_default if is_default else Entry(strategy))  # type: ignore[arg-type]
 
     def __enter__(self) -> _S:
         strategy, here = self._strategy, current()
-        if here.strategy is not strategy and here is not _default:
+        if here.strategy is not strategy and (here is not _default or _stack.get()):
             raise RuntimeError(
                 f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of "
                 f"another strategy, {_name(here.strategy)}. Leave that scope first (end its `with` "
@@ -131,6 +137,7 @@ def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
         strategy: The strategy, or None to return to the default one.
 
     Raises:
+        TypeError: `strategy` is not a strategy.
         RuntimeError: It is called inside `strategy.scope()` or `strategy.run()`.
 
     Example:
@@ -146,7 +153,13 @@ def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
             f"strategy.run() ({_name(current().strategy)} is in charge here). Call it at the top "
             "level of the program, or use `with strategy.scope():` alone."
         )
-    _set_by_hand.set(None if strategy is None else Entry(strategy))
+    if strategy is not None and not hasattr(strategy, "extended"):
+        raise TypeError(
+            f"experimental_set_strategy: strategy={strategy!r} is not a strategy. Pass one, for "
+            "example dx.MirroredStrategy(), or None for the default one."
+        )
+    is_default = _default is not None and strategy in (None, _default.strategy)
+    _set_by_hand.set(None if is_default else Entry(strategy))  # type: ignore[arg-type]
 
 
 def get_loss_reduction() -> ReduceOp:
@@ -215,9 +228,15 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int | jax.Array:
-        """The index of this replica: an int, or an int32 scalar while `dx.function` compiles."""
+        """The index of this replica; what is computed with it is a value of the replica's own.
+
+        In eager code it is also an int: it counts, indexes and hashes, and `if` takes its
+        comparisons. While `dx.function` compiles several replicas, it is a traced int32 scalar:
+        write `jnp.where(replica_id == 0, a, b)` or `jax.lax.cond` instead of `if`.
+        """
         self._require_current("replica_id_in_sync_group")
-        return self._runner.replica_id
+        found = self._runner.replica_id
+        return ReplicaId(found) if isinstance(found, int) else found
 
     @property
     def replica_id(self) -> int | jax.Array:
@@ -276,7 +295,8 @@ class ReplicaContext:
 
         Args:
             reduce_op: SUM or MEAN.
-            value: This replica's value: an array, or a nest of arrays.
+            value: This replica's value: an array, or a nest of arrays. A `dx.IndexedSlices` in it
+                is combined row by row: the result has the rows of all replicas.
             options: Hints for the collectives; see `dx.CommunicationOptions`.
 
         Returns:
@@ -288,8 +308,29 @@ class ReplicaContext:
         """
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op, "reduce_op")
-        leaves, tree = jax.tree.flatten(value)
-        return jax.tree.unflatten(tree, self._runner.all_reduce(op, leaves, options))
+        leaves, tree = nests.flatten(value, is_slices, of_results=True)
+        sparse = [leaf for leaf in leaves if is_slices(leaf)]
+        dense = [_as_own(leaf) for leaf in leaves if not is_slices(leaf)]
+        reduced = iter(self._runner.all_reduce(op, dense, options) if dense else ())
+        joined = iter(self._join_rows(op, sparse, options) if sparse else ())
+        return jax.tree.unflatten(
+            tree, [next(joined if is_slices(leaf) else reduced) for leaf in leaves]
+        )
+
+    def _join_rows(
+        self,
+        op: ReduceOp,
+        slices: Sequence[IndexedSlices],
+        options: CommunicationOptions | None,
+    ) -> list[IndexedSlices]:
+        """Combines rows with numbers: those of all replicas, where equal numbers add up."""
+        count = self.num_replicas_in_sync if op is ReduceOp.MEAN else None
+        own = [each if count is None else each / count for each in slices]
+        # Apart: gradients flow through the rows, and integers have none.
+        values = self._runner.all_gather([jnp.asarray(each.values) for each in own], 0, options)
+        indices = self._runner.all_gather([jnp.asarray(each.indices) for each in own], 0, options)
+        shapes = [each.dense_shape for each in own]
+        return list(map(IndexedSlices, values, indices, shapes))
 
     def all_gather(
         self, value: object, axis: int, options: CommunicationOptions | None = None
@@ -308,10 +349,14 @@ class ReplicaContext:
 
         Raises:
             ValueError: `axis` is not a dimension of the value.
+            NotImplementedError: The value has a `dx.IndexedSlices`.
             RuntimeError: This is not the context of the replica that runs now.
         """
         self._require_current("all_gather")
-        leaves, tree = jax.tree.flatten(value)
+        leaves, tree = nests.flatten(value, is_slices, of_results=True)
+        for leaf in leaves:
+            refuse_slices(leaf, "all_gather")
+        leaves = [_as_own(leaf) for leaf in leaves]
         for leaf in leaves:
             _check_gather_axis(leaf, axis)
         return jax.tree.unflatten(tree, self._runner.all_gather(leaves, axis, options))
@@ -337,6 +382,11 @@ class ReplicaContext:
     @override
     def __repr__(self) -> str:
         return f"<distribax.ReplicaContext of {_name(self._strategy)}>"
+
+
+def _as_own(leaf: Any) -> Any:
+    """Returns the replica's part of a value that it has not been given, but found."""
+    return leaf.__jax_array__() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
 
 
 def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:

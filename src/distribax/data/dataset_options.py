@@ -38,11 +38,12 @@ class OptionGroup:
 
     # The known names with their type; a nested group is given by its class.
     _known: ClassVar[dict[str, type]] = {}
+    _defaults: ClassVar[dict[str, object]] = {}
     _aliases: ClassVar[dict[str, str]] = {}
 
     def __init__(self, **values: object) -> None:
         for name, kind in self._known.items():
-            empty = kind() if issubclass(kind, OptionGroup) else None
+            empty = kind() if issubclass(kind, OptionGroup) else self._defaults.get(name)
             object.__setattr__(self, name, empty)
         for name, value in values.items():
             setattr(self, name, value)
@@ -91,7 +92,7 @@ class OptionGroup:
             mine, its = getattr(self, name), getattr(later, name)
             if isinstance(mine, OptionGroup):
                 object.__setattr__(merged, name, mine.merge(its))
-            elif its is not None:
+            elif its is not None and its != self._defaults.get(name):
                 object.__setattr__(merged, name, its)
         return merged
 
@@ -117,13 +118,14 @@ class DistributeOptions(OptionGroup):
     """How a data set is divided over workers and devices.
 
     Attributes:
-        auto_shard_policy: How it is divided among workers; None means AUTO.
+        auto_shard_policy: How it is divided among workers; AUTO unless it is set.
         num_devices: Accepted and kept; strategies know their devices.
     """
 
     auto_shard_policy: AutoShardPolicy | None
     num_devices: int | None
     _known: ClassVar[dict[str, type]] = {"auto_shard_policy": AutoShardPolicy, "num_devices": int}
+    _defaults: ClassVar[dict[str, object]] = {"auto_shard_policy": AutoShardPolicy.AUTO}
 
 
 class ThreadingOptions(OptionGroup):

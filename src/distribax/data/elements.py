@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distribax.variables.creation import forbid
+
 Leaf: TypeAlias = np.ndarray[Any, Any] | np.generic | bytes
 """A component of an element."""
 
@@ -180,7 +182,8 @@ def _different_structures(first: object, second: object) -> ValueError:
 
 def call_with_element(fn: Callable[..., Any], element: Element) -> Any:
     """Calls a user's function as tf.data does: a plain tuple becomes several arguments."""
-    return fn(*element) if type(element) is tuple else fn(element)
+    with forbid("a function of a data set"):
+        return fn(*element) if type(element) is tuple else fn(element)
 
 
 def stack(elements: Sequence[Any]) -> Any:

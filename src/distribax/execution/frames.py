@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
+from distribax.errors import NeedsOwnMesh
 from distribax.execution.remote_writes import RemoteWrites
 from distribax.execution.variant import Variant
 from distribax.types import WriteKind
@@ -129,6 +130,8 @@ class FunctionFrame(Frame):
     def _read_before(self, state: contracts.State) -> Any:
         self.touched[state] = None
         if state not in self.values:
+            if isinstance(state.program_sharding, NamedSharding) and jax_private.has_mesh():
+                raise NeedsOwnMesh
             # Not an input yet: its value is used as a constant, and the function is traced again.
             self.values[state] = state.program_value()
         return self.values[state]
@@ -211,6 +214,10 @@ class RunFrame(Frame):
         """Tells whether a replica's value is one that all share, with no copy for each."""
         known = self._shared.get(id(value))
         return known is not None and known.is_bare
+
+    def is_shared(self, value: object) -> bool:
+        """Tells whether a replica was given `value` as one that all replicas share."""
+        return id(value) in self._shared
 
     def find_shared(self, value: Any) -> tuple[Any, bool]:
         """Returns the shared value that a replica's value stands for, and whether it is shared."""

@@ -14,11 +14,11 @@ from jax.tree_util import PyTreeDef
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
-from distribax.errors import HostMode, HostOnly
+from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
 from distribax.execution.iterators import LiftedIterator, Pulled
 from distribax.execution.program import Form, Lift, Program, Relift, build
-from distribax.values import is_none_or_opaque
+from distribax.values import is_none_or_opaque, nests
 
 _Args: TypeAlias = tuple[Any, ...]
 _Kwargs: TypeAlias = dict[str, Any]
@@ -164,7 +164,7 @@ class Function:
 
     def _call(self, here: context.Entry, args: _Args, kwargs: _Kwargs) -> Any:
         where = (here.strategy, here.replica_context is None)
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_none_or_opaque)
+        leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
         static = self._find_leaves(args, kwargs, self._static_argnums, self._static_argnames)
         try:
             keys, slots, dynamic = signature.read(leaves, static)
@@ -212,6 +212,8 @@ class Function:
                 may_create = False
             except row_lookups.NeedStages:
                 lift = replace(lift, has_stages=True)
+            except NeedsOwnMesh:
+                lift = replace(lift, has_replicas=True)
             except iterators.NeedElement as signal:
                 call.pulled.append((signal.iterator, signal.iterator.fetch()))
                 self._pulls[call.key] = [_find_origin(it, call.leaves) for it, _ in call.pulled]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 
-from distribax import contracts
+from distribax import contracts, jax_private
 from distribax.errors import ControlFlow
-from distribax.execution import frames, signature
+from distribax.execution import frames, signature, trace_errors
 from distribax.execution.remote_writes import Effects
 from distribax.execution.results import Results, constrain
 from distribax.execution.row_lookups import StagedCall
 from distribax.topology import launch_lock
+from distribax.values import is_none_or_opaque
 
 Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
@@ -45,6 +48,8 @@ class Lift:
     is_guess: bool = False
     # Whether it looks up rows of tables in other processes.
     has_stages: bool = False
+    # Whether it runs replicas, where the user has set another mesh.
+    has_replicas: bool = False
 
     def extend(self, frame: frames.FunctionFrame) -> Lift:
         """Returns the inputs that a trace turned out to need as well."""
@@ -52,7 +57,13 @@ class Lift:
         written = dict.fromkeys((*known.written, *frame.written))
         touched = dict.fromkeys((*known.written, *known.read, *frame.touched))
         read = tuple(variable for variable in touched if variable not in written)
-        return Lift(read, tuple(written), frame.device, has_stages=frame.has_stages)
+        return Lift(
+            read,
+            tuple(written),
+            frame.device,
+            has_stages=frame.has_stages,
+            has_replicas=self.has_replicas,
+        )
 
     def covers(self, frame: frames.FunctionFrame) -> bool:
         """Tells whether a trace has used nothing that is not an input."""
@@ -75,6 +86,12 @@ class Form:
     tree: PyTreeDef
     slots: list[signature.Slot]
     elements: list[tuple[PyTreeDef, list[signature.Slot]]]
+
+    @property
+    def has_wrapped(self) -> bool:
+        """Whether there are distributed values among them."""
+        slots = itertools.chain(self.slots, *(slots for _, slots in self.elements))
+        return any(isinstance(slot, signature.WrappedSlot) for slot in slots)
 
     def rebuild(self, values: Iterable[Any]) -> tuple[Any, list[Any]]:
         """Returns the arguments and the elements with `values` in them."""
@@ -102,8 +119,16 @@ class Program:
     fetches: list[tuple[Fetch, list[int]]]
     near: list[int]
     donated: frozenset[int] = frozenset()
+    # Whether it is for the mesh of replicas, whatever mesh the user has set.
+    on_mesh: bool = False
 
     def __call__(self, dynamic: list[Any]) -> Any:
+        if self.on_mesh and jax_private.has_mesh():
+            with jax_private.leave_mesh():
+                return self._call(dynamic)
+        return self._call(dynamic)
+
+    def _call(self, dynamic: list[Any]) -> Any:
         lift = self.lift
         given = [variable.take_program_value() for variable in lift.written]
         read = self._read()
@@ -148,6 +173,12 @@ def build(
     """Returns a program that is traced, and compiled, when it is first called."""
     results, effects = Results(), Effects()
 
+    def list_names() -> list[str]:
+        leaves: tuple[Any, Any] = jax.tree.unflatten(form.tree, [None] * len(form.slots))
+        names = trace_errors.name_leaves(fn, leaves, is_none_or_opaque)
+        paired = zip(names, form.slots, strict=False)
+        return [name for name, slot in paired if slot.is_dynamic]
+
     def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         with _release_launch_lock():
             if donated:
@@ -158,7 +189,7 @@ def build(
             frame = frames.FunctionFrame(lifted, may_create, lift.device, lift.has_stages)
             (args, kwargs), elements = form.rebuild(dynamic)
             frame.pulled = list(zip(iterators, elements, strict=True))
-            with frames.enter(frame):
+            with trace_errors.explain(fn, "dynamic", list_names), frames.enter(frame):
                 result = fn(*args, **kwargs)
         if not lift.covers(frame):
             raise Relift(frame)
@@ -183,7 +214,15 @@ def build(
         call = StagedCall(pure, _release_launch_lock)
     else:
         call = jax.jit(pure, donate_argnums=(0, 1))
-    return Program(call, lift, results, effects, fetches, near, donated)
+    on_mesh = (
+        lift.has_replicas
+        or form.has_wrapped
+        or any(
+            isinstance(state.program_sharding, NamedSharding)
+            for state in (*lift.written, *lift.read)
+        )
+    )
+    return Program(call, lift, results, effects, fetches, near, donated, on_mesh)
 
 
 @contextlib.contextmanager

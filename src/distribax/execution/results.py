@@ -25,6 +25,7 @@ from distribax.values import (
     describe_form,
     is_none_wrapped_or_opaque,
     is_wrapped,
+    nests,
 )
 
 _Value = TypeVar("_Value")
@@ -56,7 +57,7 @@ class Results:
 
     def take(self, result: object, frame: FunctionFrame) -> list[jax.Array]:
         """Splits `result` into the arrays that the program returns and their form."""
-        leaves, self._tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
+        leaves, self._tree = nests.flatten(result, is_none_wrapped_or_opaque)
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []

@@ -8,6 +8,7 @@ from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
 from distribax.jax_private.arrays import is_key as is_key
 from distribax.jax_private.arrays import is_local as is_local
+from distribax.jax_private.arrays import join_by_device as join_by_device
 from distribax.jax_private.arrays import move_to_device as move_to_device
 from distribax.jax_private.arrays import pick_copy as pick_copy
 from distribax.jax_private.arrays import put_rows as put_rows
@@ -46,8 +47,10 @@ from distribax.jax_private.tracing import get_innermost_trace as get_innermost_t
 from distribax.jax_private.tracing import get_outside_trace_state as get_outside_trace_state
 from distribax.jax_private.tracing import get_trace as get_trace
 from distribax.jax_private.tracing import get_trace_state as get_trace_state
+from distribax.jax_private.tracing import has_mesh as has_mesh
 from distribax.jax_private.tracing import is_tracer as is_tracer
 from distribax.jax_private.tracing import is_tracing as is_tracing
+from distribax.jax_private.tracing import leave_mesh as leave_mesh
 from distribax.jax_private.tracing import run_outside_trace as run_outside_trace
 from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying

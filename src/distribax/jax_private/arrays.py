@@ -46,6 +46,18 @@ def split_by_device(array: jax.Array) -> list[jax.Array]:
     return list(array._arrays)  # type: ignore[attr-defined]
 
 
+def join_by_device(
+    shape: tuple[int, ...], sharding: Sharding, pieces: Sequence[jax.Array]
+) -> jax.Array:
+    """Returns single-device arrays as one array of `shape`: what `split_by_device` takes apart."""
+    if is_key(pieces[0]):
+        keys: list[Any] = list(pieces)
+        inner = [key._base_array for key in keys]
+        whole = (*shape, *inner[0].shape[len(pieces[0].shape) :])
+        return type(keys[0])(keys[0]._impl, join_by_device(whole, sharding, inner))
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))
+
+
 def pick_copy(array: jax.Array) -> jax.Array:
     """Returns one device's copy of a replicated array."""
     return array if len(array.sharding.device_set) == 1 else split_by_device(array)[0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeGuard, TypeVar
 
 import jax
@@ -53,6 +54,22 @@ def get_trace_state() -> _core.OpaqueTraceState:
 def get_outside_trace_state() -> _core.OpaqueTraceState:
     """Returns what `get_trace_state` returns where no JAX transformation is tracing."""
     return _core.OpaqueTraceState(_core.eval_trace._weakref)
+
+
+def has_mesh() -> bool:
+    """Tells whether the user has set a mesh with `jax.set_mesh`."""
+    mesh = _config.device_context.value
+    return mesh is not None and not mesh.empty
+
+
+@contextlib.contextmanager
+def leave_mesh() -> Iterator[None]:
+    """Runs code without the mesh of `jax.set_mesh`: the replicas have a mesh of their own."""
+    if not has_mesh() or is_tracing():
+        yield
+        return
+    with jax.set_mesh(None):
+        yield
 
 
 def run_outside_trace(fn: Callable[[], _Result]) -> _Result:

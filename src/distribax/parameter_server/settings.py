@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distribax.cluster.resolvers.resolver import ClusterResolver
+from distribax.cluster.spec.roles import TASK_TYPES
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,28 @@ def check_cluster(resolver: object, num_workers: object, num_ps: object, address
             "example dx.cluster_resolver.TFConfigClusterResolver(), or None. The number of workers "
             "and servers on this machine is given by name: num_workers=2, num_ps=1."
         )
+    if resolver is not None:
+        _check_jobs(resolver)
     if address is not None and not isinstance(address, str):
         raise TypeError(
             f"ParameterServerStrategy: address={address!r}. Expected the address of a Ray cluster, "
             "such as 'ray-head:6379' or 'auto'."
+        )
+
+
+def _check_jobs(resolver: ClusterResolver) -> None:
+    """Raises if the cluster has jobs that nobody would ever run."""
+    allowed = ", ".join(map(repr, TASK_TYPES))
+    for job in resolver.cluster_spec().jobs:
+        if job not in TASK_TYPES:
+            raise ValueError(
+                f"ParameterServerStrategy: the cluster has the job {job!r}. Expected only "
+                f"{allowed}."
+            )
+    if resolver.task_type is not None and resolver.task_type not in TASK_TYPES:
+        raise ValueError(
+            f"ParameterServerStrategy: task_type={resolver.task_type!r} of cluster_resolver is no "
+            f"job that it knows. Expected one of {allowed}."
         )
 
 

@@ -17,7 +17,14 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
 from distribax.types import ValueContext, VariableSynchronization
-from distribax.values import Local, Mirrored, is_wrapped, is_wrapped_or_opaque, regroup
+from distribax.values import (
+    Local,
+    Mirrored,
+    is_wrapped,
+    is_wrapped_or_opaque,
+    nests,
+    regroup,
+)
 from distribax.variables import Placement, Replicated, Stacked, Variable
 
 
@@ -74,7 +81,7 @@ class MirroredExtended(StrategyExtended):
                 return run_in_program(
                     self.strategy, self.mesh, self._ops, self._as_copy(fn), args, kwargs
                 )
-        own = jax.tree.map(_unwrap, (tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
+        own = nests.map_leaves(_unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
         return self._as_copy(fn)(*own[0], **own[1])
 
     def _as_copy(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +97,7 @@ class MirroredExtended(StrategyExtended):
         for index, device in enumerate(self.local_devices):
             with jax.default_device(device):
                 made = value_fn(ValueContext(self.first_replica + index, self.num_replicas_in_sync))
-                values.append(jax.tree.map(_put_on_default_device, made))
+                values.append(nests.map_leaves(_put_on_default_device, made, of_results=True))
         return regroup(values, wrap=True, mesh=self.mesh)
 
 
@@ -112,7 +119,7 @@ def _take_part(nest: object, index: int, device: jax.Device) -> Any:
             leaf = leaf.part(index)
         return jax_private.move_to_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 
-    return jax.tree.map(own, nest, is_leaf=is_wrapped_or_opaque)
+    return nests.map_leaves(own, nest, is_wrapped_or_opaque)
 
 
 class MirroredStrategy(Strategy):

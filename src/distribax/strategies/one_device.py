@@ -16,7 +16,7 @@ from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
 from distribax.topology import InputTarget, Renew, resolve_device
 from distribax.types import ReduceOp, ValueContext, VariableSynchronization
-from distribax.values import Mirrored, is_opaque, select
+from distribax.values import Mirrored, is_opaque, nests, select
 from distribax.variables import Placement, Single
 
 _T = TypeVar("_T")
@@ -111,7 +111,7 @@ class SingleExtended(StrategyExtended):
                 return leaf
             return jax_private.move_to_device(leaf, device)
 
-        return jax.tree.map(move, nest, is_leaf=is_opaque)
+        return nests.map_leaves(move, nest, is_opaque)
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:

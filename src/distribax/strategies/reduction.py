@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -12,20 +13,25 @@ from jax.sharding import Mesh, PartitionSpec
 
 from distribax import jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
-from distribax.execution import frames
+from distribax.collectives.cross_device_ops import take_from_one_device
+from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
+from distribax.execution import captured, frames
 from distribax.strategies import idle_values
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp
 from distribax.values import (
     DistributedValues,
     Global,
+    IndexedSlices,
     Local,
     Mirrored,
     Padded,
     PerReplica,
     Pieces,
     get_local_pieces,
+    is_slices,
     is_wrapped,
+    nests,
     regroup,
 )
 from distribax.values.layout import cut_to
@@ -45,6 +51,14 @@ class Combiner(Protocol):
     @property
     def cross_device_ops(self) -> CrossDeviceOps: ...
 
+    def gather_to(
+        self,
+        value: object,
+        destinations: object,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Any: ...
+
     def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any: ...
 
 
@@ -53,7 +67,9 @@ def as_distributed(extended: Combiner, value: object) -> Any:
     if isinstance(value, Variable) and not extended.single:
         value = value.distributed()
     mesh = extended.mesh
-    if mesh is None or not mesh.is_multi_process or frames.current() is not None:
+    if frames.current() is not None:
+        return captured.lift(value) if is_wrapped(value) else value
+    if mesh is None or not mesh.is_multi_process:
         return value
     if is_wrapped(value) and value.layout.mesh != mesh:
         # Made by hand, or by a strategy of this process: the other processes have theirs.
@@ -69,10 +85,16 @@ def batch(
 ) -> list[Any]:
     """Reduces values to destinations; plain values follow the rules of `_reduce_plain`."""
     values = [as_distributed(extended, value) for value, _ in pairs]
-    wrapped = [index for index, value in enumerate(values) if is_wrapped(value)]
-    results: list[Any] = [
-        None if is_wrapped(value) else _reduce_plain(extended, op, value) for value in values
-    ]
+    results: list[Any] = [None] * len(values)
+    wrapped: list[int] = []
+    for index, value in enumerate(values):
+        slices = find_slices(value)
+        if slices is not None:
+            results[index] = _reduce_slices(extended, op, slices, pairs[index][1], options)
+        elif is_wrapped(value):
+            wrapped.append(index)
+        else:
+            results[index] = _reduce_plain(extended, op, value)
     reduced = idle_values.reduce(
         extended.cross_device_ops,
         op,
@@ -82,6 +104,20 @@ def batch(
     for index, value in zip(wrapped, reduced, strict=True):
         results[index] = value
     return results
+
+
+def _reduce_slices(
+    extended: Combiner,
+    op: ReduceOp,
+    slices: IndexedSlices,
+    destinations: object,
+    options: CommunicationOptions | None,
+) -> IndexedSlices:
+    def join(part: DistributedValues) -> Any:
+        joined = extended.gather_to(part, destinations, 0, options)
+        return take_from_one_device(joined, destinations)
+
+    return reduce_slices(op, slices, join)
 
 
 def _reduce_plain(extended: Combiner, op: ReduceOp, value: Any) -> Any:
@@ -96,63 +132,96 @@ def _reduce_plain(extended: Combiner, op: ReduceOp, value: Any) -> Any:
     )
 
 
-def reduce_leaf(extended: Combiner, op: ReduceOp, value: object, axis: int | None) -> Any:
-    """Reduces one value over replicas, and over a dimension of it if `axis` is given."""
+def reduce_leaf(
+    extended: Combiner, op: ReduceOp, value: object, axis: int | Sequence[int] | None
+) -> Any:
+    """Reduces one value over replicas, and over dimensions of it if `axis` is given."""
     held = as_distributed(extended, value)
     if axis is None:
         (result,) = batch(extended, op, [(held, None)], None)
-        return result.get() if isinstance(result, Mirrored) else result
+        if is_slices(result) and result is not held:
+            return IndexedSlices(_take(result.values), _take(result.indices), result.dense_shape)
+        return _take(result)
+    if find_slices(held) is not None:
+        return _reduce_rows(extended, op, held, axis)
     if not is_wrapped(held):
-        _check_axis(jnp.shape(held), axis)
-        total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axis)
+        held = jnp.asarray(held)
+        axes = _check_axis(jnp.shape(held), axis)
+        total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axes)
         return _reduce_plain(extended, op, total)
     sums, count = _axis_sums(held, axis)
     (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
     return total.get() / count if op is ReduceOp.MEAN else total.get()
 
 
-def _axis_sums(value: DistributedValues, axis: int) -> tuple[DistributedValues, int]:
+def _take(result: Any) -> Any:
+    return result.get() if isinstance(result, Mirrored) else result
+
+
+def _reduce_rows(
+    extended: Combiner, op: ReduceOp, slices: object, axis: int | Sequence[int]
+) -> jax.Array:
+    """Reduces rows with numbers along dimensions of the array that they are rows of."""
+    total = jnp.asarray(reduce_leaf(extended, ReduceOp.SUM, slices, None))
+    axes = _check_axis(total.shape, axis)
+    summed = jnp.sum(total, axis=axes)
+    if op is ReduceOp.SUM:
+        return summed
+    return summed / (_count(total.shape, axes) * extended.num_replicas_in_sync)
+
+
+def _axis_sums(
+    value: DistributedValues, axis: int | Sequence[int]
+) -> tuple[DistributedValues, int]:
     """Returns each replica's sum along `axis`, and how many elements were added in all."""
     layout = value.layout
     if isinstance(layout, Local):
         shape = jnp.shape(layout.value)
-        _check_axis(shape, axis)
-        total = PerReplica.of(Local(jnp.sum(layout.value, axis=axis), layout.mesh))
+        axes = _check_axis(shape, axis)
+        total = PerReplica.of(Local(jnp.sum(layout.value, axis=axes), layout.mesh))
         shapes = layout.shapes or (shape,) * layout.mesh.size
-        return total, sum(each[axis] for each in shapes)
+        return total, sum(_count(each, axes) for each in shapes)
     if isinstance(layout, Global) and not layout.stacked:
         count = 1 if layout.mirrored else layout.mesh.size
         whole = layout.array.shape
         shape = (whole[0] // count, *whole[1:]) if whole else ()
-        _check_axis(shape, axis)
-        program = _sum_program(layout.mesh, axis, layout.mirrored, len(shape) == 1)
-        with launch_lock:
+        axes = _check_axis(shape, axis)
+        to_scalar = len(axes) == len(shape)
+        program = _sum_program(layout.mesh, axes, layout.mirrored, to_scalar)
+        with launch_lock, jax_private.leave_mesh():
             sums = program(layout.array)
-        kind = Global(sums, layout.mesh, stacked=len(shape) == 1)
-        return PerReplica.of(kind), shape[axis] * layout.mesh.size
+        kind = Global(sums, layout.mesh, stacked=to_scalar)
+        return PerReplica.of(kind), _count(shape, axes) * layout.mesh.size
     if isinstance(layout, Padded):
-        _check_axis(layout.shapes[0], axis)
-        if len({_drop_axis(shape, axis) for shape in layout.shapes}) == 1:
-            with launch_lock:
-                sums = _padded_sum_program(layout.mesh, axis, layout.shapes)(layout.array)
-            kind = Global(sums, layout.mesh, stacked=len(layout.shapes[0]) == 1)
-            return PerReplica.of(kind), sum(shape[axis] for shape in layout.shapes)
-    for piece in value.values:
-        _check_axis(jnp.shape(piece), axis)
-    parts = tuple(_sum_where_it_is(piece, axis) for piece in value.values)
-    count = sum(jnp.shape(piece)[axis] for piece in value.values)
+        axes = _check_axis(layout.shapes[0], axis)
+        if len({_drop_axes(shape, axes) for shape in layout.shapes}) == 1:
+            with launch_lock, jax_private.leave_mesh():
+                sums = _padded_sum_program(layout.mesh, axes, layout.shapes)(layout.array)
+            kind = Global(sums, layout.mesh, stacked=len(layout.shapes[0]) == len(axes))
+            return PerReplica.of(kind), sum(_count(shape, axes) for shape in layout.shapes)
+    shapes = tuple(jnp.shape(piece) for piece in value.values)
+    parts = tuple(
+        _sum_where_it_is(piece, _check_axis(shape, axis))
+        for piece, shape in zip(value.values, shapes, strict=True)
+    )
+    count = sum(_count(shape, _check_axis(shape, axis)) for shape in shapes)
     mesh = layout.mesh if isinstance(layout, (Padded, Pieces)) else None
     if mesh is not None and mesh.is_multi_process:
         count = jax_private.sum_over_processes(count)
     return PerReplica.of(Pieces(parts, mesh)), count
 
 
+def _count(shape: Sequence[int], axes: Sequence[int]) -> int:
+    """Returns how many elements are added along some dimensions."""
+    return math.prod(shape[axis] for axis in axes)
+
+
 @lru_cache(maxsize=512)
 def _sum_program(
-    mesh: Mesh, axis: int, mirrored: bool, to_scalar: bool
+    mesh: Mesh, axes: tuple[int, ...], mirrored: bool, to_scalar: bool
 ) -> Callable[[jax.Array], jax.Array]:
     def local(value: jax.Array) -> jax.Array:
-        total = jnp.sum(jax_private.to_varying(value, REPLICA_AXIS), axis=axis)
+        total = jnp.sum(jax_private.to_varying(value, REPLICA_AXIS), axis=axes)
         return total[None] if to_scalar else total
 
     split = PartitionSpec(REPLICA_AXIS)
@@ -162,14 +231,14 @@ def _sum_program(
 
 @lru_cache(maxsize=512)
 def _padded_sum_program(
-    mesh: Mesh, axis: int, shapes: tuple[tuple[int, ...], ...]
+    mesh: Mesh, axes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Callable[[jax.Array], jax.Array]:
     distinct = list(dict.fromkeys(shapes))
     choices = [distinct.index(shape) for shape in shapes]
 
     def add_up(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        total = jnp.sum(cut_to(value, shape), axis=axis)
-        return total[None] if len(shape) == 1 else total
+        total = jnp.sum(cut_to(value, shape), axis=axes)
+        return total[None] if len(shape) == len(axes) else total
 
     def local(value: jax.Array) -> list[jax.Array]:
         choice = jnp.asarray(choices)[jax.lax.axis_index(REPLICA_AXIS)]
@@ -181,25 +250,33 @@ def _padded_sum_program(
     return lambda array: program(array)[0]
 
 
-def _drop_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    axis %= len(shape)
-    return shape[:axis] + shape[axis + 1 :]
+def _drop_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for dim, size in enumerate(shape) if dim not in axes)
 
 
-def _sum_where_it_is(piece: jax.typing.ArrayLike, axis: int) -> jax.Array:
+def _sum_where_it_is(piece: jax.typing.ArrayLike, axes: tuple[int, ...]) -> jax.Array:
     if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
-        return jnp.sum(jnp.asarray(piece), axis=axis)
+        return jnp.sum(jnp.asarray(piece), axis=axes)
     with jax.default_device(next(iter(piece.devices()))):
-        return jnp.sum(piece, axis=axis)
+        return jnp.sum(piece, axis=axes)
 
 
-def _check_axis(shape: Sequence[int], axis: object) -> None:
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
-        hint = "; a scalar has no axis, use axis=None" if not len(shape) else ""
-        raise ValueError(
-            f"reduce: axis={axis!r} does not fit a value of shape {tuple(shape)} in each replica. "
-            f"Expected None, or an int from {-len(shape)} to {len(shape) - 1}{hint}."
-        )
+def _check_axis(shape: Sequence[int], axis: object) -> tuple[int, ...]:
+    """Returns the dimensions that `axis` names, counted from the first."""
+    rank = len(shape)
+    given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    for each in given:
+        if isinstance(each, bool) or not isinstance(each, int) or not -rank <= each < rank:
+            hint = "; a scalar has no axis, use axis=None" if not rank else ""
+            raise ValueError(
+                f"reduce: axis={axis!r} does not fit a value of shape {tuple(shape)} in each "
+                f"replica. Expected None, an int from {-rank} to {rank - 1}, or a tuple of "
+                f"them{hint}."
+            )
+    axes = tuple(each % rank for each in given)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"reduce: axis={axis!r} names a dimension twice. Name each once.")
+    return axes
 
 
 def gather(
@@ -211,6 +288,7 @@ def gather(
 ) -> Any:
     """Concatenates a value over replicas."""
     held = as_distributed(extended, value)
+    refuse_slices(held, "gather")
     if not is_wrapped(held):
         if extended.num_replicas_in_sync > 1:
             raise ValueError(
@@ -270,7 +348,7 @@ def _merge(extended: Combiner, results: list[Any], mirrored: bool) -> Any:
         assert extended.mesh is not None
         return PerReplica.of(Local(leaf, extended.mesh))
 
-    return jax.tree.map(wrap, nest, is_leaf=is_wrapped)
+    return nests.map_leaves(wrap, nest, is_wrapped)
 
 
 def local_results(value: object) -> tuple[Any, ...]:
@@ -278,9 +356,12 @@ def local_results(value: object) -> tuple[Any, ...]:
     if isinstance(value, Variable):
         return value.values
     if is_wrapped(value):
-        return get_local_pieces(value.layout)
-    leaves, tree = jax.tree.flatten(value, is_leaf=is_wrapped)
-    pieces = [get_local_pieces(leaf.layout) if is_wrapped(leaf) else None for leaf in leaves]
+        return get_local_pieces(captured.lift(value).layout)
+    leaves, tree = nests.flatten(value, is_wrapped)
+    pieces = [
+        get_local_pieces(captured.lift(leaf).layout) if is_wrapped(leaf) else None
+        for leaf in leaves
+    ]
     counts = [len(each) for each in pieces if each is not None]
     if not counts:
         return (value,)
@@ -298,7 +379,7 @@ def local_results(value: object) -> tuple[Any, ...]:
 
 def check_no_per_replica(nest: object) -> None:
     """Raises if an argument of an update differs per replica."""
-    for leaf in jax.tree.leaves(nest, is_leaf=is_wrapped):
+    for leaf in nests.flatten(nest, is_wrapped)[0]:
         if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
             raise ValueError(
                 f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import jax
-
-from distribax import context
+from distribax import context, jax_private
 from distribax.execution import Function, frames, get_host_compiled_run, named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
-from distribax.values import Mirrored, group, is_wrapped
+from distribax.values import Mirrored, group, is_wrapped_or_slices, nests
 
 if TYPE_CHECKING:
     from typing import Self
@@ -136,15 +134,22 @@ class Strategy:
             fn = fn.python_function
         return self._extended.call_for_each_replica(fn, args, kwargs)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: object, axis: int | None = None) -> Any:
+    @jax_private.leave_mesh()
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: object,
+        axis: int | Sequence[int] | None = None,
+    ) -> Any:
         """Combines the replicas' values, and their elements along `axis` if it is given.
 
         Args:
             reduce_op: `dx.ReduceOp.SUM` or `MEAN`, or its name.
-            value: What `strategy.run` returned: distributed values, also nested in containers.
-            axis: The dimension of each replica's value to reduce as well. Pieces of different size
-                get the right denominator: a mean divides by the number of elements. None reduces
-                over replicas only.
+            value: What `strategy.run` returned: distributed values, also nested in containers. Of
+                a `dx.IndexedSlices`, the rows of all replicas are joined.
+            axis: The dimension of each replica's value to reduce as well, or several. Pieces of
+                different size get the right denominator: a mean divides by the number of elements.
+                None reduces over replicas only.
 
         Returns:
             The combined value, in the same containers.
@@ -155,12 +160,14 @@ class Strategy:
         """
         context.require_cross_replica(self, "strategy.reduce")
         op = ReduceOp.parse(reduce_op, "reduce_op")
-        return jax.tree.map(
+        return nests.map_leaves(
             lambda leaf: reduction.reduce_leaf(self._extended, op, leaf, axis),
             value,
-            is_leaf=is_wrapped,
+            is_wrapped_or_slices,
+            of_results=True,
         )
 
+    @jax_private.leave_mesh()
     def gather(self, value: object, axis: int) -> Any:
         """Concatenates the replicas' values along `axis`.
 
@@ -173,6 +180,7 @@ class Strategy:
 
         Raises:
             ValueError: The shapes or `axis` do not fit, or all replicas share the value.
+            NotImplementedError: The value is a `dx.IndexedSlices`.
             RuntimeError: It is called inside a replica, or in the scope of another strategy.
         """
         context.require_cross_replica(self, "strategy.gather")
@@ -181,8 +189,9 @@ class Strategy:
             gathered = self._extended.gather_to(leaf, None, axis)
             return gathered.get() if isinstance(gathered, Mirrored) else gathered
 
-        return jax.tree.map(gather_leaf, value, is_leaf=is_wrapped)
+        return nests.map_leaves(gather_leaf, value, is_wrapped_or_slices, of_results=True)
 
+    @jax_private.leave_mesh()
     def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the values of this process's replicas, in the order of the replicas.
 
@@ -194,6 +203,7 @@ class Strategy:
         """
         return self._extended.local_results(value)
 
+    @jax_private.leave_mesh()
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, jax_private
-from distribax.values import DistributedValues, IndexedSlices, Mirrored
+from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.sharded.division import check_ids
 
@@ -30,7 +30,13 @@ def split_pairs(
     """
     grads: dict[Target, Grad | None] = {}
     pairs: dict[Variable, int] = {}
-    for index, (grad, variable) in enumerate(grads_and_vars):
+    for index, pair in enumerate(_check_iterable(grads_and_vars)):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                f"apply_gradients: grads_and_vars[{index}]={pair!r} is no pair. Pass pairs of a "
+                "gradient and its variable: optimizer.apply_gradients(zip(grads, variables))."
+            )
+        grad, variable = pair
         _check(index, grad, variable)
         targets = list_targets(variable)
         if grad is None:
@@ -51,6 +57,16 @@ def split_pairs(
             parts = list(variable.divide(cast("jax.Array", grad)))
         grads.update(zip(targets, parts, strict=True))
     return list(grads.values()), list(grads)
+
+
+def _check_iterable(grads_and_vars: Any) -> Iterable[Any]:
+    if isinstance(grads_and_vars, (jax.Array, np.ndarray, ArrayLike)):
+        raise TypeError(
+            f"apply_gradients: grads_and_vars={grads_and_vars!r} is one value. Pass pairs of a "
+            "gradient and its variable: optimizer.apply_gradients([(grad, variable)])."
+        )
+    pairs: Iterable[Any] = grads_and_vars
+    return pairs
 
 
 def order_gradients(

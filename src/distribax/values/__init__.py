@@ -1,5 +1,6 @@
 """Values that differ, or are copied, over replicas, and how they are wrapped and unwrapped."""
 
+from distribax.values import nests as nests
 from distribax.values.arithmetic import ArrayLike as ArrayLike
 from distribax.values.distributed import DistributedValues as DistributedValues
 from distribax.values.distributed import GlobalForm as GlobalForm
@@ -7,6 +8,7 @@ from distribax.values.distributed import Mirrored as Mirrored
 from distribax.values.distributed import PaddedForm as PaddedForm
 from distribax.values.distributed import PerReplica as PerReplica
 from distribax.values.distributed import describe_form as describe_form
+from distribax.values.distributed import register_own_part as register_own_part
 from distribax.values.distributed import settle as settle
 from distribax.values.idle import NONE_IDLE as NONE_IDLE
 from distribax.values.idle import IdleReplicas as IdleReplicas
@@ -26,8 +28,10 @@ from distribax.values.leaves import is_none_or_opaque as is_none_or_opaque
 from distribax.values.leaves import is_none_wrapped_or_opaque as is_none_wrapped_or_opaque
 from distribax.values.leaves import is_number as is_number
 from distribax.values.leaves import is_opaque as is_opaque
+from distribax.values.leaves import is_slices as is_slices
 from distribax.values.leaves import is_wrapped as is_wrapped
 from distribax.values.leaves import is_wrapped_or_opaque as is_wrapped_or_opaque
+from distribax.values.leaves import is_wrapped_or_slices as is_wrapped_or_slices
 from distribax.values.leaves import make_opaque as make_opaque
 from distribax.values.regroup import Origins as Origins
 from distribax.values.regroup import regroup as regroup

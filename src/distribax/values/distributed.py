@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from numpy.typing import DTypeLike
@@ -333,11 +334,47 @@ def _restore_idle(idle: frozenset[int]) -> IdleReplicas:
     return IdleReplicas(idle) if idle else NONE_IDLE
 
 
-class PerReplica(DistributedValues):
-    """A value that may differ from replica to replica."""
+class _NotOneArrayError(TypeError, AttributeError):
+    """A `PerReplica` was used as one array; also an AttributeError, as it has no `shape`."""
 
+
+_find_own_part: Callable[[DistributedValues], Any] | None = None
+
+
+def register_own_part(find: Callable[[DistributedValues], Any]) -> None:
+    """Says how the part of the replica that runs now is found; None where no replica runs."""
+    global _find_own_part
+    _find_own_part = find
+
+
+class PerReplica(DistributedValues, ArrayLike):
+    """A value that may differ from replica to replica.
+
+    In a replica that has it from outside, it can be used like the array that is the replica's part.
+    """
+
+    def find_own(self) -> Any:
+        """Returns the part of the replica that runs now, or None where no replica runs.
+
+        Returns:
+            The part.
+        """
+        assert _find_own_part is not None, "the engine says how parts are found"
+        return _find_own_part(self)
+
+    @override
+    def __eq__(self, other: object) -> Any:
+        own = self.find_own()
+        return NotImplemented if own is None else own == other
+
+    __hash__ = object.__hash__
+
+    @override
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """Stacks the local values, for logging."""
+        """Stacks the local values, for logging; in a replica, it is the replica's part."""
+        own = self.find_own()
+        if own is not None:
+            return np.asarray(own, dtype=dtype)
         values = [np.asarray(value) for value in self.values]
         shapes = {value.shape for value in values}
         if len(shapes) > 1:
@@ -350,6 +387,9 @@ class PerReplica(DistributedValues):
         return np.stack(values).astype(dtype) if dtype is not None else np.stack(values)
 
     def _read_scalar(self, what: str) -> Any:
+        own = self.find_own()
+        if own is not None:
+            return own
         values = self.__array__()
         if values[0].ndim == 0 and (values == values[0]).all():
             return values[0].item()
@@ -359,17 +399,59 @@ class PerReplica(DistributedValues):
             "take them apart with strategy.experimental_local_results(x)."
         )
 
+    @override
     def __float__(self) -> float:
         return float(self._read_scalar("float"))
 
+    @override
     def __int__(self) -> int:
         return int(self._read_scalar("int"))
 
+    @override
     def __jax_array__(self) -> jax.Array:
+        own = self.find_own()
+        if own is None:
+            raise _NotOneArrayError(
+                "A PerReplica value was used as an array outside a replica. Pass it to "
+                "strategy.run(fn, args=(x,)), combine it with strategy.reduce(op, x, axis=None), "
+                "or take it apart with strategy.experimental_local_results(x)."
+            )
+        return jnp.asarray(own)
+
+    @override
+    def numpy(self) -> np.ndarray:
+        """Returns the replica's part as a NumPy array of its own.
+
+        Returns:
+            The array.
+
+        Raises:
+            TypeError: No replica runs.
+        """
+        return np.array(self.__jax_array__())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the replica's part."""
+        return tuple(self.__jax_array__().shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the replica's part."""
+        return self.__jax_array__().dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the replica's part."""
+        return len(self.shape)
+
+    @override
+    def __format__(self, spec: str) -> str:
+        if not spec or self.find_own() is not None:
+            return super().__format__(spec)
         raise TypeError(
-            "A PerReplica value was used as an array outside a replica. Pass it to "
-            "strategy.run(fn, args=(x,)), combine it with strategy.reduce(op, x, axis=None), or "
-            "take it apart with strategy.experimental_local_results(x)."
+            f"f'{{x:{spec}}}': x is a PerReplica value, not one number. Combine it first, "
+            "strategy.reduce('SUM', x, axis=None), or leave the format out."
         )
 
 

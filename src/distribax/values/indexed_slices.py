@@ -86,8 +86,8 @@ class IndexedSlices(ArrayLike):
         Returns:
             The sum.
         """
-        rows = array.at[self._indices]
-        return rows.add(self._values, mode="drop", wrap_negative_indices=False)
+        rows = array.at[_as_array(self._indices)]
+        return rows.add(_as_array(self._values), mode="drop", wrap_negative_indices=False)
 
     @override
     def __mul__(self, factor: jax.typing.ArrayLike) -> Any:
@@ -131,3 +131,9 @@ class IndexedSlices(ArrayLike):
             The rows with their indices.
         """
         return cls(arrays[0], arrays[1], rest)
+
+
+def _as_array(part: Any) -> Any:
+    """Returns rows or numbers that all replicas share as an array."""
+    # Those of each replica say themselves that they are no one array.
+    return part if isinstance(part, (jax.Array, np.ndarray)) else part.__jax_array__()

@@ -88,7 +88,8 @@ class Global:
             return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
         blocks = jax_private.split_by_device(self.array)
         # Indexed while they are bound to their devices, so that each stays where it is.
-        own = [block[0] for block in blocks] if self.stacked else blocks
+        with jax_private.leave_mesh():
+            own = [block[0] for block in blocks] if self.stacked else blocks
         return tuple(map(jax_private.uncommit, own))
 
     def piece(self, index: int) -> Any:
@@ -251,13 +252,13 @@ def join(pieces: tuple[object, ...], mesh: Mesh, *, mirrored: bool = False) -> G
         ]
     if mirrored:
         same = NamedSharding(mesh, PartitionSpec())
-        array = jax.make_array_from_single_device_arrays(first.shape, same, arrays)
+        array = jax_private.join_by_device(first.shape, same, arrays)
         return Global(array, mesh, mirrored=True)
     stacked = first.ndim == 0
     blocks = [jax_private.add_dim(piece) for piece in arrays] if stacked else arrays
     shape = (blocks[0].shape[0] * mesh.size, *blocks[0].shape[1:])
     sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-    array = jax.make_array_from_single_device_arrays(shape, sharding, blocks)
+    array = jax_private.join_by_device(shape, sharding, blocks)
     return Global(array, mesh, stacked=stacked)
 
 

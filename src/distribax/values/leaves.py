@@ -10,6 +10,7 @@ import jax
 from typing_extensions import TypeIs
 
 from distribax.values.distributed import DistributedValues
+from distribax.values.indexed_slices import IndexedSlices
 from distribax.values.layout import is_host_value
 
 _opaque_types: tuple[type, ...] = ()
@@ -35,6 +36,16 @@ def is_wrapped(leaf: object) -> TypeIs[DistributedValues]:
 def is_wrapped_or_opaque(leaf: object) -> bool:
     """Tells whether `leaf` is a unit of a replica's arguments."""
     return is_wrapped(leaf) or is_opaque(leaf)
+
+
+def is_slices(leaf: object) -> TypeIs[IndexedSlices]:
+    """Tells whether `leaf` is some rows with their numbers, which are combined as one value."""
+    return isinstance(leaf, IndexedSlices)
+
+
+def is_wrapped_or_slices(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of what is combined over replicas."""
+    return is_wrapped(leaf) or is_slices(leaf)
 
 
 def is_none_or_opaque(leaf: object) -> bool:

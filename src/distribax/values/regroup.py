@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.sharding import Mesh
 
 from distribax import jax_private
 from distribax.types import is_python_number
+from distribax.values import nests
 from distribax.values.distributed import PerReplica
 from distribax.values.idle import NONE_IDLE, IdleReplicas
+from distribax.values.indexed_slices import IndexedSlices
 from distribax.values.layout import Pieces
 from distribax.values.leaves import (
     is_none_or_opaque,
     is_number,
+    is_slices,
     is_wrapped,
     is_wrapped_or_opaque,
 )
@@ -73,10 +76,11 @@ def regroup(
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
     value come back as the value, and anything else as a `PerReplica`.
     """
-    flat = [jax.tree.flatten(result, is_leaf=is_none_or_opaque) for result in results]
+    flat = [jax.tree.flatten(result, is_leaf=_is_unit) for result in results]
     tree: Any = flat[0][1]
-    for replica_id, (_, other) in enumerate(flat):
-        if other != tree:
+    for replica_id, (leaves, other) in enumerate(flat):
+        alike = map(is_slices, leaves), map(is_slices, flat[0][0])
+        if other != tree or any(a != b for a, b in zip(*alike, strict=True)):
             raise ValueError(
                 f"strategy.run: the replicas returned results of different structure: replica 0 "
                 f"returned {tree}, replica {replica_id} returned {other}. Return the same nest "
@@ -91,6 +95,10 @@ def regroup(
     )
 
 
+def _is_unit(leaf: object) -> bool:
+    return is_none_or_opaque(leaf) or is_slices(leaf)
+
+
 def _merge(
     pieces: Sequence[object],
     origins: Origins | None,
@@ -99,10 +107,16 @@ def _merge(
     idle: IdleReplicas,
 ) -> Any:
     first = pieces[0]
+    # Over several processes, what is one object here may be another one elsewhere.
+    alone = mesh is None or not mesh.is_multi_process
+    same = all(piece is first for piece in pieces)
+    if wrap or not (same and alone):
+        if is_slices(first):
+            return _merge_slices(cast("Sequence[IndexedSlices]", pieces), origins, mesh)
+        opened = [nests.open_container(piece, _is_unit, of_results=True) for piece in pieces]
+        if all(new is not old for new, old in zip(opened, pieces, strict=True)):
+            return regroup(opened, origins, wrap=wrap, mesh=mesh)
     if not wrap:
-        # Over several processes, what is one object here may be another one elsewhere.
-        alone = mesh is None or not mesh.is_multi_process
-        same = all(piece is first for piece in pieces)
         if same and (alone or not is_number(first)):
             return first
         if not alone and all(is_python_number(piece) for piece in pieces):
@@ -114,6 +128,17 @@ def _merge(
         if whole is not None:
             return whole
     return PerReplica.of(Pieces(tuple(pieces), mesh), idle)
+
+
+def _merge_slices(
+    pieces: Sequence[IndexedSlices], origins: Origins | None, mesh: Mesh | None
+) -> IndexedSlices:
+    """Merges the rows and their numbers in the same way: both are copies of one value, or none."""
+    parts = [[piece.values for piece in pieces], [piece.indices for piece in pieces]]
+    wholes = [origins.find_whole(part) if origins is not None else None for part in parts]
+    if any(whole is None for whole in wholes):
+        wholes = [PerReplica.of(Pieces(tuple(part), mesh)) for part in parts]
+    return IndexedSlices.tree_unflatten(pieces[0].dense_shape, wholes)
 
 
 def select(nest: object, replica_id: int, *, num_replicas: int | None = None) -> Any:
@@ -129,4 +154,4 @@ def select(nest: object, replica_id: int, *, num_replicas: int | None = None) ->
             leaf.require_replicas(num_replicas)
         return leaf.part(replica_id)
 
-    return jax.tree.map(part, nest, is_leaf=is_wrapped_or_opaque)
+    return nests.map_leaves(part, nest, is_wrapped_or_opaque)

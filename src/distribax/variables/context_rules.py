@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from distribax import context, contracts, jax_private
@@ -119,6 +120,7 @@ def _check_readable(variable: PlacedVariable) -> None:
         )
 
 
+@jax_private.leave_mesh()
 def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
@@ -164,6 +166,7 @@ def take_first_replica(value: jax.Array) -> jax.Array:
 # Writing.
 
 
+@jax_private.leave_mesh()
 def write(
     variable: PlacedVariable, value: Assigned, kind: WriteKind, index: object = WHOLE
 ) -> None:
@@ -344,7 +347,7 @@ def fit(
     index: object = WHOLE,
 ) -> jax.Array:
     """Returns `value` as an array of the data type of the variable, and of its part's shape."""
-    array = frames.detach(jnp.asarray(value))
+    array = frames.detach(jnp.asarray(_leave_foreign_mesh(variable, value)))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
@@ -366,11 +369,24 @@ def fit(
     return array.astype(wanted)
 
 
+def _leave_foreign_mesh(
+    variable: PlacedVariable, value: jax.typing.ArrayLike
+) -> jax.typing.ArrayLike:
+    """Returns an array of the mesh that the user has set as one of the host."""
+    if not isinstance(value, jax.Array) or jax_private.is_tracer(value):
+        return value
+    meshes = [getattr(each, "mesh", None) for each in (value.sharding, variable.program_sharding)]
+    return value if meshes[0] is None or meshes[0] == meshes[1] else np.asarray(value)
+
+
 def unwrap(value: Assigned) -> jax.typing.ArrayLike:
     """Returns the one value to write outside the replicas."""
     if isinstance(value, Mirrored):
         return value.get()
     if is_wrapped(value):
+        own = value.find_own() if isinstance(value, PerReplica) else None
+        if own is not None:
+            return own
         raise ValueError(
             "assign: the value differs per replica (PerReplica), but the write is outside the "
             "replicas. Combine it first: strategy.reduce('MEAN', value, axis=None)."

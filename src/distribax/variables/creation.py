@@ -33,6 +33,19 @@ class Policy:
     trainable: bool | None
 
 
+_place_without: ContextVar[str | None] = ContextVar("distribax_no_variables", default=None)
+
+
+@contextlib.contextmanager
+def forbid(place: str) -> Iterator[None]:
+    """Lets no variable be created inside, as nobody would own it; `place` says where."""
+    token = _place_without.set(place)
+    try:
+        yield
+    finally:
+        _place_without.reset(token)
+
+
 _imposed: ContextVar[Policy | None] = ContextVar("distribax_variable_policy", default=None)
 
 
@@ -111,6 +124,12 @@ def compute_initial(
             f"dx.Variable: initial_value of {name!r} is missing. Pass a number, an array, or a "
             "function without arguments that returns one: dx.Variable(lambda: jnp.zeros((3,)))."
         )
+    place = _place_without.get()
+    if place is not None:
+        raise ValueError(
+            f"dx.Variable: {name!r} was created in {place}, which is called for each element: it "
+            "would be another variable each time. Create it outside, and use it there."
+        )
     frame = frames.current()
     if frame is not None and not frame.function.allow_creation:
         raise ValueError(
@@ -159,6 +178,7 @@ def _call_unframed(make: Callable[[], _T]) -> _T:
         return make()
 
 
+@jax_private.leave_mesh()
 def make_buffer(placement: Placement, value: jax.typing.ArrayLike) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
     return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))

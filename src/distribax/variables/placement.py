@@ -199,10 +199,12 @@ class Stacked(Replicated):
         return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
 
     @override
+    @jax_private.leave_mesh()
     def pieces(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece[0]) for piece in jax_private.split_by_device(buffer)]
 
     @override
+    @jax_private.leave_mesh()
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         return super().join([jax_private.add_dim(piece) for piece in pieces], like)
 

@@ -27,6 +27,11 @@ def _state() -> tuple[Any, bool, bool, bool]:
 DEFAULT = (make_strategy("default", 1), False, False, False)
 
 
+def _in_scope(strategy: Any) -> tuple[Any, bool, bool, bool]:
+    """Returns the state in a strategy's scope; the default one has no other than its replica's."""
+    return DEFAULT if strategy is DEFAULT[0] else (strategy, True, True, True)
+
+
 @pytest.fixture
 def set_strategy() -> Iterator[Callable[[Any], None]]:
     yield dx.experimental_set_strategy
@@ -44,7 +49,7 @@ def test_nothing_in_scope_is_the_default_replica() -> None:
 def test_scope_is_the_cross_replica_context(strategy: Any) -> None:
     with strategy.scope() as entered:
         assert entered is strategy
-        assert _state() == (strategy, strategy is not DEFAULT[0], True, True)
+        assert _state() == _in_scope(strategy)
     assert _state() == DEFAULT
 
 
@@ -81,7 +86,7 @@ def test_scopes_of_one_strategy_nest(strategy: Any) -> None:
     with strategy.scope():
         with strategy.scope():
             assert dx.get_strategy() is strategy
-        assert _state() == (strategy, strategy is not DEFAULT[0], True, True)
+        assert _state() == _in_scope(strategy)
     assert _state() == DEFAULT
 
 
@@ -126,7 +131,7 @@ def test_set_strategy_makes_a_strategy_current(
     strategy: Any, set_strategy: Callable[[Any], None]
 ) -> None:
     set_strategy(strategy)
-    assert _state() == (strategy, strategy is not DEFAULT[0], True, True)
+    assert _state() == _in_scope(strategy)
     with strategy.scope():
         assert dx.get_strategy() is strategy
     assert dx.Variable(1.0).distribute_strategy is strategy
@@ -146,6 +151,11 @@ def test_set_strategy_is_replaced_by_the_next(
         other.scope(),
     ):
         pytest.fail("entered")
+
+
+def test_what_is_no_strategy_is_not_set() -> None:
+    with pytest.raises(TypeError, match=r"strategy=5 is not a strategy\. Pass one"):
+        dx.experimental_set_strategy(5)  # type: ignore[arg-type]
 
 
 def test_set_strategy_inside_a_scope_is_refused(pair: Any) -> None:

@@ -47,6 +47,7 @@ def test_reduce_to_named_devices(several: Case, form: str) -> None:
     result = several.strategy.extended.reduce_to("SUM", value, given)
     pieces = several.strategy.experimental_local_results(result)
     n = several.num_replicas
+    assert isinstance(result, dx.Mirrored) == (form == "names")
     assert [next(iter(piece.devices())) for piece in pieces] == devices
     assert [float(piece) for piece in pieces] == [n * (n + 1) / 2] * len(devices)
 

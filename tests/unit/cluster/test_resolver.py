@@ -204,3 +204,12 @@ def test_union_needs_resolvers() -> None:
         UnionResolver()
     with pytest.raises(TypeError, match=r"resolvers\[1\]=.*is a ClusterSpec"):
         UnionResolver(_Fixed(), CLUSTER)  # type: ignore[arg-type]
+
+
+def test_union_has_no_other_parameters() -> None:
+    with pytest.raises(ValueError, match=r"UnionResolver: there are no parameters 'environment'"):
+        UnionResolver(_Fixed(), environment="cloud")
+
+
+def test_an_environment_may_be_none() -> None:
+    assert SimpleClusterResolver(CLUSTER, environment=None).environment is None

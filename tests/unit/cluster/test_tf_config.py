@@ -35,7 +35,7 @@ def test_cluster_and_task(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(monkeypatch, EXAMPLE | {"rpc_layer": "grpc", "environment": "cloud", "job": {"x": 1}})
     resolver = TFConfigClusterResolver()
     assert _everything(resolver) == (TWO, "worker", 1, "grpc", "grpc://w1:2222")
-    assert resolver.environment == ""
+    assert resolver.environment is None
     assert resolver.num_accelerators() == resolver.num_accelerators("worker", 0) == {}
     assert resolver.master("worker", 0, rpc_layer="x") == "x://w0:2222"
 
@@ -121,7 +121,7 @@ def test_an_evaluator_need_not_be_listed(monkeypatch: pytest.MonkeyPatch) -> Non
             r"TF_CONFIG: cluster.ps\[0\]='a:1': cluster.worker\[0\] has this address already",
         ),
         ({"cluster": TWO, "task": [1]}, r"TF_CONFIG: task=\[1\]: is a list"),
-        ({"cluster": TWO, "task": {"type": 1}}, "TF_CONFIG: task.type=1: is a int"),
+        ({"cluster": TWO, "task": {"type": 1.5}}, "TF_CONFIG: task.type=1.5: is a float"),
         (
             {"cluster": TWO, "task": {"type": "wroker", "index": 0}},
             "TF_CONFIG: task.type='wroker': the cluster has no such job; it has 'worker'",
@@ -233,3 +233,11 @@ def test_any_text_is_read_or_refused(text: str, task_type: str | None, task_id: 
         cluster = answers["cluster"]
         if cluster and answers["type"] in cluster.jobs and answers["id"] is not None:
             assert cluster.task_address(answers["type"], answers["id"])
+
+
+def test_a_job_may_be_named_by_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {"cluster": {"0": ["w0:1", "w1:1"]}, "task": {"type": 0, "index": "1"}})
+    resolver = TFConfigClusterResolver()
+    assert (resolver.task_type, resolver.task_id, resolver.master()) == ("0", 1, "w1:1")
+    assert TFConfigClusterResolver(task_type=0).task_type == "0"
+    assert TFConfigClusterResolver(environment="google").environment == "google"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import distribax as dx
 from distribax.data import AutoShardPolicy, Dataset, Options, ThreadingOptions
 from distribax.data.experimental import AutoShardPolicy as ExperimentalPolicy
 from distribax.data.experimental import DistributeOptions
@@ -76,3 +77,21 @@ def test_unknown_and_wrong_options_are_refused() -> None:
         options.threading = None  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"AutoShardPolicy.HINT"):
         options.experimental_distribute.auto_shard_policy = "NEVER"  # type: ignore[assignment]
+
+
+def test_data_sets_are_divided_automatically_by_default() -> None:
+    options = Options()
+    assert options.experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
+    chosen = Options(experimental_distribute=DistributeOptions(auto_shard_policy="off"))
+    # What is not set in later options does not count.
+    assert chosen.merge(options).experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
+
+
+def test_functions_of_data_sets_create_no_variables() -> None:
+    numbers = Dataset.from_tensor_slices([1.0, 2.0])
+    for dataset in (
+        numbers.map(lambda x: dx.Variable(1.0) + x),
+        numbers.filter(lambda x: bool(dx.Variable(1.0) < x)),
+    ):
+        with pytest.raises(ValueError, match=r"was created in a function of a data set.*outside"):
+            list(dataset)

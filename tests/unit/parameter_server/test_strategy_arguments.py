@@ -54,3 +54,12 @@ def test_a_resolver_and_numbers() -> None:
     for arguments in ({"num_workers": 2}, {"num_ps": 1}, {"address": "auto"}):
         with pytest.raises(ValueError, match="drop num_workers, num_ps and address"):
             dx.ParameterServerStrategy(resolver, **arguments)  # type: ignore[arg-type]
+
+
+def test_unknown_jobs_are_not_waited_for() -> None:
+    jobs = {"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    resolver = dx.cluster_resolver.SimpleClusterResolver
+    with pytest.raises(ValueError, match=r"the cluster has the job 'wroker'\. Expected only"):
+        dx.ParameterServerStrategy(resolver(dx.ClusterSpec(jobs | {"wroker": ["127.0.0.1:3"]})))
+    with pytest.raises(ValueError, match=r"task_type='boss' of cluster_resolver is no job"):
+        dx.ParameterServerStrategy(resolver(dx.ClusterSpec(jobs), task_type="boss", task_id=0))

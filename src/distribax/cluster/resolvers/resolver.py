@@ -109,8 +109,8 @@ class ClusterResolver(abc.ABC):
         return None
 
     @property
-    def environment(self) -> str:
-        """The name of the environment that the program runs in; '' if it has none."""
+    def environment(self) -> str | None:
+        """The name of the environment that the program runs in; '' or None if it has none."""
         return ""
 
     def master(

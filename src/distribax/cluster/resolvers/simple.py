@@ -39,7 +39,7 @@ class SimpleClusterResolver(ClusterResolver):
         master: str = "",
         task_type: str | None = None,
         task_id: int | None = None,
-        environment: str = "",
+        environment: str | None = "",
         num_accelerators: Mapping[str, int] | None = None,
         rpc_layer: str | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class SimpleClusterResolver(ClusterResolver):
 
     @property
     @override
-    def environment(self) -> str:
+    def environment(self) -> str | None:
         """The name of the environment that was given."""
         return self._environment
 

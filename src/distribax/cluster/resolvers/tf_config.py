@@ -46,12 +46,12 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def __init__(
         self,
-        task_type: str | None = None,
+        task_type: str | int | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
         environment: str | None = None,
     ) -> None:
-        self.task_type = task_type
+        self.task_type = None if task_type is None else _parse_type(task_type, "task_type")
         self.task_id = task_id
         self.rpc_layer = rpc_layer
         self._environment = environment
@@ -116,9 +116,9 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     @override
-    def environment(self) -> str:
-        """The name of the environment that was given, '' if none was."""
-        return self._environment or ""
+    def environment(self) -> str | None:
+        """The name of the environment that was given, or None."""
+        return self._environment
 
     @override
     def _find_task(self) -> tuple[str | None, int | None]:
@@ -136,11 +136,17 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id, id_field = self._task_id, "task_id"
         with _name_variable_in_errors():
             if task_type is None and "type" in task:
-                task_type, type_field = parse_task_type(task["type"], "task.type"), "task.type"
+                task_type, type_field = _parse_type(task["type"], "task.type"), "task.type"
             if task_id is None and "index" in task:
                 task_id, id_field = parse_task_index(task["index"], "task.index"), "task.index"
             check_member(cluster, task_type, task_id, type_field=type_field, id_field=id_field)
         return task_type, task_id
+
+
+def _parse_type(value: object, field: str) -> str:
+    """Returns the name of a job, which may be a number in JSON."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return parse_task_type(str(value) if is_number else value, field)
 
 
 @contextlib.contextmanager

@@ -20,10 +20,11 @@ class UnionResolver(ClusterResolver):
         task_type: The job of this process, instead of the first resolver's.
         task_id: The index of this process, instead of the first resolver's.
         rpc_layer: The protocol, instead of the first resolver's.
+        **unknown: Refused.
 
     Raises:
         TypeError: One of them is not a ClusterResolver.
-        ValueError: There is none.
+        ValueError: There is none, or there is no such parameter.
 
     >>> from distribax.cluster.resolvers.simple import SimpleClusterResolver
     >>> workers = SimpleClusterResolver(ClusterSpec({"worker": ["w0:1"]}), task_type="worker")
@@ -38,7 +39,14 @@ class UnionResolver(ClusterResolver):
         task_type: str | None = None,
         task_id: int | None = None,
         rpc_layer: str | None = None,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            raise ValueError(
+                f"UnionResolver: there are no parameters {', '.join(map(repr, unknown))}. Expected "
+                "resolvers, task_type, task_id and rpc_layer; everything else comes from the first "
+                "resolver."
+            )
         if not resolvers:
             raise ValueError("UnionResolver() has nothing to join. Give at least one resolver.")
         for i, resolver in enumerate(resolvers):
@@ -109,7 +117,7 @@ class UnionResolver(ClusterResolver):
 
     @property
     @override
-    def environment(self) -> str:
+    def environment(self) -> str | None:
         """What the first resolver returns."""
         return self._resolvers[0].environment
 

@@ -27,7 +27,7 @@ class UserCall:
 
     def __call__(self, element: Element) -> Any:
         try:
-            return self._fn(*element) if type(element) is tuple else self._fn(element)
+            return nests.call_with_element(self._fn, element)
         except StopIteration as error:
             # Let through, it would end the data set early and silently.
             raise RuntimeError(f"{self._name()} raised StopIteration") from error

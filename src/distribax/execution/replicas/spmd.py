@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
-from distribax.errors import HostMode, HostOnly
-from distribax.execution import frames
+from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
+from distribax.execution import captured, frames, trace_errors
 from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.results import Held
@@ -26,6 +27,7 @@ from distribax.types import ReduceOp
 from distribax.values import (
     Global,
     GlobalForm,
+    IndexedSlices,
     Local,
     Mirrored,
     Origins,
@@ -33,8 +35,10 @@ from distribax.values import (
     PaddedForm,
     PerReplica,
     is_none_wrapped_or_opaque,
+    is_slices,
     is_wrapped,
     is_wrapped_or_opaque,
+    nests,
     reduce_without_idle,
 )
 from distribax.values.layout import cut_to, gather_joined
@@ -60,9 +64,12 @@ class SpmdRunner:
         self.mesh = frame.mesh
         self.ops = ops
         self.origins = origins
+        # Whether the code has asked for the index of its replica.
+        self.uses_replica_id = False
 
     @property
     def replica_id(self) -> jax.Array:
+        self.uses_replica_id = True
         return lax.axis_index(REPLICA_AXIS)
 
     @property
@@ -75,10 +82,10 @@ class SpmdRunner:
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
-        args, kwargs = jax.tree.map(self.wrap, (args, kwargs), is_leaf=is_wrapped_or_opaque)
+        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
-        return jax.tree.map(self._give_back, result, is_leaf=is_wrapped_or_opaque)
+        return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -106,6 +113,9 @@ class SpmdRunner:
 
     def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
+        if is_slices(leaf):
+            own = self.own_slices(leaf)
+            return IndexedSlices(self.wrap(own.values), self.wrap(own.indices), own.dense_shape)
         if not jax_private.is_tracer(leaf):
             return leaf
         whole = self.origins.find_whole([leaf])
@@ -119,6 +129,16 @@ class SpmdRunner:
         if shared:
             return Mirrored.of(Local(value, self.mesh))
         return PerReplica.of(self._wrap_local(value), self.frame.idle)
+
+    def own_slices(self, slices: IndexedSlices) -> IndexedSlices:
+        """Returns rows and numbers that are both known to be shared, or both the replica's own."""
+        parts = (slices.values, slices.indices)
+        if all(self.origins.find_whole([part]) is not None for part in parts):
+            return slices
+        if all(self.frame.is_shared(part) for part in parts):
+            return slices
+        values, indices = (jnp.copy(jnp.asarray(part)) for part in parts)
+        return IndexedSlices(values, indices, slices.dense_shape)
 
     def _give_back(self, leaf: object) -> Any:
         """Returns a replica's part of what a merge function has returned."""
@@ -136,10 +156,11 @@ class SpmdRunner:
             return self.frame.give_shared(leaf.get())
         if isinstance(layout, Local):
             return layout.value
-        if self.mesh.is_multi_process:
-            raise HostOnly("a value of this process's replicas is a constant", HostMode.EAGER)
-        pieces = leaf.values
-        return jax.tree.map(lambda *p: jnp.stack(p)[self.replica_id], *pieces)
+        return captured.lift(leaf).layout.value
+
+
+def _is_unit(leaf: object) -> bool:
+    return is_wrapped_or_opaque(leaf) or is_slices(leaf)
 
 
 def run_in_program(
@@ -168,12 +189,12 @@ def _run_inside(
 ) -> Any:
     """Runs `fn` for all replicas from a merge function, which is in their program already."""
     runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = jax.tree.map(
-        runner.unwrap, (tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque
+    args, kwargs = nests.map_leaves(
+        runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque
     )
     with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
         result = fn(*args, **kwargs)
-    return jax.tree.map(runner.wrap, result, is_leaf=is_wrapped_or_opaque)
+    return nests.map_leaves(runner.wrap, result, _is_unit)
 
 
 def _run(
@@ -186,7 +207,9 @@ def _run(
     kwargs: Mapping[str, object],
 ) -> Any:
     outer.function.mesh = mesh
-    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=is_wrapped_or_opaque)
+    if jax_private.has_mesh():
+        raise NeedsOwnMesh
+    leaves, tree = nests.flatten((tuple(args), dict(kwargs)), is_wrapped_or_opaque)
     given = [_make_input(leaf, mesh) for leaf in leaves]
     inputs = [each.array for each in given if each is not None]
     in_specs = [each.spec for each in given if each is not None]
@@ -197,16 +220,30 @@ def _run(
         if variable.per_replica and variable.program_sharding == NamedSharding(mesh, SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
+    found = [
+        state
+        for state in outer.function.lifted
+        if isinstance(state, captured.CapturedValue) and state.layout.mesh == mesh
+    ]
+    found_values = [outer.function.lifted[state] for state in found]
     out_specs: list[PartitionSpec] = []
     outcome: Outcome
 
+    def list_names() -> list[str]:
+        names = trace_errors.name_leaves(fn, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
+        paired = zip(names, given, strict=False)
+        return [name for name, each in paired if each is not None]
+
     def call(
         local_inputs: Sequence[jax.Array],
-        local_stacked: Sequence[jax.Array],
+        local_states: Sequence[jax.Array],
         variant: Variant | None,
     ) -> Outcome:
         origins = Origins()
-        local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
+        values = iter(local_states)
+        local: dict[contracts.State, Any] = {variable: next(values)[0] for variable in stacked}
+        for state in found:
+            local[state] = state.take_local(next(values))
         frame = frames.RunFrame(outer, mesh, local, variant)
         runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
@@ -216,9 +253,12 @@ def _run(
             for leaf, each in zip(leaves, given, strict=True)
         ]
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
-        with frames.enter(frame), context.enter(context.Entry(strategy, replica)):
+        explained = trace_errors.explain(
+            fn, "local_inputs", list_names, lambda: runner.uses_replica_id
+        )
+        with explained, frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
-        flat, result_tree = jax.tree.flatten(result, is_leaf=is_none_wrapped_or_opaque)
+        flat, result_tree = _flatten_results(result, runner)
         plan, outputs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
         # What another variant writes is written here too, with the value that it has.
         required = {} if variant is None else variant.known.written
@@ -228,20 +268,26 @@ def _run(
             outputs.append(value[None] if variable.per_replica else value)
         return Outcome(result_tree, plan, written, outputs)
 
-    def body(local_inputs: list[jax.Array], local_stacked: list[jax.Array]) -> list[jax.Array]:
+    def body(
+        local_inputs: list[jax.Array],
+        local_stacked: list[jax.Array],
+        local_found: list[jax.Array],
+    ) -> list[jax.Array]:
         nonlocal outcome
         layouts = [each.layout for each in given if each is not None]
         padded = [layout for layout in layouts if isinstance(layout, Padded)]
+        local_states = [*local_stacked, *local_found]
         if padded:
-            outcome = run_uneven(call, local_inputs, local_stacked, padded, mesh)
+            outcome = run_uneven(call, local_inputs, local_states, padded, mesh)
         else:
-            outcome = call(local_inputs, local_stacked, None)
+            outcome = call(local_inputs, local_states, None)
         # Filled, not replaced: JAX reads the list after it has traced this function.
         out_specs[:] = outcome.specs
         return outcome.outputs
 
-    program = jax_private.shard_map(body, mesh, (in_specs, [SPLIT] * len(stacked)), out_specs)
-    outputs = program(inputs, stacked_values)
+    all_specs = (in_specs, [SPLIT] * len(stacked), [state.layout.spec for state in found])
+    program = jax_private.shard_map(body, mesh, all_specs, out_specs)
+    outputs = program(inputs, stacked_values, found_values)
     results = iter(outputs)
     merged = [
         part.value if isinstance(part, Held) else _merge(part, next(results))
@@ -250,6 +296,15 @@ def _run(
     for variable in outcome.written:
         outer.write(variable, next(results))
     return jax.tree.unflatten(outcome.tree, merged)
+
+
+def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:
+    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf))
+    if any(map(is_slices, flat)):
+        own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
+        result = jax.tree.unflatten(tree, own)
+        return nests.flatten(result, is_none_wrapped_or_opaque)
+    return flat, tree
 
 
 def _merge(part: Bare | GlobalForm | PaddedForm, array: jax.Array) -> Any:
@@ -272,15 +327,12 @@ class _Input:
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
     if is_wrapped(leaf):
-        layout: Global | Padded | None = leaf.on_mesh(mesh)
+        layout: Global | Padded | None = captured.lift(leaf).on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
             return _Input(leaf.get(), SAME, None)
         layout = layout or leaf.pad(mesh)
         if layout is None:
             raise HostOnly("the pieces of an argument cannot be one array", HostMode.EAGER)
-        if not jax_private.is_local(layout.array):
-            # JAX makes no constant of an array over several processes.
-            raise HostOnly("a distributed value is no argument of the function", HostMode.EAGER)
         return _Input(layout.array, layout.spec, layout)
     if isinstance(leaf, (jax.Array, np.ndarray)):
         return _Input(leaf, SAME, None)

@@ -12,6 +12,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -31,6 +32,7 @@ from distribax.values import (
     find_idle,
     is_wrapped,
     is_wrapped_or_opaque,
+    nests,
     regroup,
 )
 
@@ -293,13 +295,12 @@ class _Run:
     def split(self, nest: object) -> list[Any]:
         """Returns a nest with each replica's part of it, for all replicas."""
         return [
-            jax.tree.map(
-                lambda leaf, i=index: self.give(leaf, i), nest, is_leaf=is_wrapped_or_opaque
-            )
+            nests.map_leaves(partial(self.give, replica_id=index), nest, is_wrapped_or_opaque)
             for index in range(len(self.devices))
         ]
 
 
+@jax_private.leave_mesh()
 def run_in_threads(
     strategy: contracts.Strategy,
     devices: Sequence[jax.Device],

@@ -37,7 +37,7 @@ Call: TypeAlias = Callable[[Sequence[jax.Array], Sequence[jax.Array], Variant], 
 def run_uneven(
     call: Call,
     local_inputs: Sequence[jax.Array],
-    local_stacked: Sequence[jax.Array],
+    local_states: Sequence[jax.Array],
     padded: Sequence[Padded],
     mesh: Mesh,
 ) -> Outcome:
@@ -46,7 +46,7 @@ def run_uneven(
     Args:
         call: Runs it for one size of the pieces.
         local_inputs: The inputs, of which some are padded to the largest size.
-        local_stacked: The replica's values of variables.
+        local_states: The replica's values of variables and captured values.
         padded: How the padded inputs are stored.
         mesh: The mesh of the replicas.
 
@@ -62,7 +62,7 @@ def run_uneven(
         raise HostOnly(f"the pieces have {len(distinct)} different sizes", HostMode.EAGER)
     choices = tuple(distinct.index(kind) for kind in kinds)
     known = Known(choices, find_idle(padded, mesh.size).find())
-    flat, count = [*local_inputs, *local_stacked], len(local_inputs)
+    flat, count = [*local_inputs, *local_states], len(local_inputs)
     try:
         outcomes, traced = _trace_all(call, flat, count, known, len(distinct))
         plan = _match(outcomes, [each.out_avals for each in traced], known, mesh)
