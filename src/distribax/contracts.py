@@ -52,6 +52,9 @@ class State(Hashable, Protocol):
     def described(self) -> str:
         """The state as error messages name it."""
 
+    def program_type(self) -> Any:
+        """Returns the type of `program_value()`, in the same nest."""
+
     def program_value(self) -> Any:
         """Returns the array (or the nest of arrays) that a compiled program reads."""
 

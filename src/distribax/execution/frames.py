@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution.remote_writes import RemoteWrites
+from distribax.topology import REPLICA_AXIS
 from distribax.types import WriteKind
 
 _T = TypeVar("_T")
@@ -73,32 +75,36 @@ class Frame(abc.ABC):
 class FunctionFrame(Frame):
     """The frame of one `dx.function` trace: global arrays, one for each variable.
 
+    A variable becomes an input of the program when it is first read.
+
     Args:
-        lifted: The values of the variables that are inputs of the program.
+        recording: The program that is being traced.
         allow_creation: Whether the function may create variables.
-        device: The device of a one-device strategy that the function's code runs on, if known.
-        has_stages: Whether rows of tables in other processes can be looked up: see `row_lookups`.
+        pull: Returns the next element of an iterator as an input of the program.
     """
 
     def __init__(
         self,
-        lifted: Mapping[contracts.State, Any],
+        recording: jax_private.Recording,
         allow_creation: bool,
-        device: jax.Device | None,
-        has_stages: bool = False,
+        pull: Callable[[Any], Any],
     ) -> None:
         super().__init__(None)
-        self.values.update(lifted)
-        self.lifted = lifted
+        self._recording = recording
+        # The variables that are inputs, with the values that stand for them.
+        self.lifted: dict[contracts.State, Any] = {}
+        # Those among them that the code has read.
         self.touched: dict[contracts.State, None] = {}
         self.allow_creation = allow_creation
-        # The elements that the host has fetched for this call, in the order of their use, each
-        # with its iterator.
-        self.pulled: list[tuple[object, Any]] = []
-        self.device = device
+        self.pull = pull
+        # The device of a one-device strategy that the function's code runs on, if it does.
+        self.device: jax.Device | None = None
         # The mesh of the replicas that the function has run, if it has.
         self.mesh: Mesh | None = None
-        self.has_stages = has_stages
+        # Whether there are parts that the host could run as compiled steps of their own.
+        self.has_steps = False
+        # Whether replicas have read a variable that was no input of theirs.
+        self.is_incomplete = False
         # What to do where variables of other processes live, after the step has run.
         self.deferred = RemoteWrites()
 
@@ -126,19 +132,19 @@ class FunctionFrame(Frame):
 
     def _read_before(self, state: contracts.State) -> Any:
         self.touched[state] = None
-        if state not in self.values:
-            # Not an input yet: its value is used as a constant, and the function is traced again.
-            self.values[state] = state.program_value()
-        return self.values[state]
+        return self.lift(state)
 
-    @override
-    def write(self, state: contracts.State, value: object) -> None:
-        self.touched[state] = None
-        super().write(state, value)
+    def lift(self, state: contracts.State) -> Any:
+        """Returns the value of a variable, which becomes an input if it has no value yet."""
+        if state not in self.values:
+            types = state.program_type()
+            value = jax.tree.map(lambda t: self._recording.add_input(t, state.described), types)
+            self.values[state] = self.lifted[state] = value
+        return self.values[state]
 
     def rename(self, old: contracts.State, new: contracts.State) -> None:
         """Lets `new` take the place of `old` in this trace."""
-        for named in (self.values, self.touched, self.written):
+        for named in (self.values, self.lifted, self.touched, self.written):
             if old in named:
                 named[new] = named.pop(old)
 
@@ -158,6 +164,7 @@ class RunFrame(Frame):
     def __init__(self, parent: Frame, mesh: Mesh, local: Mapping[contracts.State, Any]) -> None:
         super().__init__(parent)
         self.mesh = mesh
+        self._split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
         self.values.update(local)
         # By the id of the replica's object, which is kept so that its id stays its own.
         self._shared: dict[int, _Shared] = {}
@@ -170,8 +177,15 @@ class RunFrame(Frame):
         assert self.parent is not None
         value = self.parent.read(state)
         if state.per_replica:
-            # Not an input of this run yet, so it is traced again: only the type matters. The
-            # replicas' values are stacked along dimension 0.
+            if state not in per_replica_states.find(self._split):
+                raise RuntimeError(
+                    f"read_value: {state.described} has a value in each replica of another "
+                    "strategy, so the replicas of this one have none. Read it outside "
+                    "strategy.run() and pass the value, or create it in this strategy's scope."
+                )
+            # The replicas' values, stacked along dimension 0, are no input of this run: the
+            # variable was just created. The function is traced again, so only the type matters.
+            self.function.is_incomplete = True
             value = jnp.zeros(value.shape[1:], value.dtype)
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
@@ -204,6 +218,29 @@ class RunFrame(Frame):
             return known.value, True
         return value, not jax_private.is_tracer(value)
 
+
+class PerReplicaStates:
+    """The variables with a value in each replica, as long as they exist.
+
+    A program over replicas takes such values in parts, so they must be its inputs before it is
+    known which of them are used.
+    """
+
+    def __init__(self) -> None:
+        # In the order of creation, which is the same in all processes.
+        self._known: list[weakref.ref[contracts.State]] = []
+
+    def add(self, state: contracts.State) -> None:
+        """Notes a variable that has been created."""
+        self._known.append(weakref.ref(state, self._known.remove))
+
+    def find(self, sharding: Sharding) -> Sequence[contracts.State]:
+        """Returns the variables of a sharding."""
+        alive = [state for known in tuple(self._known) if (state := known()) is not None]
+        return [state for state in alive if state.sharding == sharding]
+
+
+per_replica_states = PerReplicaStates()
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)
 

@@ -126,7 +126,10 @@ class Strategy:
             )
         kwargs = dict(kwargs or {})
         context.require_cross_replica(self, "strategy.run")
-        if frames.current() is None:
+        frame = frames.current()
+        if frame is not None:
+            frame.function.has_steps = True
+        else:
             if isinstance(fn, Function):
                 return fn.run_on(self, args, kwargs)
             compiled_run = get_host_compiled_run()

@@ -102,7 +102,7 @@ def compute_initial(
                 f"dx.Variable: initial_value of {name!r} is computed inside a JAX transformation. "
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
-        raise HostOnly("a variable's initial value is computed in the function", HostMode.CREATE)
+        raise HostOnly("a variable's initial value is computed in the function", HostMode.ONCE)
     if jax_private.is_key(made):
         raise ValueError(
             f"dx.Variable: initial_value of {name!r} is an array of random keys. Keep their "

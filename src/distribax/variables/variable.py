@@ -105,6 +105,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
+        if self.per_replica:
+            frames.per_replica_states.add(self)
         if self.source is not None:
             named_objects.register(self._placement.specs[0].uid, self)
 
@@ -325,6 +327,11 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     def sharding(self) -> Sharding | None:
         """The sharding of the variable inside a compiled program, or None."""
         return self._placement.sharding
+
+    def program_type(self) -> jax_private.ArrayType:
+        """Returns the type of the array that a compiled program reads."""
+        copies = (self._placement.num_copies,) if self.per_replica else ()
+        return jax_private.make_array_type((*copies, *self._shape), self._dtype)
 
     def program_value(self) -> jax.Array:
         """Returns the array that a compiled program reads."""

@@ -172,13 +172,9 @@ def _run(
     given = [_make_input(leaf, mesh) for leaf in leaves]
     inputs = [each.array for each in given if each is not None]
     in_specs = [each.spec for each in given if each is not None]
-    # Read outside, as the replicas' values cannot be reached from inside; used or not.
-    stacked = [
-        variable
-        for variable in outer.function.lifted
-        if variable.per_replica and variable.sharding == NamedSharding(mesh, _SPLIT)
-    ]
-    stacked_values = [outer.values[variable] for variable in stacked]
+    # All of them, as the replicas' values cannot be reached from inside.
+    stacked = frames.per_replica_states.find(NamedSharding(mesh, _SPLIT))
+    stacked_values = [outer.function.lift(variable) for variable in stacked]
     out_specs: list[PartitionSpec] = []
     plan: list[_Part] = []
     written: list[contracts.State] = []
