@@ -169,6 +169,15 @@ class Runner(Protocol):
     ) -> Any:
         """Runs `fn(strategy, *args)` once for all replicas; each gets its part of the result."""
 
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise."""
+
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:

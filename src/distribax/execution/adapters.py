@@ -30,6 +30,7 @@ Watch: TypeAlias = Callable[[], AbstractContextManager[Guard]]
 """Watches the code inside; the guard says afterwards whether it would read the same."""
 
 _watches: list[Watch] = []
+_commits: list[Callable[[], None]] = []
 _num_changes = 0
 _waiting: dict[str, Callable[[], Adapter]] = {}
 _adapters: list[Adapter] = []
@@ -82,3 +83,14 @@ def note_change() -> None:
 def count_changes() -> int:
     """Returns a number that is the same as long as all guards that held still hold."""
     return _num_changes
+
+
+def add_commit(commit: Callable[[], None]) -> None:
+    """Lets an adapter hand over what a replica has written, in the middle of its run."""
+    _commits.append(commit)
+
+
+def commit() -> None:
+    """Makes what the eager replica that runs now has written visible outside of it."""
+    for each in _commits:
+        each()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -71,15 +71,26 @@ class Call:
 
     def name_inputs(self, fn: Callable[..., object]) -> Iterator[str]:
         """Yields what the arguments that are inputs are called where `fn` is written."""
-        paths, _ = jax.tree_util.tree_flatten_with_path(
-            (self.args, self.kwargs), is_leaf=is_none_or_opaque
-        )
-        positional = _name_positions(fn, len(self.args))
-        for (path, _), slot in zip(paths, self.slots, strict=True):
+        names = name_leaves(fn, self.args, self.kwargs, is_none_or_opaque)
+        for name, slot in zip(names, self.slots, strict=True):
             if slot.is_dynamic:
-                kind, which, *inner = path
-                name = positional[which.idx] if kind.idx == 0 else str(which.key)
-                yield name + jax.tree_util.keystr(tuple(inner))
+                yield name
+
+
+def name_leaves(
+    fn: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    is_leaf: Callable[[object], bool],
+) -> list[str]:
+    """Returns what the leaves of arguments are called where `fn` is written: "x", "batch[0]"."""
+    paths, _ = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)), is_leaf=is_leaf)
+    positional = _name_positions(fn, len(args))
+    names = []
+    for (kind, which, *inner), _ in paths:
+        name = positional[which.idx] if kind.idx == 0 else str(which.key)
+        names.append(name + jax.tree_util.keystr(tuple(inner)))
+    return names
 
 
 def _name_positions(fn: Callable[..., object], count: int) -> list[str]:

@@ -13,19 +13,23 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution.remote_writes import RemoteWrites
-from distribax.topology import REPLICA_AXIS
+from distribax.jax_private import jaxprs
+from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import WriteKind
 
 _T = TypeVar("_T")
+
+Array: TypeAlias = jax.Array | np.ndarray
 
 
 class Frame(abc.ABC):
@@ -49,6 +53,13 @@ class Frame(abc.ABC):
     @abc.abstractmethod
     def read(self, state: contracts.State) -> Any:
         """Returns the value of a variable at this level."""
+
+    @abc.abstractmethod
+    def evaluate(self, value: Array) -> Array | None:
+        """Returns what a traced value is, given what the variables and arguments are now.
+
+        None if it is a value of a JAX transformation inside the traced code.
+        """
 
     def write(self, state: contracts.State, value: object) -> None:
         """Replaces the value of a variable at this level."""
@@ -96,6 +107,8 @@ class FunctionFrame(Frame):
         # Those among them that the code has read.
         self.touched: dict[contracts.State, None] = {}
         self.allow_creation = allow_creation
+        # Whether it has created any.
+        self.has_created = False
         self.pull = pull
         # The device of a one-device strategy that the function's code runs on, if it does.
         self.device: jax.Device | None = None
@@ -137,10 +150,25 @@ class FunctionFrame(Frame):
     def lift(self, state: contracts.State) -> Any:
         """Returns the value of a variable, which becomes an input if it has no value yet."""
         if state not in self.values:
-            types = state.program_type()
-            value = jax.tree.map(lambda t: self._recording.add_input(t, state.described), types)
-            self.values[state] = self.lifted[state] = value
+            types, tree = jax.tree.flatten(state.program_type())
+            leaves = [self._add_input(state, place, type_) for place, type_ in enumerate(types)]
+            self.values[state] = self.lifted[state] = jax.tree.unflatten(tree, leaves)
         return self.values[state]
+
+    def _add_input(
+        self, state: contracts.State, place: int, type_: jax_private.ArrayType
+    ) -> jax.Array:
+        return self._recording.add_input(
+            type_, state.described, lambda: jax.tree.leaves(state.program_value())[place]
+        )
+
+    @override
+    def evaluate(self, value: Array) -> Array | None:
+        here = jaxprs.find_in_trace(value, self.trace)
+        if not jax_private.is_tracer(here):
+            return here
+        with enter(None):
+            return self._recording.evaluate(here)
 
     def rename(self, old: contracts.State, new: contracts.State) -> None:
         """Lets `new` take the place of `old` in this trace."""
@@ -161,9 +189,17 @@ class _Shared:
 class RunFrame(Frame):
     """The frame of the replicas inside one compiled `strategy.run`: local values."""
 
-    def __init__(self, parent: Frame, mesh: Mesh, local: Mapping[contracts.State, Any]) -> None:
+    def __init__(
+        self,
+        parent: Frame,
+        mesh: Mesh,
+        local: Mapping[contracts.State, Any],
+        inputs: Sequence[tuple[Array, PartitionSpec]],
+    ) -> None:
         super().__init__(parent)
         self.mesh = mesh
+        # What goes into the replicas, and how it is divided among them.
+        self._inputs = inputs
         self._split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
         self.values.update(local)
         # By the id of the replica's object, which is kept so that its id stays its own.
@@ -193,6 +229,30 @@ class RunFrame(Frame):
         if jax_private.get_innermost_trace() is self.trace:
             self.values[state] = value
         return value
+
+    @override
+    def evaluate(self, value: Array) -> Array | None:
+        assert self.parent is not None
+        here = jaxprs.find_in_trace(value, self.trace)
+        if here is None:
+            return self.parent.evaluate(value)
+        if not jax_private.is_tracer(here):
+            return here
+        part = jax_private.cut_out(self.trace, here)
+        used = [self._inputs[place] for place in part.inputs]
+        known = [self.parent.evaluate(each) for each in part.constants]
+        inputs = [self.parent.evaluate(each) for each, _ in used]
+        whole = [PartitionSpec()] * len(known)
+        replicas = jax_private.shard_map(
+            lambda constants, inputs: [part.run(constants, inputs)],
+            self.mesh,
+            (whole, [spec for _, spec in used]),
+            [PartitionSpec()],
+        )
+        # Variables are created by the first replica.
+        with launch_lock:
+            (result,) = jax_private.run_outside_trace(lambda: jax.jit(replicas)(known, inputs))
+            return jax_private.pick_copy(result)
 
     def give_shared(self, value: _T, *, bare: bool = False) -> _T:
         """Gives a replica a value that all replicas share, and remembers that they do.

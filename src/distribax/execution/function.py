@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -111,13 +112,20 @@ class Function:
         frame = frames.current()
         if frame is not None:
             frame.function.has_steps = True
-        if (
-            frame is not None
-            or here.copy_id is not None
-            or not (here.replica_context is None or here.replica_context.compiles)
-        ):
+        if frame is not None or here.copy_id is not None:
             return self._python(*args, **kwargs)
-        return self._call(here, args, kwargs)
+        replica = here.replica_context
+        if replica is None or replica.compiles:
+            return self._call(here, args, kwargs)
+        if jax_private.is_tracing():
+            return self._python(*args, **kwargs)
+        # The program reads what the replicas have written so far.
+        adapters.commit()
+        return replica.runner.call_together(self._run_together, args, kwargs, self._python)
+
+    def _run_together(self, strategy: contracts.Strategy, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function for eager replicas that have all called it."""
+        return self.run_on(strategy, args, kwargs)
 
     def run_on(
         self,
@@ -192,7 +200,7 @@ class Function:
         """Traces, compiles and calls."""
         num_changes = adapters.count_changes()
         with adapters.watch() as guards:
-            program = self._trace(call)
+            program, first = self._trace(call)
         if program is not HostMode.ONCE:
             # In a loop the host fetches what it needs, and it does not matter what that is.
             is_loop = program is HostMode.LOOP
@@ -208,18 +216,25 @@ class Function:
             _logger.info(
                 "%s: traced again for new arguments (trace %d)", self._name, self._trace_count
             )
-        return program(call.read_inputs()[1])
+        return (first or program)(call.read_inputs()[1])
 
-    def _trace(self, call: Call) -> Program | HostMode:
+    def _trace(self, call: Call) -> tuple[Program | HostMode, Program | None]:
+        """Returns the program, and the one for this call if that does something else."""
         found = self._find_leaves(call.args, call.kwargs, self._donate_argnums, ())
-        donated = _dynamic_positions(call.slots, found)
+        trace = functools.partial(
+            build, self._python, call, donated=_dynamic_positions(call.slots, found)
+        )
+        first = None
         try:
-            try:
-                return build(self._python, call, may_create=not self._called, donated=donated)
-            except TraceAgain:
-                return build(self._python, call, may_create=False, donated=donated)
+            with contextlib.suppress(TraceAgain):
+                first = trace(may_create=not self._called)
+                if not first.has_created:
+                    return first, None
+            # What the code does where it creates variables, such as writing them, it does once.
+            program = trace(may_create=False)
         except HostOnly as signal:
-            return signal.mode
+            return signal.mode, None
+        return program, None if first is None or program.does_same(first) else first
 
     # Calls that the host makes.
 
@@ -274,6 +289,36 @@ class Function:
     @override
     def __repr__(self) -> str:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
+
+
+def run_replicas(
+    strategy: contracts.Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    run: Callable[..., Any],
+) -> Any:
+    """Runs `fn` in all replicas: compiled where the caller or `fn` is, and else by `run`.
+
+    Args:
+        strategy: The strategy whose replicas run it.
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        run: How the strategy runs a plain function, given it and its arguments.
+
+    Returns:
+        The merged results of the replicas.
+    """
+    frame = frames.current()
+    if frame is not None:
+        frame.function.has_steps = True
+    elif isinstance(fn, Function):
+        return fn.run_on(strategy, args, kwargs)
+    elif (compiled_run := iterators.get_host_compiled_run()) is not None:
+        return compiled_run(strategy, fn, args, kwargs)
+    plain = fn.python_function if isinstance(fn, Function) else fn
+    return run(adapters.adapt(plain), args, kwargs)
 
 
 def _mark(nest: object, value: bool) -> Any:

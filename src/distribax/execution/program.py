@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from distribax import contracts, jax_private
 from distribax.errors import ControlFlow, HostMode, HostOnly
@@ -59,7 +60,14 @@ class Program:
     # and the others.
     fetches: list[tuple[Fetch, list[int]]]
     near: list[int]
-    donated: frozenset[int] = frozenset()
+    donated: frozenset[int]
+    # Whether its trace has created variables, so that another one may do something else.
+    has_created: bool
+    size: int
+
+    def does_same(self, other: Program) -> bool:
+        """Tells whether another trace of the same code has led to the same computation."""
+        return self.size == other.size and self.lift == other.lift
 
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
@@ -128,7 +136,17 @@ def build(
     num_donated = len(jax.tree.leaves((given, own)))
     compiled = _compile(fn, recorded, num_donated, form)
     near, fetches = _sort_by_source(lift.read)
-    return Program(compiled, lift, results, effects, fetches, near, donated)
+    return Program(
+        compiled,
+        lift,
+        results,
+        effects,
+        fetches,
+        near,
+        donated,
+        frame.has_created,
+        jax_private.count_operations(recorded),
+    )
 
 
 class _Inputs:
@@ -183,11 +201,17 @@ class _Inputs:
         names: Iterator[str],
     ) -> Any:
         traced = [
-            self._recording.add_input(jax_private.get_array_type(value), name)
+            self._recording.add_input(
+                jax_private.get_array_type(value), name, functools.partial(_return, value)
+            )
             for value, name in zip(values, names, strict=True)
         ]
         self.traced.extend(traced)
         return rebuild(tree, slots, traced)
+
+
+def _return(value: ArrayLike) -> ArrayLike:
+    return value
 
 
 def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[Any]]:

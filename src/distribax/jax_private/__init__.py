@@ -32,6 +32,8 @@ from distribax.jax_private.recording import ArrayType as ArrayType
 from distribax.jax_private.recording import Description as Description
 from distribax.jax_private.recording import Recorded as Recorded
 from distribax.jax_private.recording import Recording as Recording
+from distribax.jax_private.recording import count_operations as count_operations
+from distribax.jax_private.recording import cut_out as cut_out
 from distribax.jax_private.recording import describe as describe
 from distribax.jax_private.recording import fits as fits
 from distribax.jax_private.recording import get_array_type as get_array_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -16,6 +17,8 @@ from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend import core
 from jax.typing import ArrayLike
+
+from distribax.jax_private.tracing import run_outside_trace
 
 ArrayType: TypeAlias = _core.ShapedArray
 """The type that an array has in a program."""
@@ -53,6 +56,18 @@ def fits(program: Recorded, inputs: Sequence[ArrayLike]) -> bool:
     return types == [(each.shape, each.dtype) for each in program.in_avals]
 
 
+def count_operations(program: Recorded) -> int:
+    """Returns how many operations a program has on the way to its results."""
+    jaxpr, _, _ = _partial_eval.dce_jaxpr_consts(
+        program.jaxpr, [True] * len(program.jaxpr.outvars), False
+    )
+    return _count_equations(jaxpr)
+
+
+def _count_equations(jaxpr: _core.Jaxpr) -> int:
+    return len(jaxpr.eqns) + sum(map(_count_equations, _core.subjaxprs(jaxpr)))
+
+
 def describe(what: str, fn: Callable[..., object], names: Sequence[str]) -> Description:
     """Returns a description of `fn`: what it is traced for, where it is, and its inputs' names."""
     where = _api_util.fun_sourceinfo(fn) or getattr(fn, "__name__", "<unknown>")
@@ -75,6 +90,7 @@ class Recording:
         self._description = description
         parent = _core.trace_ctx.trace
         self._trace = _partial_eval.DynamicJaxprTrace(description, parent_trace=parent)
+        self._get_values: list[Callable[[], ArrayLike]] = []
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
@@ -83,13 +99,29 @@ class Recording:
         with _source_info_util.reset_name_stack(), core.set_current_trace(self._trace):
             yield
 
-    def add_input(self, type_: ArrayType, name: str) -> jax.Array:
-        """Returns what stands for a new input, which all code may use, however deep it is."""
+    def add_input(
+        self, type_: ArrayType, name: str, get_value: Callable[[], ArrayLike]
+    ) -> jax.Array:
+        """Returns what stands for a new input, which all code may use, however deep it is.
+
+        `get_value` returns the value that it has before the program runs.
+        """
+        self._get_values.append(get_value)
         named = self._description
         assert named.arg_names is not None
         self._description = named._replace(arg_names=(*named.arg_names, name))
         self._trace.frame.debug_info = self._description
         return self._trace.new_arg(type_, _source_info_util.current())
+
+    def evaluate(self, value: jax.Array) -> jax.Array:
+        """Returns what a value of the program is, given its inputs as they are now."""
+        part = cut_out(self._trace, value)
+
+        def compute() -> jax.Array:
+            inputs = [self._get_values[index]() for index in part.inputs]
+            return jax.jit(part.run)(part.constants, inputs)
+
+        return run_outside_trace(compute)
 
     def close(self, inputs: Sequence[jax.Array], outputs: Sequence[ArrayLike]) -> Recorded:
         """Returns the program that computes `outputs` from `inputs`.
@@ -111,6 +143,43 @@ class Recording:
             constants = [each for each, keep in zip(constants, kept, strict=True) if keep]
             assert set(jaxpr.invars) <= set(wanted), f"{used.count(True)} inputs are used"
         return core.ClosedJaxpr(jaxpr.replace(invars=wanted), constants)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a program that is being recorded: what computes one of its values.
+
+    Attributes:
+        run: Computes the value from constants and inputs.
+        constants: What it uses from outside the program; these may be traced themselves.
+        inputs: The places of those inputs of the program that it uses.
+    """
+
+    run: Callable[[Sequence[ArrayLike], Sequence[ArrayLike]], jax.Array]
+    constants: list[Any]
+    inputs: list[int]
+
+
+def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
+    """Returns the part of the program that `trace` records which computes `value`."""
+    assert isinstance(trace, _partial_eval.DynamicJaxprTrace)
+    assert isinstance(value, _partial_eval.DynamicJaxprTracer)
+    assert trace.frame.debug_info is not None
+    unnamed = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr, constants = trace.to_jaxpr([value], unnamed, _source_info_util.current())
+    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
+        jaxpr, [True], [False] * (len(constants) + len(jaxpr.invars))
+    )
+
+    def run(constants: Sequence[ArrayLike], inputs: Sequence[ArrayLike]) -> jax.Array:
+        (result,) = _core.eval_jaxpr(jaxpr, list(constants), *inputs)
+        return result
+
+    return Part(
+        run,
+        [each for each, keep in zip(constants, kept, strict=True) if keep],
+        [index for index, keep in enumerate(used) if keep],
+    )
 
 
 def _get_variable(tracer: jax.Array) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import jax
 
 from distribax import context
-from distribax.execution import Function, frames, get_host_compiled_run, named_objects
+from distribax.execution import named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -126,17 +126,6 @@ class Strategy:
             )
         kwargs = dict(kwargs or {})
         context.require_cross_replica(self, "strategy.run")
-        frame = frames.current()
-        if frame is not None:
-            frame.function.has_steps = True
-        else:
-            if isinstance(fn, Function):
-                return fn.run_on(self, args, kwargs)
-            compiled_run = get_host_compiled_run()
-            if compiled_run is not None:
-                return compiled_run(self, fn, args, kwargs)
-        if isinstance(fn, Function):
-            fn = fn.python_function
         return self._extended.call_for_each_replica(fn, args, kwargs)
 
     def reduce(self, reduce_op: ReduceOp | str, value: object, axis: int | None = None) -> Any:

@@ -173,3 +173,53 @@ def test_a_value_in_each_replica_of_another_strategy(pair: Any) -> None:
         count = dx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
     with pytest.raises(RuntimeError, match=r"has a value in each replica of another strategy"):
         dx.function(lambda: pair.run(lambda: count.read_value()))()
+
+
+def test_eager_replicas_call_a_function_together(strategy: Any) -> None:
+    model, same = _Model(strategy), _Model(strategy)
+
+    class Stepper:
+        @dx.function
+        def go(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
+            return model.replica_step(x) * scale
+
+    compiled, stepper = dx.function(model.replica_step), Stepper()
+    ways = [
+        lambda x: strategy.run(lambda x: compiled(x), args=(x,)),
+        lambda x: strategy.extended.call_for_each_replica(compiled, args=(x,)),
+        lambda x: strategy.run(stepper.go, args=(x,)),
+        lambda x: strategy.run(lambda x: stepper.go(x, scale=2.0) / 2, args=(x,)),
+    ]
+    for x, again, way in zip(
+        _batches(strategy, 8), _batches(strategy, 8), [*ways, *ways], strict=True
+    ):
+        parts = strategy.reduce("SUM", way(x), axis=None)
+        np.testing.assert_allclose(parts, same.step(again), rtol=1e-5)
+    assert model.num_traces <= 4
+    np.testing.assert_allclose(_state(model), _state(same), rtol=1e-5)
+
+
+def test_eager_replicas_that_do_not_all_call_a_function(pair: Any) -> None:
+    @dx.function
+    def double(x: jax.Array) -> jax.Array:
+        if x.shape == (3,):
+            raise KeyError("three")
+        return x * 2
+
+    def replica(x: jax.Array) -> Any:
+        here = dx.get_replica_context()
+        first = double(x) if here.replica_id_in_sync_group == 0 else x
+        total = here.all_reduce("SUM", double(first))
+        try:
+            double(jnp.ones(3))
+        except KeyError:
+            total += 1
+        gradient = jax.grad(lambda x: double(x))(1.0)
+        return total + gradient
+
+    values = pair.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(context.replica_id_in_sync_group + 1.0)
+    )
+    result = pair.run(replica, args=(values,))
+    # Twice 1, doubled by the first replica alone, and twice 2; one for the error; the gradient.
+    assert [float(part) for part in pair.experimental_local_results(result)] == [11.0, 11.0]

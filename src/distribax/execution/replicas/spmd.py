@@ -16,6 +16,7 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
+from distribax.execution.call import name_leaves
 from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
@@ -69,6 +70,15 @@ class SpmdRunner:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return jax.tree.map(self._give_back, result, is_leaf=is_wrapped_or_opaque)
+
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -175,6 +185,10 @@ def _run(
     # All of them, as the replicas' values cannot be reached from inside.
     stacked = frames.per_replica_states.find(NamedSharding(mesh, _SPLIT))
     stacked_values = [outer.function.lift(variable) for variable in stacked]
+    entering = [
+        *zip(inputs, in_specs, strict=True),
+        *((value, _SPLIT) for value in stacked_values),
+    ]
     out_specs: list[PartitionSpec] = []
     plan: list[_Part] = []
     written: list[contracts.State] = []
@@ -184,7 +198,7 @@ def _run(
         nonlocal plan, written, result_tree
         origins = Origins()
         local = dict(zip(stacked, (value[0] for value in local_stacked), strict=True))
-        frame = frames.RunFrame(outer, mesh, local)
+        frame = frames.RunFrame(outer, mesh, local, entering)
         runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
         remaining = iter(local_inputs)
@@ -206,6 +220,11 @@ def _run(
             out_specs.append(_SPLIT if variable.per_replica else _SAME)
         return outputs
 
+    called = name_leaves(fn, args, kwargs, is_wrapped_or_opaque)
+    names = [name for name, each in zip(called, given, strict=True) if each is not None]
+    names += [variable.described for variable in stacked]
+    # Errors of JAX's name the replica's function and its arguments.
+    jax_private.set_description(body, jax_private.describe("strategy.run", fn, names))
     program = jax_private.shard_map(body, mesh, (in_specs, [_SPLIT] * len(stacked)), out_specs)
     outputs = program(inputs, stacked_values)
     results = iter(outputs)
