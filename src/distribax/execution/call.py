@@ -99,16 +99,11 @@ def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):  # Some functions of other libraries do not tell.
         parameters = []
-    names = []
-    for index in range(count):
-        parameter = parameters[min(index, len(parameters) - 1)] if parameters else None
-        if parameter is None:
-            names.append(f"argument {index}")
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names.append(f"{parameter.name}[{index - len(parameters) + 1}]")
-        else:
-            names.append(parameter.name)
-    return names
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
+    rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL]
+    name = rest[0] if rest else "args"
+    return [*names, *(f"{name}[{index}]" for index in range(count - len(names)))]
 
 
 def rebuild(tree: PyTreeDef, slots: Sequence[signature.Slot], inputs: Iterable[Any]) -> Any:

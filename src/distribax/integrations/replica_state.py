@@ -87,6 +87,8 @@ def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _state.reset(token)
 
+    # For messages that name the function and its arguments.
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
     return call
 
 
