@@ -28,6 +28,7 @@ from distribax import jax_private
 from distribax.execution import adapters, frames
 from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import Arrays, Cell, Rule
+from distribax.training.checkpoints.tracked import Put, register_tracker
 from distribax.types import VariableAggregation
 from distribax.values import make_opaque
 
@@ -334,6 +335,29 @@ def _noting_changes(change: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+# Checkpoints.
+
+
+def _track_variable(variable: nnx.Variable[Any]) -> Iterator[tuple[str, Any, Put]]:
+    """Yields the value of a variable, for a checkpoint."""
+
+    def put(new: object) -> None:
+        variable.set_value(new)
+
+    yield "", variable.get_value(), put
+
+
+def _track_module(module: nnx.Pytree) -> Iterator[tuple[str, Any, Put]]:
+    """Yields the variables of a module or an optimizer, each once, for a checkpoint."""
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            yield ".".join(map(str, path)), node, _refuse_replacement
+
+
+def _refuse_replacement(new: object) -> None:
+    raise AssertionError("variables are changed, not replaced")
+
+
 _OUTSIDE = tracers.TraceState()
 _OUTSIDE._jax_trace = jax_private.get_outside_trace_state()
 
@@ -349,3 +373,5 @@ nnx.Pytree.__delattr__ = _noting_changes(nnx.Pytree.__delattr__)
 adapters.add_watch(_watch)
 adapters.add_commit(replica_state.commit)
 make_opaque(nnx.Pytree)
+register_tracker(nnx.Variable, _track_variable)
+register_tracker(nnx.Pytree, _track_module)
