@@ -52,6 +52,9 @@ class State(Hashable, Protocol):
     def described(self) -> str:
         """The state as error messages name it."""
 
+    def program_type(self) -> Any:
+        """Returns the type of `program_value()`, in the same nest."""
+
     def program_value(self) -> Any:
         """Returns the array (or the nest of arrays) that a compiled program reads."""
 
@@ -169,6 +172,15 @@ class Runner(Protocol):
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
         """Runs `fn(strategy, *args)` once for all replicas; each gets its part of the result."""
+
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise."""
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None

@@ -37,10 +37,10 @@ class HostMode(enum.Enum):
 
     EAGER = enum.auto()
     """Eagerly, at every call: the replicas cannot be one program."""
-    CREATE = enum.auto()
-    """Eagerly, this once: it computes the initial value of a variable."""
     LOOP = enum.auto()
-    """On the host, with compiled steps: it loops over a distributed data set."""
+    """On the host, with compiled steps: it loops over input."""
+    ONCE = enum.auto()
+    """On the host, with compiled steps, this once: the input ends in it, for example."""
 
 
 class HostOnly(ControlFlow):

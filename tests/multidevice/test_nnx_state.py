@@ -382,3 +382,38 @@ def test_a_variable_is_not_written_inside_a_transformation(pair: Case) -> None:
         return jax.jit(lambda x: param.set_value(x))(jnp.zeros(2))
 
     _fails(pair, write, TraceContextError, "Cannot mutate Param from a different trace level")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_static_attributes_are_noticed(given: bool) -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    model = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    x, traces = jnp.ones((4, 3)), []
+
+    def apply(model: Any, x: jax.Array) -> Any:
+        traces.append(1)
+        return strategy.run(lambda x: model(x), args=(x,))
+
+    captured = dx.function(lambda x: apply(model, x))
+    passed = dx.function(apply)
+    step = (lambda: passed(model, x)) if given else (lambda: captured(x))
+
+    def has_zeros() -> bool:
+        return bool((np.asarray(strategy.experimental_local_results(step())[0]) == 0).any())
+
+    for _ in range(2):
+        model.train()
+        assert has_zeros()
+        model.eval()
+        assert not has_zeros() and not has_zeros()
+    assert len(traces) == 2
+    model.train()
+    model.layers[1].rate = 0.0
+    assert not has_zeros()
+    model.layers[0].bias = nnx.Param(jnp.full(3, 5.0))
+    assert float(strategy.experimental_local_results(step())[0].mean()) > 2
+    assert len(traces) == 4
+    model.layers[1].note = "new"
+    del model.layers[1].note
+    step()
+    assert len(traces) == 4

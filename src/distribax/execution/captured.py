@@ -69,6 +69,9 @@ class CapturedValue:
         array: jax.Array = self.layout.array
         return array
 
+    def program_type(self) -> jax_private.ArrayType:
+        return jax_private.get_array_type(self.layout.array)
+
     def take_program_value(self) -> jax.Array:
         raise AssertionError("a captured value is never written")
 
@@ -101,6 +104,15 @@ def lift(value: DistributedValues) -> Any:
     return describe_form(value, state.layout).wrap(frame.read(state))
 
 
+def find_known(frame: frames.FunctionFrame, mesh: Mesh) -> list[CapturedValue]:
+    """Returns the values that replicas on a mesh have found in an earlier trace."""
+    return [
+        state
+        for state in frame.captured
+        if isinstance(state, CapturedValue) and state.layout.mesh == mesh
+    ]
+
+
 def find_own_part(value: DistributedValues) -> Any:
     """Returns the part of the replica that runs now; None outside the replicas."""
     here = context.current()
@@ -128,8 +140,9 @@ def _read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
     if state is None:
         raise HostOnly("the replicas' pieces of a value differ in shape", HostMode.EAGER)
     if state not in frame.values:
-        # Not an input of the program yet, so it is traced again: only the type matters.
-        frame.function.read(state)
+        # Not an input of the replicas yet, so the function is traced again: only the type matters.
+        frame.function.captured[state] = None
+        frame.function.is_incomplete = True
         own = jnp.copy(value.values[0])
         if jax_private.get_innermost_trace() is not frame.trace:
             return own

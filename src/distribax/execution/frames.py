@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.errors import NeedsOwnMesh
 from distribax.execution.remote_writes import RemoteWrites
 from distribax.execution.variant import Variant
+from distribax.jax_private import jaxprs
+from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import WriteKind
 from distribax.values import NONE_IDLE, IdleReplicas
 
 _T = TypeVar("_T")
+
+Array: TypeAlias = jax.Array | np.ndarray
 
 
 class Frame(abc.ABC):
@@ -50,6 +56,13 @@ class Frame(abc.ABC):
     @abc.abstractmethod
     def read(self, state: contracts.State) -> Any:
         """Returns the value of a variable at this level."""
+
+    @abc.abstractmethod
+    def evaluate(self, value: Array) -> Array | None:
+        """Returns what a traced value is, given what the variables and arguments are now.
+
+        None if it is a value of a JAX transformation inside the traced code.
+        """
 
     def write(self, state: contracts.State, value: object) -> None:
         """Replaces the value of a variable at this level."""
@@ -76,32 +89,41 @@ class Frame(abc.ABC):
 class FunctionFrame(Frame):
     """The frame of one `dx.function` trace: global arrays, one for each variable.
 
+    A variable becomes an input of the program when it is first read.
+
     Args:
-        lifted: The values of the variables that are inputs of the program.
+        recording: The program that is being traced.
         allow_creation: Whether the function may create variables.
-        device: The device of a one-device strategy that the function's code runs on, if known.
-        has_stages: Whether rows of tables in other processes can be looked up: see `row_lookups`.
+        pull: Returns the next element of an iterator as an input of the program.
+        captured: The distributed values that replicas find, and are not given, as far as known.
     """
 
     def __init__(
         self,
-        lifted: Mapping[contracts.State, Any],
+        recording: jax_private.Recording,
         allow_creation: bool,
-        device: jax.Device | None,
-        has_stages: bool = False,
+        pull: Callable[[Any], Any],
+        captured: dict[contracts.State, None],
     ) -> None:
         super().__init__(None)
-        self.values.update(lifted)
-        self.lifted = lifted
+        self._recording = recording
+        # The variables that are inputs, with the values that stand for them.
+        self.lifted: dict[contracts.State, Any] = {}
+        # Those among them that the code has read.
         self.touched: dict[contracts.State, None] = {}
         self.allow_creation = allow_creation
-        # The elements that the host has fetched for this call, in the order of their use, each
-        # with its iterator.
-        self.pulled: list[tuple[object, Any]] = []
-        self.device = device
+        # Whether it has created any.
+        self.has_created = False
+        self.pull = pull
+        self.captured = captured
+        # The device of a one-device strategy that the function's code runs on, if it does.
+        self.device: jax.Device | None = None
         # The mesh of the replicas that the function has run, if it has.
         self.mesh: Mesh | None = None
-        self.has_stages = has_stages
+        # Whether there are parts that the host could run as compiled steps of their own.
+        self.has_steps = False
+        # Whether replicas have read a variable that was no input of theirs.
+        self.is_incomplete = False
         # What to do where variables of other processes live, after the step has run.
         self.deferred = RemoteWrites()
 
@@ -129,21 +151,36 @@ class FunctionFrame(Frame):
 
     def _read_before(self, state: contracts.State) -> Any:
         self.touched[state] = None
+        return self.lift(state)
+
+    def lift(self, state: contracts.State) -> Any:
+        """Returns the value of a variable, which becomes an input if it has no value yet."""
         if state not in self.values:
             if isinstance(state.program_sharding, NamedSharding) and jax_private.has_mesh():
                 raise NeedsOwnMesh
-            # Not an input yet: its value is used as a constant, and the function is traced again.
-            self.values[state] = state.program_value()
+            types, tree = jax.tree.flatten(state.program_type())
+            leaves = [self._add_input(state, place, type_) for place, type_ in enumerate(types)]
+            self.values[state] = self.lifted[state] = jax.tree.unflatten(tree, leaves)
         return self.values[state]
 
+    def _add_input(
+        self, state: contracts.State, place: int, type_: jax_private.ArrayType
+    ) -> jax.Array:
+        return self._recording.add_input(
+            type_, state.described, lambda: jax.tree.leaves(state.program_value())[place]
+        )
+
     @override
-    def write(self, state: contracts.State, value: object) -> None:
-        self.touched[state] = None
-        super().write(state, value)
+    def evaluate(self, value: Array) -> Array | None:
+        here = jaxprs.find_in_trace(value, self.trace)
+        if not jax_private.is_tracer(here):
+            return here
+        with enter(None):
+            return self._recording.evaluate(here)
 
     def rename(self, old: contracts.State, new: contracts.State) -> None:
         """Lets `new` take the place of `old` in this trace."""
-        for named in (self.values, self.touched, self.written):
+        for named in (self.values, self.lifted, self.touched, self.written):
             if old in named:
                 named[new] = named.pop(old)
 
@@ -165,10 +202,14 @@ class RunFrame(Frame):
         parent: Frame,
         mesh: Mesh,
         local: Mapping[contracts.State, Any],
+        inputs: Sequence[tuple[Array, PartitionSpec]],
         variant: Variant | None = None,
     ) -> None:
         super().__init__(parent)
         self.mesh = mesh
+        # What goes into the replicas, and how it is divided among them.
+        self._inputs = inputs
+        self._split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
         # Which sizes of the replicas' pieces are being traced, if the sizes differ.
         self.variant = variant
         self.values.update(local)
@@ -188,8 +229,15 @@ class RunFrame(Frame):
         assert self.parent is not None
         value = self.parent.read(state)
         if state.per_replica:
-            # Not an input of this run yet, so it is traced again: only the type matters. The
-            # replicas' values are stacked along dimension 0.
+            if state not in per_replica_states.find(self._split):
+                raise RuntimeError(
+                    f"read_value: {state.described} has a value in each replica of another "
+                    "strategy, so the replicas of this one have none. Read it outside "
+                    "strategy.run() and pass the value, or create it in this strategy's scope."
+                )
+            # The replicas' values, stacked along dimension 0, are no input of this run: the
+            # variable was just created. The function is traced again, so only the type matters.
+            self.function.is_incomplete = True
             value = jnp.zeros(value.shape[1:], value.dtype)
         else:
             # As a value of this program: JAX refuses `jnp.zeros_like` of one from outside.
@@ -197,6 +245,30 @@ class RunFrame(Frame):
         if jax_private.get_innermost_trace() is self.trace:
             self.values[state] = value
         return value
+
+    @override
+    def evaluate(self, value: Array) -> Array | None:
+        assert self.parent is not None
+        here = jaxprs.find_in_trace(value, self.trace)
+        if here is None:
+            return self.parent.evaluate(value)
+        if not jax_private.is_tracer(here):
+            return here
+        part = jax_private.cut_out(self.trace, here)
+        used = [self._inputs[place] for place in part.inputs]
+        known = [self.parent.evaluate(each) for each in part.constants]
+        inputs = [self.parent.evaluate(each) for each, _ in used]
+        whole = [PartitionSpec()] * len(known)
+        replicas = jax_private.shard_map(
+            lambda constants, inputs: [part.run(constants, inputs)],
+            self.mesh,
+            (whole, [spec for _, spec in used]),
+            [PartitionSpec()],
+        )
+        # Variables are created by the first replica.
+        with launch_lock:
+            (result,) = jax_private.run_outside_trace(lambda: jax.jit(replicas)(known, inputs))
+            return jax_private.pick_copy(result)
 
     def give_shared(self, value: _T, *, bare: bool = False) -> _T:
         """Gives a replica a value that all replicas share, and remembers that they do.
@@ -226,6 +298,29 @@ class RunFrame(Frame):
             return known.value, True
         return value, not jax_private.is_tracer(value)
 
+
+class PerReplicaStates:
+    """The variables with a value in each replica, as long as they exist.
+
+    A program over replicas takes such values in parts, so they must be its inputs before it is
+    known which of them are used.
+    """
+
+    def __init__(self) -> None:
+        # In the order of creation, which is the same in all processes.
+        self._known: list[weakref.ref[contracts.State]] = []
+
+    def add(self, state: contracts.State) -> None:
+        """Notes a variable that has been created."""
+        self._known.append(weakref.ref(state, self._known.remove))
+
+    def find(self, sharding: Sharding) -> Sequence[contracts.State]:
+        """Returns the variables of a sharding."""
+        alive = [state for known in tuple(self._known) if (state := known()) is not None]
+        return [state for state in alive if state.program_sharding == sharding]
+
+
+per_replica_states = PerReplicaStates()
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)
 

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import jax
-from jax.tree_util import PyTreeDef
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
-from distribax.execution import adapters, frames, iterators, named_objects, row_lookups, signature
-from distribax.execution.iterators import LiftedIterator, Pulled
-from distribax.execution.program import Form, Lift, Program, Relift, build
+from distribax.execution import adapters, frames, iterators, named_objects, signature
+from distribax.execution.call import Args, Call, Kwargs, Origin
+from distribax.execution.iterators import Pulled
+from distribax.execution.program import Program, Stale, TraceAgain, build
+from distribax.execution.variants import Variants
 from distribax.values import is_none_or_opaque, nests
-
-_Args: TypeAlias = tuple[Any, ...]
-_Kwargs: TypeAlias = dict[str, Any]
-_Where: TypeAlias = tuple[contracts.Strategy, bool]
-"""The strategy of a call, and whether it is in the cross-replica context."""
-_Origin: TypeAlias = int | LiftedIterator
-"""Where an iterator comes from: its place among the arguments, or itself."""
 
 _logger = logging.getLogger(__name__)
 
-_MAX_RETRACES = 64
 _MAX_HOST_RUNS = 64
 
 
@@ -57,10 +50,8 @@ class Function:
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
         self._donate_argnums = tuple(donate_argnums)
-        self._programs: dict[Hashable, Program | HostMode] = {}
-        self._pulls: dict[Hashable, list[_Origin]] = {}
-        # The last known inputs, by strategy and context: a good guess for the next signature.
-        self._lifts: dict[_Where, Lift] = {}
+        self._programs: dict[Hashable, Variants] = {}
+        self._pulls: dict[Hashable, list[Origin]] = {}
         self._called = False
         self._trace_count = 0
         self._runs: dict[Hashable, Function] = {}
@@ -120,13 +111,23 @@ class Function:
         # What the compiled step writes changes.
         jax_private.forget_closures()
         here = context.current()
-        if (
-            frames.current() is not None
-            or here.copy_id is not None
-            or not (here.replica_context is None or here.replica_context.compiles)
-        ):
+        frame = frames.current()
+        if frame is not None:
+            frame.function.has_steps = True
+        if frame is not None or here.copy_id is not None:
             return self._python(*args, **kwargs)
-        return self._call(here, args, kwargs)
+        replica = here.replica_context
+        if replica is None or replica.compiles:
+            return self._call(here, args, kwargs)
+        if jax_private.is_tracing():
+            return self._python(*args, **kwargs)
+        # The program reads what the replicas have written so far.
+        adapters.commit()
+        return replica.runner.call_together(self._run_together, args, kwargs, self._python)
+
+    def _run_together(self, strategy: contracts.Strategy, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function for eager replicas that have all called it."""
+        return self.run_on(strategy, args, kwargs)
 
     def run_on(
         self,
@@ -162,8 +163,7 @@ class Function:
 
     # One call.
 
-    def _call(self, here: context.Entry, args: _Args, kwargs: _Kwargs) -> Any:
-        where = (here.strategy, here.replica_context is None)
+    def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
         leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
         static = self._find_leaves(args, kwargs, self._static_argnums, self._static_argnames)
         try:
@@ -172,80 +172,89 @@ class Function:
             return self._eager(args, kwargs, [])
         if any(map(jax_private.is_tracer, dynamic)):
             return self._python(*args, **kwargs)
-        call = _Call(args, kwargs, leaves, tree, slots, dynamic, (*where, tree, *keys))
-        call.pulled = [_pull(each, leaves) for each in self._pulls.get(call.key, [])]
+        where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
+        call = Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
         try:
-            program_key, inputs, _ = call.add_elements()
+            call.fetch_all(self._pulls.get(call.key, ()))
+        except StopIteration:
+            if not call.pulled:
+                raise
+            # What the code does with the elements before is done before it gets to the end.
+            return self._host(args, kwargs, call.pulled)
+        try:
+            program_key, inputs = call.read_inputs()
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
-        program = self._programs.get(program_key)
+        variants = self._programs.get(program_key)
+        program = None if variants is None else variants.find()
         if isinstance(program, Program):
-            return program(inputs)
+            try:
+                return program(inputs)
+            except Stale:
+                assert variants is not None
+                variants.remove(program)
+                program = None
         if program is None:
-            return self._first_call(call, where)
-        return (self._host if program is HostMode.LOOP else self._eager)(args, kwargs, call.pulled)
+            return self._first_call(call)
+        return self._call_on_host(program, call)
 
-    def _first_call(self, call: _Call, where: _Where) -> Any:
-        """Traces, as often as it takes to know all inputs, compiles and calls."""
-        may_create = not self._called
-        lift = replace(self._lifts.get(where, Lift()), is_guess=True)
-        for _ in range(_MAX_RETRACES):
-            try:
-                program_key, inputs, elements = call.add_elements()
-            except signature.Uneven:
-                return self._eager(call.args, call.kwargs, call.pulled)
-            form = Form(call.tree, call.slots, elements)
-            pulled_from = [iterator for iterator, _ in call.pulled]
-            donated = self._find_leaves(call.args, call.kwargs, self._donate_argnums, ())
-            program = build(
-                self._python,
-                form,
-                pulled_from,
-                lift,
-                may_create=may_create,
-                donated=_dynamic_positions(call.slots, donated),
+    def _first_call(self, call: Call) -> Any:
+        """Traces, compiles and calls."""
+        num_changes = adapters.count_changes()
+        with adapters.watch() as guards:
+            program, first = self._trace(call)
+        if program is not HostMode.ONCE:
+            # In a loop the host fetches what it needs, and it does not matter what that is.
+            is_loop = program is HostMode.LOOP
+            key = call.key if is_loop else call.read_inputs()[0]
+            variants = self._programs.setdefault(key, Variants())
+            variants.add(program, guards, num_changes)
+            self._pulls[call.key] = [] if is_loop else call.find_origins()
+        if isinstance(program, HostMode):
+            return self._call_on_host(program, call)
+        self._called = True
+        self._trace_count += 1
+        if self._trace_count > 1:
+            _logger.info(
+                "%s: traced again for new arguments (trace %d)", self._name, self._trace_count
             )
-            try:
-                result = program(inputs)
-            except Relift as signal:
-                lift = lift.extend(signal.frame)
-                may_create = False
-            except row_lookups.NeedStages:
-                lift = replace(lift, has_stages=True)
-            except NeedsOwnMesh:
-                lift = replace(lift, has_replicas=True)
-            except iterators.NeedElement as signal:
-                call.pulled.append((signal.iterator, signal.iterator.fetch()))
-                self._pulls[call.key] = [_find_origin(it, call.leaves) for it, _ in call.pulled]
-            except HostOnly as signal:
-                if signal.mode is not HostMode.CREATE:
-                    self._programs[program_key] = signal.mode
-                run = self._host if signal.mode is HostMode.LOOP else self._eager
-                return run(call.args, call.kwargs, call.pulled)
-            else:
-                self._programs[program_key] = program
-                self._lifts[where] = lift
-                self._called = True
-                self._trace_count += 1
-                if self._trace_count > 1:
-                    _logger.info(
-                        "%s: traced again for new arguments (trace %d)",
-                        self._name,
-                        self._trace_count,
-                    )
-                return result
-        raise RuntimeError(
-            f"dx.function: {self._name} uses other variables each time it is traced, so it cannot "
-            "be compiled. Create variables once, outside the function or guarded by "
-            "`if self.v is None:`."
+        return (first or program)(call.read_inputs()[1])
+
+    def _trace(self, call: Call) -> tuple[Program | HostMode, Program | None]:
+        """Returns the program, and the one for this call if that does something else."""
+        if not call.has_wrapped:
+            with contextlib.suppress(NeedsOwnMesh):
+                return self._trace_here(call)
+        with jax_private.leave_mesh():
+            return self._trace_here(call)
+
+    def _trace_here(self, call: Call) -> tuple[Program | HostMode, Program | None]:
+        found = self._find_leaves(call.args, call.kwargs, self._donate_argnums, ())
+        trace = functools.partial(
+            build, self._python, call, donated=_dynamic_positions(call.slots, found)
         )
+        first = None
+        try:
+            with contextlib.suppress(TraceAgain):
+                first = trace(may_create=not self._called)
+                if not first.has_created:
+                    return first, None
+            # What the code does where it creates variables, such as writing them, it does once.
+            program = trace(may_create=False)
+        except HostOnly as signal:
+            return signal.mode, None
+        return program, None if first is None or program.does_same(first) else first
 
     # Calls that the host makes.
 
+    def _call_on_host(self, mode: HostMode, call: Call) -> Any:
+        run = self._eager if mode is HostMode.EAGER else self._host
+        return run(call.args, call.kwargs, call.pulled)
+
     def _eager(
         self,
-        args: _Args,
-        kwargs: _Kwargs,
+        args: Args,
+        kwargs: Kwargs,
         pulled: Sequence[Pulled],
         compiled_run: Callable[..., Any] | None = None,
     ) -> Any:
@@ -255,9 +264,9 @@ class Function:
         self._called = True
         return result
 
-    def _host(self, args: _Args, kwargs: _Kwargs, pulled: Sequence[Pulled]) -> Any:
+    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
         def compiled_run(
-            strategy: contracts.Strategy, fn: Callable[..., Any], args: _Args, kwargs: _Kwargs
+            strategy: contracts.Strategy, fn: Callable[..., Any], args: Args, kwargs: Kwargs
         ) -> Any:
             key = (strategy, signature.closure_key(fn))
             return self._get_run(strategy, fn, key)(*args, **kwargs)
@@ -271,7 +280,7 @@ class Function:
         return getattr(self._python, "__qualname__", repr(self._python))
 
     def _find_leaves(
-        self, args: _Args, kwargs: _Kwargs, argnums: Sequence[int], argnames: Sequence[str]
+        self, args: Args, kwargs: Kwargs, argnums: Sequence[int], argnames: Sequence[str]
     ) -> frozenset[int]:
         """Returns the indices of the leaves of the arguments that are named."""
         if not argnums and not argnames:
@@ -291,6 +300,36 @@ class Function:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
 
 
+def run_replicas(
+    strategy: contracts.Strategy,
+    fn: Callable[..., Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    run: Callable[..., Any],
+) -> Any:
+    """Runs `fn` in all replicas: compiled where the caller or `fn` is, and else by `run`.
+
+    Args:
+        strategy: The strategy whose replicas run it.
+        fn: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        run: How the strategy runs a plain function, given it and its arguments.
+
+    Returns:
+        The merged results of the replicas.
+    """
+    frame = frames.current()
+    if frame is not None:
+        frame.function.has_steps = True
+    elif isinstance(fn, Function):
+        return fn.run_on(strategy, args, kwargs)
+    elif (compiled_run := iterators.get_host_compiled_run()) is not None:
+        return compiled_run(strategy, fn, args, kwargs)
+    plain = fn.python_function if isinstance(fn, Function) else fn
+    return run(adapters.adapt(plain), args, kwargs)
+
+
 def _mark(nest: object, value: bool) -> Any:
     return jax.tree.map(lambda _: value, nest, is_leaf=is_none_or_opaque)
 
@@ -299,47 +338,6 @@ def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> f
     """Returns where the given leaves are among the inputs of the program."""
     inputs = [index for index, slot in enumerate(slots) if slot.is_dynamic]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)
-
-
-@dataclass
-class _Call:
-    """One call that is being compiled: its arguments and the elements fetched for it."""
-
-    args: _Args
-    kwargs: _Kwargs
-    leaves: list[Any]
-    tree: PyTreeDef
-    slots: list[signature.Slot]
-    dynamic: list[Any]
-    key: Hashable
-    pulled: list[Pulled] = field(default_factory=list)
-
-    def add_elements(
-        self,
-    ) -> tuple[Hashable, list[Any], list[tuple[PyTreeDef, list[signature.Slot]]]]:
-        """Returns the key, the inputs and the elements' forms, fetched elements included."""
-        if not self.pulled:
-            return self.key, self.dynamic, []
-        inputs, keys, forms = list(self.dynamic), [], []
-        for _, element in self.pulled:
-            leaves, tree = jax.tree.flatten(element)
-            parts, slots, values = signature.read(leaves, frozenset())
-            inputs.extend(values)
-            keys.append((tree, *parts))
-            forms.append((tree, slots))
-        return (self.key, *keys), inputs, forms
-
-
-def _find_origin(iterator: LiftedIterator, leaves: Sequence[object]) -> _Origin:
-    for index, leaf in enumerate(leaves):
-        if leaf is iterator:
-            return index
-    return iterator
-
-
-def _pull(origin: _Origin, leaves: Sequence[Any]) -> Pulled:
-    iterator: LiftedIterator = leaves[origin] if isinstance(origin, int) else origin
-    return iterator, iterator.fetch()
 
 
 def _receive(uid: str, fn: Callable[..., Any], settings: tuple[Any, ...]) -> Function:

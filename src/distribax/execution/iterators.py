@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Self, TypeAlias
 
-from distribax.errors import ControlFlow, HostMode, HostOnly
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 
 
@@ -101,14 +101,6 @@ class LiftedIterator:
         return pull(self)
 
 
-class NeedElement(ControlFlow):
-    """Asks the engine to fetch an element and to trace again with it as an input."""
-
-    def __init__(self, iterator: LiftedIterator) -> None:
-        super().__init__()
-        self.iterator = iterator
-
-
 Pulled: TypeAlias = tuple[LiftedIterator, Any]
 """An iterator, and an element that was fetched from it."""
 
@@ -135,9 +127,7 @@ def pull(iterator: LiftedIterator) -> Any:
             "next(iterator): called inside strategy.run() of a compiled function. Call it outside "
             "the replica and pass the element: strategy.run(fn, args=(next(it),))."
         )
-    if frame.function.pulled and frame.function.pulled[0][0] is iterator:
-        return frame.function.pulled.pop(0)[1]
-    raise NeedElement(iterator)
+    return frame.pull(iterator)
 
 
 @contextlib.contextmanager

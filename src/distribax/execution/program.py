@@ -4,106 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from distribax import contracts, jax_private
-from distribax.errors import ControlFlow
+from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import frames, signature, trace_errors
+from distribax.execution.call import Call, rebuild
+from distribax.execution.iterators import LiftedIterator
 from distribax.execution.remote_writes import Effects
 from distribax.execution.results import Results, constrain
 from distribax.execution.row_lookups import StagedCall
+from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
-from distribax.values import is_none_or_opaque
 
 Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
 
 
-class Relift(ControlFlow):
-    """Ends a trace that met variables which are not inputs yet."""
+class TraceAgain(ControlFlow):
+    """Ends a trace in which replicas have read variables that are no inputs of theirs."""
 
-    def __init__(self, frame: frames.FunctionFrame) -> None:
-        super().__init__()
-        self.frame = frame
+
+class Stale(ControlFlow):
+    """Tells that a program does not fit the values of its variables any more."""
 
 
 @dataclass(frozen=True)
 class Lift:
-    """Which variables a program takes as inputs, which of them it replaces, and where it runs.
+    """The variables that a program takes as inputs, those that it replaces, and where it runs."""
 
-    A guess is what another signature has needed; too much of it is as wrong as too little, as the
-    other signature may use other devices.
-    """
-
-    read: tuple[contracts.State, ...] = ()
-    written: tuple[contracts.State, ...] = ()
-    device: jax.Device | None = None
-    is_guess: bool = False
-    # Whether it looks up rows of tables in other processes.
-    has_stages: bool = False
-    # Whether it runs replicas, where the user has set another mesh.
-    has_replicas: bool = False
-
-    def extend(self, frame: frames.FunctionFrame) -> Lift:
-        """Returns the inputs that a trace turned out to need as well."""
-        known = Lift() if self.is_guess else self
-        written = dict.fromkeys((*known.written, *frame.written))
-        touched = dict.fromkeys((*known.written, *known.read, *frame.touched))
-        read = tuple(variable for variable in touched if variable not in written)
-        return Lift(
-            read,
-            tuple(written),
-            frame.device,
-            has_stages=frame.has_stages,
-            has_replicas=self.has_replicas,
-        )
-
-    def covers(self, frame: frames.FunctionFrame) -> bool:
-        """Tells whether a trace has used nothing that is not an input."""
-        if self.is_guess and not (
-            frame.touched.keys() == frame.lifted.keys()
-            and frame.written.keys() == set(self.written)
-        ):
-            return False
-        return (
-            frame.touched.keys() <= frame.lifted.keys()
-            and frame.written.keys() <= set(self.written)
-            and frame.device is self.device
-        )
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a flat list of arrays becomes the arguments, and the elements that `next` returns."""
-
-    tree: PyTreeDef
-    slots: list[signature.Slot]
-    elements: list[tuple[PyTreeDef, list[signature.Slot]]]
-
-    @property
-    def has_wrapped(self) -> bool:
-        """Whether there are distributed values among them."""
-        slots = itertools.chain(self.slots, *(slots for _, slots in self.elements))
-        return any(isinstance(slot, signature.WrappedSlot) for slot in slots)
-
-    def rebuild(self, values: Iterable[Any]) -> tuple[Any, list[Any]]:
-        """Returns the arguments and the elements with `values` in them."""
-        remaining = iter(values)
-        arguments = jax.tree.unflatten(self.tree, _fill(self.slots, remaining))
-        return arguments, [
-            jax.tree.unflatten(tree, _fill(slots, remaining)) for tree, slots in self.elements
-        ]
-
-
-def _fill(slots: list[signature.Slot], values: Iterator[Any]) -> list[Any]:
-    return [slot.rebuild(next(values) if slot.is_dynamic else None) for slot in slots]
+    read: list[contracts.State]
+    # Inputs that are replaced, so that their memory can be used for the new values.
+    donated: list[contracts.State]
+    # All that are replaced.
+    written: list[contracts.State]
+    device: jax.Device | None
 
 
 @dataclass(frozen=True)
@@ -118,9 +61,16 @@ class Program:
     # and the others.
     fetches: list[tuple[Fetch, list[int]]]
     near: list[int]
-    donated: frozenset[int] = frozenset()
+    donated: frozenset[int]
     # Whether it is for the mesh of replicas, whatever mesh the user has set.
-    on_mesh: bool = False
+    on_mesh: bool
+    # Whether its trace has created variables, so that another one may do something else.
+    has_created: bool
+    size: int
+
+    def does_same(self, other: Program) -> bool:
+        """Tells whether another trace of the same code has led to the same computation."""
+        return self.size == other.size and self.lift == other.lift
 
     def __call__(self, dynamic: list[Any]) -> Any:
         if self.on_mesh and jax_private.has_mesh():
@@ -130,12 +80,9 @@ class Program:
 
     def _call(self, dynamic: list[Any]) -> Any:
         lift = self.lift
-        given = [variable.take_program_value() for variable in lift.written]
+        given = [variable.take_program_value() for variable in lift.donated]
         read = self._read()
-        own: list[Any] = []
-        if self.donated:
-            own = [value for index, value in enumerate(dynamic) if index in self.donated]
-            dynamic = [value for index, value in enumerate(dynamic) if index not in self.donated]
+        own, dynamic = _split(dynamic, self.donated)
         with launch_lock:
             if lift.device is None:
                 arrays, new, done = self.call(given, own, read, dynamic)
@@ -163,71 +110,176 @@ class Program:
 
 def build(
     fn: Callable[..., object],
-    form: Form,
-    iterators: Sequence[object],
-    lift: Lift,
+    call: Call,
     *,
     may_create: bool,
     donated: frozenset[int] = frozenset(),
 ) -> Program:
-    """Returns a program that is traced, and compiled, when it is first called."""
+    """Traces `fn` for a call, and returns the program, which is compiled when it is first called.
+
+    Elements of iterators that `fn` asks for are fetched, and added to the call.
+    """
+    recording = jax_private.Recording(jax_private.describe("dx.function", fn, ()))
+    inputs = _Inputs(recording, call)
     results, effects = Results(), Effects()
-
-    def list_names() -> list[str]:
-        leaves: tuple[Any, Any] = jax.tree.unflatten(form.tree, [None] * len(form.slots))
-        names = trace_errors.name_leaves(fn, leaves, is_none_or_opaque)
-        paired = zip(names, form.slots, strict=False)
-        return [name for name, slot in paired if slot.is_dynamic]
-
-    def pure(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
-        with _release_launch_lock():
-            if donated:
-                kept, gone = iter(dynamic), iter(own)
-                count = len(dynamic) + len(own)
-                dynamic = [next(gone if index in donated else kept) for index in range(count)]
-            lifted = dict(zip((*lift.written, *lift.read), (*given, *read), strict=True))
-            frame = frames.FunctionFrame(lifted, may_create, lift.device, lift.has_stages)
-            (args, kwargs), elements = form.rebuild(dynamic)
-            frame.pulled = list(zip(iterators, elements, strict=True))
-            with trace_errors.explain(fn, "dynamic", list_names), frames.enter(frame):
-                result = fn(*args, **kwargs)
-        if not lift.covers(frame):
-            raise Relift(frame)
+    with recording.enter():
+        args, kwargs = inputs.add_arguments(fn)
+        frame = frames.FunctionFrame(recording, may_create, inputs.pull, call.captured)
+        inputs.frame = frame
+        with trace_errors.explain(), frames.enter(frame):
+            result = fn(*args, **kwargs)
+        if frame.is_incomplete:
+            raise TraceAgain
         arrays = results.take(result, frame)
         new = [
             constrain(frame.values[variable], variable.program_sharding)
-            for variable in lift.written
+            for variable in frame.written
         ]
-        return arrays, new, effects.take(frame.deferred.effects)
+        outputs, form = jax.tree.flatten((arrays, new, effects.take(frame.deferred.effects)))
+        donates = [state for state in frame.lifted if state in frame.written]
+        reads = [
+            state for state in frame.lifted if state in frame.touched and state not in frame.written
+        ]
+        lift = Lift(reads, donates, list(frame.written), frame.device)
+        own, dynamic = _split(inputs.traced, donated)
+        given, read = ([frame.lifted[each] for each in part] for part in (lift.donated, lift.read))
+        taken = jax.tree.leaves((given, own, read, dynamic))
+        recorded = recording.close(taken, outputs)
+    num_donated = len(jax.tree.leaves((given, own)))
+    compiled = _compile(fn, recorded, num_donated, form)
+    near, fetches = _sort_by_source(lift.read)
+    on_mesh = (
+        call.has_wrapped
+        or frame.mesh is not None
+        or any(isinstance(state.program_sharding, NamedSharding) for state in frame.lifted)
+    )
+    return Program(
+        compiled,
+        lift,
+        results,
+        effects,
+        fetches,
+        near,
+        donated,
+        on_mesh,
+        frame.has_created,
+        jax_private.count_operations(recorded),
+    )
 
+
+class _Inputs:
+    """The inputs of a program that is being traced: arguments, and elements of iterators."""
+
+    def __init__(self, recording: jax_private.Recording, call: Call) -> None:
+        self.traced: list[jax.Array] = []
+        self.frame: frames.FunctionFrame | None = None
+        self._recording = recording
+        self._call = call
+        self._waiting: deque[tuple[LiftedIterator, Any]] = deque()
+        self._used: list[LiftedIterator] = []
+
+    def add_arguments(self, fn: Callable[..., object]) -> Any:
+        """Adds the arguments and the elements fetched so far, and returns the arguments."""
+        call = self._call
+        arguments = self._add(call.tree, call.slots, call.dynamic, call.name_inputs(fn))
+        self._waiting.extend((it, self._add_element(element)) for it, element in call.pulled)
+        return arguments
+
+    def pull(self, iterator: LiftedIterator) -> Any:
+        """Returns the next element of an iterator."""
+        assert self.frame is not None
+        if self.frame.has_steps and any(iterator is used for used in self._used):
+            raise HostOnly("next(iterator) is called for another step", HostMode.LOOP)
+        self._used.append(iterator)
+        if self._waiting and self._waiting[0][0] is iterator:
+            return self._waiting.popleft()[1]
+        try:
+            element = self._call.fetch(iterator)
+        except StopIteration:
+            if not self._call.pulled:
+                raise
+            # What the code does with the elements before is done before it gets to the end.
+            raise HostOnly("the input ends in the function", HostMode.ONCE) from None
+        return self._add_element(element)
+
+    def _add_element(self, element: object) -> Any:
+        leaves, tree = jax.tree.flatten(element)
+        try:
+            _, slots, values = signature.read(leaves, frozenset())
+        except signature.Uneven:
+            raise HostOnly("an element's pieces differ in shape", HostMode.ONCE) from None
+        if jax_private.has_mesh() and any(isinstance(s, signature.WrappedSlot) for s in slots):
+            raise NeedsOwnMesh
+        names = (f"next(iterator) (part {place})" for place in range(len(values)))
+        return self._add(tree, slots, values, names)
+
+    def _add(
+        self,
+        tree: PyTreeDef,
+        slots: Sequence[signature.Slot],
+        values: Sequence[Any],
+        names: Iterator[str],
+    ) -> Any:
+        traced = [
+            self._recording.add_input(
+                jax_private.get_array_type(value), name, functools.partial(_return, value)
+            )
+            for value, name in zip(values, names, strict=True)
+        ]
+        self.traced.extend(traced)
+        return rebuild(tree, slots, traced)
+
+
+def _return(value: ArrayLike) -> ArrayLike:
+    return value
+
+
+def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[Any]]:
+    """Returns the values at some places, and the others."""
+    if not chosen:
+        return [], values
+    own = [value for place, value in enumerate(values) if place in chosen]
+    return own, [value for place, value in enumerate(values) if place not in chosen]
+
+
+def _compile(
+    fn: Callable[..., object], recorded: jax_private.Recorded, num_donated: int, form: PyTreeDef
+) -> Callable[..., Any]:
+    """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
+    cut = jaxprs.Cut(recorded)
+    if cut.tables:
+        staged = StagedCall(cut, num_donated, _release_launch_lock)
+        return lambda *inputs: jax.tree.unflatten(form, staged(jax.tree.leaves(inputs)))
+    run = jax_private.make_function(recorded)
+
+    def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
+        inputs = jax.tree.leaves((given, own, read, dynamic))
+        if not jax_private.fits(recorded, inputs):
+            raise Stale
+        return jax.tree.unflatten(form, run(*inputs))
+
+    replay.__name__ = getattr(fn, "__name__", replay.__name__)
+    return jax.jit(replay, donate_argnums=(0, 1))
+
+
+def _sort_by_source(
+    read: Sequence[contracts.State],
+) -> tuple[list[int], list[tuple[Fetch, list[int]]]]:
+    """Returns the places of variables of this process, and those of others by what fetches them."""
     sources: dict[contracts.Source, list[int]] = {}
     near: list[int] = []
-    for place, variable in enumerate(lift.read):
+    for place, variable in enumerate(read):
         places = near if variable.source is None else sources.setdefault(variable.source, [])
         places.append(place)
-    fetches: list[tuple[Fetch, list[int]]] = [
-        (functools.partial(source.pull, [lift.read[place] for place in places]), places)
+    return near, [
+        (functools.partial(source.pull, [read[place] for place in places]), places)
         for source, places in sources.items()
     ]
-    call: Callable[..., Any]
-    if lift.has_stages:
-        call = StagedCall(pure, _release_launch_lock)
-    else:
-        call = jax.jit(pure, donate_argnums=(0, 1))
-    on_mesh = (
-        lift.has_replicas
-        or form.has_wrapped
-        or any(
-            isinstance(state.program_sharding, NamedSharding)
-            for state in (*lift.written, *lift.read)
-        )
-    )
-    return Program(call, lift, results, effects, fetches, near, donated, on_mesh)
 
 
 @contextlib.contextmanager
 def _release_launch_lock() -> Iterator[None]:
-    """Lets other threads start programs while user code is traced."""
+    """Lets other threads start programs while this one waits for rows."""
     launch_lock.release()
     try:
         yield

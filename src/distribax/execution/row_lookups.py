@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from distribax import contracts, jax_private
-from distribax.errors import ControlFlow
 from distribax.execution import frames
 from distribax.jax_private import jaxprs
-
-
-class NeedStages(ControlFlow):
-    """Asks the engine to trace again, as a step that looks up rows."""
 
 
 def look_up(
@@ -30,8 +25,6 @@ def look_up(
 ) -> tuple[jax.Array, jax.Array | np.ndarray]:
     """Returns rows, and their ids, as values of the step that is being traced."""
     function = frame.function
-    if not function.has_stages:
-        raise NeedStages
     here = jaxprs.find_in_trace(ids, function.trace)
     if here is None:
         raise RuntimeError(
@@ -54,38 +47,25 @@ class _Stage:
     compute: Callable[..., list[jax.Array]] | None
 
 
-@dataclass
 class StagedCall:
-    """Calls a step that looks up rows; it is traced by the first call.
+    """Calls a program that looks up rows.
 
     Args:
-        pure: The step as a function of its inputs, without side effects. The memory of its first
-            two arguments is used for the results.
+        cut: The program, cut at its lookups.
+        num_donated: How many of its inputs, the first ones, may be overwritten.
         unlocked: Lets other threads start programs while this one waits.
     """
 
-    pure: Callable[..., object]
-    unlocked: Callable[[], AbstractContextManager[None]]
-    _stages: list[_Stage] = field(default_factory=list)
-    _whole: Callable[..., list[jax.Array]] | None = None
-    _tables: list[contracts.Table] = field(default_factory=list)
-    _out_tree: Any = None
-
-    def __call__(
-        self, given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]
-    ) -> Any:
-        if self._whole is None:
-            self._whole = self._trace(given, own, read, dynamic)
-        donated = jax.tree.leaves((given, own))
-        inputs = [*donated, *jax.tree.leaves((read, dynamic))]
-        rows: list[jax.Array | None] = [None] * len(self._tables)
-        for stage in self._stages:
-            self._fetch(stage, inputs, rows)
-        results = self._whole(donated, inputs[len(donated) :], rows)
-        return jax.tree.unflatten(self._out_tree, results)
-
-    def _trace(self, *args: list[Any]) -> Callable[..., list[jax.Array]]:
-        cut = jaxprs.Cut(self.pure, args)
+    def __init__(
+        self,
+        cut: jaxprs.Cut,
+        num_donated: int,
+        unlocked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._num_donated = num_donated
+        self._unlocked = unlocked
+        self._tables = cut.tables
+        self._stages: list[_Stage] = []
         known: list[int] = []
         for places in cut.stages:
             given = [cut.find_given_ids(place) for place in places]
@@ -93,7 +73,6 @@ class StagedCall:
             compute = jax.jit(cut.build_ids_program(computed, known)) if computed else None
             self._stages.append(_Stage(places, given, list(known), compute))
             known.extend(places)
-        self._tables, self._out_tree = cut.tables, cut.out_tree
         whole = cut.build_whole()
 
         def step(
@@ -101,7 +80,21 @@ class StagedCall:
         ) -> list[jax.Array]:
             return whole(*donated, *others, *rows)
 
-        return jax.jit(step, donate_argnums=0)
+        self._whole = jax.jit(step, donate_argnums=0)
+
+    def __call__(self, inputs: list[Any]) -> list[jax.Array]:
+        """Runs the program.
+
+        Args:
+            inputs: Its inputs.
+
+        Returns:
+            Its results.
+        """
+        rows: list[jax.Array | None] = [None] * len(self._tables)
+        for stage in self._stages:
+            self._fetch(stage, inputs, rows)
+        return self._whole(inputs[: self._num_donated], inputs[self._num_donated :], rows)
 
     def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[jax.Array | None]) -> None:
         """Fetches the rows of a stage, those of one source together, into `rows`."""
@@ -109,7 +102,7 @@ class StagedCall:
         if stage.compute is not None:
             computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
         by_source: dict[contracts.Source, list[tuple[int, np.ndarray]]] = {}
-        with self.unlocked():
+        with self._unlocked():
             for place, given in zip(stage.places, stage.given, strict=True):
                 ids = inputs[given] if isinstance(given, int) else given
                 source = self._tables[place].source

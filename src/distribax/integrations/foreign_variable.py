@@ -59,6 +59,10 @@ class Cell:
             self._host = self.piece(0)
         return self._host
 
+    def types(self) -> Any:
+        """Returns the types of the arrays, which are the same wherever they are placed."""
+        return jax.tree.map(jax_private.get_array_type, self._value)
+
     def write(self, value: Arrays) -> None:
         """Replaces the value by one of code outside of steps, of whatever form."""
         self._value, self._placement, self._shared, self._host = value, None, True, None
@@ -150,11 +154,12 @@ class Handle:
         """The sharding of the value inside a compiled program, or None."""
         return self.placement.sharding
 
+    def program_type(self) -> Any:
+        """Returns the type of the value that a compiled program reads."""
+        return self.cell.types()
+
     def program_value(self) -> Any:
         """Returns the value that a compiled program reads."""
-        if jax_private.is_tracing():
-            # A trace that does not have it as an input yet, and will be made again.
-            return jax.tree.map(jnp.asarray, self.cell.read())
         return _each(self.placement.to_program, self.cell.place(self.placement))
 
     def take_program_value(self) -> Any:

@@ -9,8 +9,12 @@ It is loaded by the first step of a program that has imported `flax.nnx`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import MemberDescriptorType
 from typing import Any
 
@@ -21,7 +25,7 @@ from flax import nnx
 from flax.nnx import pytreelib, tracers, variablelib
 
 from distribax import jax_private
-from distribax.execution import frames
+from distribax.execution import adapters, frames
 from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import Arrays, Cell, Rule
 from distribax.training.checkpoints.tracked import Put, register_tracker
@@ -250,6 +254,87 @@ def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+# Attributes of modules that are no state: a step is traced again when they have changed.
+
+
+class _Attributes:
+    """The attributes of the modules that a trace has read, as they were before it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[nnx.Pytree], dict[str, object]]] = {}
+
+    def note(self, module: nnx.Pytree) -> None:
+        """Notes the attributes of a module that is read for the first time."""
+        if id(module) not in self._seen:
+            self._seen[id(module)] = weakref.ref(module), _get_attributes(module)
+
+    def holds(self) -> bool:
+        """Tells whether the modules that still exist are as they were."""
+        alive = [
+            (module, then) for known, then in self._seen.values() if (module := known()) is not None
+        ]
+        self._seen = {id(module): (weakref.ref(module), then) for module, then in alive}
+        return all(_are_same(_get_attributes(module), then) for module, then in alive)
+
+
+def _get_attributes(module: nnx.Pytree) -> dict[str, object]:
+    held = object.__getattribute__(module, "__dict__")
+    return {name: value for name, value in held.items() if not name.startswith("_pytree__")}
+
+
+def _are_same(now: dict[str, object], then: dict[str, object]) -> bool:
+    return now.keys() == then.keys() and all(
+        value is then[name] or (isinstance(value, _PLAIN) and _is_equal(value, then[name]))
+        for name, value in now.items()
+    )
+
+
+def _is_equal(value: object, other: object) -> bool:
+    return type(value) is type(other) and value == other
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple)
+_watching: ContextVar[_Attributes | None] = ContextVar("distribax_nnx_attributes", default=None)
+_num_watching = 0
+_watch_lock = threading.Lock()
+
+
+def _read_attribute(module: nnx.Pytree, name: str) -> Any:
+    attributes = _watching.get()
+    if attributes is not None:
+        attributes.note(module)
+    return object.__getattribute__(module, name)
+
+
+@contextlib.contextmanager
+def _watch() -> Iterator[_Attributes]:
+    """Notes the attributes of modules that the code inside reads."""
+    global _num_watching
+    attributes = _Attributes()
+    with _watch_lock:
+        # Only meanwhile, as it makes each access slower.
+        _num_watching += 1
+        nnx.Pytree.__getattribute__ = _read_attribute
+    token = _watching.set(attributes)
+    try:
+        yield attributes
+    finally:
+        _watching.reset(token)
+        with _watch_lock:
+            _num_watching -= 1
+            if not _num_watching:
+                del nnx.Pytree.__getattribute__
+
+
+def _noting_changes(change: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(change)
+    def call(module: nnx.Pytree, *args: object) -> None:
+        change(module, *args)
+        adapters.note_change()
+
+    return call
+
+
 # Checkpoints.
 
 
@@ -283,6 +368,10 @@ variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__[
 pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])
 nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
 nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)
+nnx.Pytree._setattr = _noting_changes(nnx.Pytree._setattr)
+nnx.Pytree.__delattr__ = _noting_changes(nnx.Pytree.__delattr__)
+adapters.add_watch(_watch)
+adapters.add_commit(replica_state.commit)
 make_opaque(nnx.Pytree)
 register_tracker(nnx.Variable, _track_variable)
 register_tracker(nnx.Pytree, _track_module)

@@ -53,6 +53,14 @@ def write(cell: Cell, value: Arrays) -> None:
         frame.write(_handle(cell, frame), _arrays(cell, value))
 
 
+def commit() -> None:
+    """Hands over what the replica that runs now has written so far."""
+    state = current()
+    if state is not None:
+        state.commit()
+        state.pending.clear()
+
+
 def _handle(cell: Cell, frame: frames.Frame) -> Handle:
     here = context.current()
     in_replica = here.replica_context is not None and context.has_strategy()
@@ -79,6 +87,8 @@ def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _state.reset(token)
 
+    # For messages that name the function and its arguments.
+    call.__wrapped__ = fn  # type: ignore[attr-defined]
     return call
 
 

@@ -1,6 +1,5 @@
 """Every use of JAX names that are not stable; the rest of the code asks here."""
 
-from distribax.jax_private.array_types import make_array_type as make_array_type
 from distribax.jax_private.array_types import register_array_type as register_array_type
 from distribax.jax_private.arrays import add_dim as add_dim
 from distribax.jax_private.arrays import add_methods as add_methods
@@ -39,6 +38,19 @@ from distribax.jax_private.multihost import (
 )
 from distribax.jax_private.multihost import localize as localize
 from distribax.jax_private.multihost import sum_over_processes as sum_over_processes
+from distribax.jax_private.recording import ArrayType as ArrayType
+from distribax.jax_private.recording import Description as Description
+from distribax.jax_private.recording import Recorded as Recorded
+from distribax.jax_private.recording import Recording as Recording
+from distribax.jax_private.recording import count_operations as count_operations
+from distribax.jax_private.recording import cut_out as cut_out
+from distribax.jax_private.recording import describe as describe
+from distribax.jax_private.recording import fits as fits
+from distribax.jax_private.recording import get_array_type as get_array_type
+from distribax.jax_private.recording import get_trace_settings as get_trace_settings
+from distribax.jax_private.recording import make_array_type as make_array_type
+from distribax.jax_private.recording import make_function as make_function
+from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.tracing import Trace as Trace
 from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined

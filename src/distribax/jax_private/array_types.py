@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 
@@ -27,8 +26,3 @@ def register_array_type(
     """
     _core.pytype_aval_mappings[cls] = describe
     _dtypes.register_canonicalize_value_handler(cls, read)
-
-
-def make_array_type(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Returns what `jax.typeof` returns for an array of this shape and data type."""
-    return _core.ShapedArray(shape, dtype)

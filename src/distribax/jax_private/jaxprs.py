@@ -12,6 +12,7 @@ from jax.extend import core
 from jax.typing import ArrayLike
 
 from distribax import contracts
+from distribax.jax_private.recording import Recorded
 from distribax.jax_private.tracing import Trace, Tracer, get_trace
 
 _Result = TypeVar("_Result")
@@ -55,7 +56,10 @@ def bind_unknown_rows(table: contracts.Table, ids: ArrayLike, trace: Trace) -> j
 
 
 class Cut:
-    """A traced program, cut at the rows that are unknown to it.
+    """A recorded program, cut at the rows that are unknown to it.
+
+    Args:
+        program: The program.
 
     Attributes:
         tables: The tables that rows are asked of, in the order of asking.
@@ -63,9 +67,8 @@ class Cut:
             of earlier ones.
     """
 
-    def __init__(self, fn: Callable[..., object], args: Sequence[object]) -> None:
-        self._closed, form = jax.make_jaxpr(fn, return_shape=True)(*args)
-        self.out_tree = jax.tree.structure(form)
+    def __init__(self, program: Recorded) -> None:
+        self._closed = program
         equations = self._closed.jaxpr.eqns
         self._asked = [equation for equation in equations if equation.primitive is _rows]
         self._others = [equation for equation in equations if equation.primitive is not _rows]

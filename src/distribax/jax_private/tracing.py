@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import threading
 from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeGuard, TypeVar
 
@@ -12,9 +10,8 @@ import jax
 from jax import lax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
-
-from distribax.jax_private.backend import get_default_device, has_64_bits
 
 Trace: TypeAlias = _core.Trace
 """A JAX transformation that is tracing code."""
@@ -75,30 +72,19 @@ def leave_mesh() -> Iterator[None]:
 def run_outside_trace(fn: Callable[[], _Result]) -> _Result:
     """Runs `fn` as ordinary code although a transformation is tracing the caller.
 
-    JAX keeps its trace in the thread, so a new thread is outside of it. JAX also keeps the settings
-    of `jax.enable_x64` and `jax.default_device` there, so the new thread is given the caller's.
+    What a transformation sets for the code inside (the mesh of `jax.shard_map` and its axes) does
+    not hold for `fn`; settings of the user, such as `jax.enable_x64`, do.
     """
     if not is_tracing():
         return fn()
-    results: list[_Result] = []
-    failure: BaseException | None = None
-    wide, device = has_64_bits(), get_default_device()
-
-    def call() -> None:
-        nonlocal failure
+    axes = _core.trace_ctx.axis_env
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with core.set_current_trace(_core.eval_trace), no_mesh, _config._check_vma(False):
+        _core.trace_ctx.set_axis_env(_core.top_axis_env)
         try:
-            with jax.enable_x64(wide), jax.default_device(device):
-                results.append(context.run(fn))
-        except BaseException as error:  # Raised again by the caller.
-            failure = error
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=call, name="distribax-outside-trace", daemon=True)
-    thread.start()
-    thread.join()
-    if failure is not None:
-        raise failure
-    return results[0]
+            return fn()
+        finally:
+            _core.trace_ctx.set_axis_env(axes)
 
 
 def varies(value: object, axis: str) -> bool:

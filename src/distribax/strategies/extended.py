@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from distribax import context, contracts
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
-from distribax.execution import adapters, frames
+from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
 from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
 from distribax.types import (
@@ -314,7 +314,7 @@ class StrategyExtended:
             As `Strategy.run`.
         """
         context.require_cross_replica(self.strategy, "call_for_each_replica")
-        return self._run_replicas(adapters.adapt(fn), args, kwargs or {})
+        return run_replicas(self.strategy, fn, args, kwargs or {}, self._run_replicas)
 
     def reduce_to(
         self,

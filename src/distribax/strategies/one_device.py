@@ -41,6 +41,15 @@ class InlineRunner:
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
 
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        return alone(*args, **kwargs)
+
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from distribax import context, jax_private
-from distribax.execution import Function, frames, get_host_compiled_run, named_objects
+from distribax.execution import named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -124,14 +124,6 @@ class Strategy:
             )
         kwargs = dict(kwargs or {})
         context.require_cross_replica(self, "strategy.run")
-        if frames.current() is None:
-            if isinstance(fn, Function):
-                return fn.run_on(self, args, kwargs)
-            compiled_run = get_host_compiled_run()
-            if compiled_run is not None:
-                return compiled_run(self, fn, args, kwargs)
-        if isinstance(fn, Function):
-            fn = fn.python_function
         return self._extended.call_for_each_replica(fn, args, kwargs)
 
     @jax_private.leave_mesh()

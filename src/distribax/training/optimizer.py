@@ -174,7 +174,8 @@ class Optimizer:
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
         slots: list[Target] = []
-        with contextlib.nullcontext() if here else strategy.scope():
+        # Unlike variables of the user's, they are the same whether a trace creates or finds them.
+        with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):
                 with strategy.extended.colocate_vars_with(targets[owner or 0]):
                     label = "" if owner is None else f"{targets[owner].name.removesuffix(':0')}/"

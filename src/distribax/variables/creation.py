@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import jax_private
-from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables.placement import Placement
@@ -137,18 +136,21 @@ def compute_initial(
             "function may create variables on its first call only: create it outside, or keep it "
             "and guard it with `if self.v is None: self.v = dx.Variable(...)`."
         )
+    if frame is not None:
+        frame.function.has_created = True
     made: Any
     if callable(value):
         made = jax_private.run_outside_trace(lambda: _call_unframed(value))
     else:
         made = value
     if jax_private.is_tracer(made):
-        if frame is None:
+        # What the code has computed so far is computed now, as the variable exists from now on.
+        made = None if frame is None else frame.evaluate(made)
+        if made is None:
             raise ValueError(
                 f"dx.Variable: initial_value of {name!r} is computed inside a JAX transformation. "
                 "Create the variable outside of it, or use dx.function instead of jax.jit."
             )
-        raise HostOnly("a variable's initial value is computed in the function", HostMode.CREATE)
     if jax_private.is_key(made):
         raise ValueError(
             f"dx.Variable: initial_value of {name!r} is an array of random keys. Keep their "

@@ -133,6 +133,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
+        if self.per_replica:
+            frames.per_replica_states.add(self)
         # Whether somebody may have a value for it, who has not found it yet.
         self._awaited = late_values.is_somebody_waiting()
         if self.source is not None:
@@ -378,6 +380,11 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         """The sharding of the variable inside a compiled program, or None."""
         return self._placement.sharding
 
+    def program_type(self) -> jax_private.ArrayType:
+        """Returns the type of the array that a compiled program reads."""
+        copies = (self._placement.num_copies,) if self.per_replica else ()
+        return jax_private.make_array_type((*copies, *self._shape), self._dtype)
+
     def program_value(self) -> jax.Array:
         """Returns the array that a compiled program reads."""
         if self._awaited:
@@ -400,6 +407,9 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         Args:
             value: The new value, as the program holds it.
         """
+        if self._awaited:
+            # Now, as it would be in place of the new value later.
+            late_values.ask_givers()
         self._buffer = self._placement.from_program(value)
         self._shared = False
 

@@ -210,17 +210,6 @@ def test_donated_arguments_are_used_up(any_strategy: Any) -> None:
         assert first.is_deleted()
 
 
-def test_a_function_that_never_settles_is_refused() -> None:
-    variables = iter([dx.Variable(float(index)) for index in range(100)])
-
-    @dx.function
-    def step() -> Any:
-        return next(variables).read_value()
-
-    with pytest.raises(RuntimeError, match=r"step uses other variables each time it is traced"):
-        step()
-
-
 def test_tracing_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @dx.function
     def double(x: jax.Array) -> jax.Array:
@@ -233,3 +222,30 @@ def test_tracing_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         double(jnp.ones(3))
     assert [record.name for record in caplog.records] == ["distribax.execution.function"]
     assert "double: traced again for new arguments (trace 2)" in caplog.text
+
+
+def test_errors_of_jax_name_the_function_and_its_arguments(pair: Any) -> None:
+    with pair.scope():
+        w = dx.Variable(1.0, name="w")
+
+    def replica_step(batch: Any, *others: Any) -> None:
+        if others[0] > 0 or batch["x"] > 0:
+            pass
+
+    def whole(first: Any) -> None:
+        if first > w:
+            pass
+
+    x = jnp.ones(())
+    named = r"the function {} at .*test_function_signature.py.* the value.* of the argument.*{}"
+    for step, function, argument in [
+        (lambda: pair.run(replica_step, args=({"x": x}, x)), "replica_step", r"others\[0\]"),
+        (lambda: pair.run(replica_step, args=({"x": x}, 0)), "replica_step", r"batch\['x'\]"),
+        (lambda: pair.run(dx.function(replica_step), args=(1, x)), "replica_step", r"others\[0\]"),
+        (lambda: dx.function(whole)(x), "whole", "first and variable 'w'"),
+        (lambda: dx.function(whole)(first=x), "whole", "first and variable 'w'"),
+    ]:
+        with pytest.raises(
+            jax.errors.ConcretizationTypeError, match=named.format(function, argument)
+        ):
+            (dx.function(step) if function == "replica_step" else step)()

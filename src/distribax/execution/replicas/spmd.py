@@ -18,6 +18,7 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import captured, frames, trace_errors
+from distribax.execution.call import name_leaves
 from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.results import Held
@@ -86,6 +87,15 @@ class SpmdRunner:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
+
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -213,26 +223,18 @@ def _run(
     given = [_make_input(leaf, mesh) for leaf in leaves]
     inputs = [each.array for each in given if each is not None]
     in_specs = [each.spec for each in given if each is not None]
-    # Read outside, as the replicas' values cannot be reached from inside; used or not.
-    stacked = [
-        variable
-        for variable in outer.function.lifted
-        if variable.per_replica and variable.program_sharding == NamedSharding(mesh, SPLIT)
+    # All of them, as the replicas' values cannot be reached from inside.
+    stacked = frames.per_replica_states.find(NamedSharding(mesh, SPLIT))
+    stacked_values = [outer.function.lift(variable) for variable in stacked]
+    found = captured.find_known(outer.function, mesh)
+    found_values = [outer.function.lift(state) for state in found]
+    entering = [
+        *zip(inputs, in_specs, strict=True),
+        *((value, SPLIT) for value in stacked_values),
+        *zip(found_values, (state.layout.spec for state in found), strict=True),
     ]
-    stacked_values = [outer.values[variable] for variable in stacked]
-    found = [
-        state
-        for state in outer.function.lifted
-        if isinstance(state, captured.CapturedValue) and state.layout.mesh == mesh
-    ]
-    found_values = [outer.function.lifted[state] for state in found]
     out_specs: list[PartitionSpec] = []
     outcome: Outcome
-
-    def list_names() -> list[str]:
-        names = trace_errors.name_leaves(fn, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
-        paired = zip(names, given, strict=False)
-        return [name for name, each in paired if each is not None]
 
     def call(
         local_inputs: Sequence[jax.Array],
@@ -244,7 +246,7 @@ def _run(
         local: dict[contracts.State, Any] = {variable: next(values)[0] for variable in stacked}
         for state in found:
             local[state] = state.take_local(next(values))
-        frame = frames.RunFrame(outer, mesh, local, variant)
+        frame = frames.RunFrame(outer, mesh, local, entering, variant)
         runner = SpmdRunner(strategy, frame, ops, origins)
         replica = context.ReplicaContext(strategy, runner)
         remaining = iter(local_inputs)
@@ -253,9 +255,7 @@ def _run(
             for leaf, each in zip(leaves, given, strict=True)
         ]
         local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
-        explained = trace_errors.explain(
-            fn, "local_inputs", list_names, lambda: runner.uses_replica_id
-        )
+        explained = trace_errors.explain(lambda: runner.uses_replica_id)
         with explained, frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
         flat, result_tree = _flatten_results(result, runner)
@@ -285,6 +285,12 @@ def _run(
         out_specs[:] = outcome.specs
         return outcome.outputs
 
+    called = name_leaves(fn, args, kwargs, is_wrapped_or_opaque)
+    paired = zip(called, given, strict=False)  # JAX does not know all of the containers.
+    names = [name for name, each in paired if each is not None]
+    names += [state.described for state in (*stacked, *found)]
+    # Errors of JAX's name the replica's function and its arguments.
+    jax_private.set_description(body, jax_private.describe("strategy.run", fn, names))
     all_specs = (in_specs, [SPLIT] * len(stacked), [state.layout.spec for state in found])
     program = jax_private.shard_map(body, mesh, all_specs, out_specs)
     outputs = program(inputs, stacked_values, found_values)

@@ -46,6 +46,8 @@ class _MergeRequest:
     fn: Callable[..., object]
     args: Sequence[object]
     kwargs: Mapping[str, object]
+    # What a replica can do alone, if the others do not come: it need not wait for them.
+    alone: Callable[..., object] | None = None
 
 
 class _Replica(threading.Thread):
@@ -68,6 +70,9 @@ class _Replica(threading.Thread):
         self.done = False
         self.merge_request: _MergeRequest | None = None
         self.merge_result: Any = None
+        self.merge_error: Exception | None = None
+        # Whether it goes on without the others.
+        self.is_alone = False
         self.num_merges = 0
         self._turn = threading.Semaphore(0)
         self._paused = threading.Semaphore(0)
@@ -89,16 +94,27 @@ class _Replica(threading.Thread):
             self.resume()
 
     def meet(
-        self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object] | None = None,
     ) -> Any:
         """Called by the replica: waits for the others, and returns this replica's part."""
-        self.merge_request = _MergeRequest(fn, args, kwargs)
+        self.merge_request = _MergeRequest(fn, args, kwargs, alone)
         self.num_merges += 1
         self._paused.release()
         self._turn.acquire()
         self.merge_request = None
         if self._aborted:
             raise ReplicaAborted
+        if self.is_alone:
+            assert alone is not None
+            self.num_merges -= 1
+            self.is_alone = False
+            return alone(*args, **kwargs)
+        if self.merge_error is not None:
+            raise self.merge_error
         return self.merge_result
 
     @override
@@ -152,6 +168,15 @@ class _ThreadRunner:
     ) -> Any:
         _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
         return self.replica.meet(fn, args, kwargs)
+
+    def call_together(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        alone: Callable[..., object],
+    ) -> Any:
+        return self.replica.meet(fn, args, kwargs, alone)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -343,10 +368,11 @@ def _find_idle(strategy: contracts.Strategy, nest: object) -> IdleReplicas:
 
 def _advance(replicas: list[_Replica]) -> bool:
     """Runs each replica to its next meeting point; False when all have ended."""
-    for replica in replicas:
-        replica.resume()
-        if replica.error is not None:
-            raise replica.error
+    _resume(replicas)
+    while lonely := _find_lonely(replicas):
+        for replica in lonely:
+            replica.is_alone = True
+        _resume(lonely)
     waiting = [replica.replica_id for replica in replicas if not replica.done]
     if waiting and len(waiting) < len(replicas):
         ended = [replica.replica_id for replica in replicas if replica.done]
@@ -358,6 +384,25 @@ def _advance(replicas: list[_Replica]) -> bool:
             "differs between replicas."
         )
     return bool(waiting)
+
+
+def _resume(replicas: list[_Replica]) -> None:
+    for replica in replicas:
+        replica.resume()
+        if replica.error is not None:
+            raise replica.error
+
+
+def _find_lonely(replicas: list[_Replica]) -> list[_Replica]:
+    """Returns the replicas that need not wait, unless all of them have come to the same call."""
+    requests = [replica.merge_request for replica in replicas if replica.merge_request]
+    if len(requests) == len(replicas) and len({request.fn for request in requests}) == 1:
+        return []
+    return [
+        replica
+        for replica in replicas
+        if replica.merge_request is not None and replica.merge_request.alone is not None
+    ]
 
 
 def _merge(state: _Run, replicas: list[_Replica]) -> None:
@@ -376,7 +421,15 @@ def _merge(state: _Run, replicas: list[_Replica]) -> None:
         mesh=state.strategy.extended.mesh,
         idle=state.idle,
     )
-    with context.enter(context.Entry(state.strategy)):
-        result = fns[0](state.strategy, *merged_args, **merged_kwargs)
+    try:
+        with context.enter(context.Entry(state.strategy)):
+            result = fns[0](state.strategy, *merged_args, **merged_kwargs)
+    except Exception as error:
+        if requests[0].alone is None:
+            raise
+        # Each of them has called the function, so each of them may handle the error.
+        for replica in replicas:
+            replica.merge_error = error
+        return
     for replica, part in zip(replicas, state.split(result), strict=True):
         replica.merge_result = part

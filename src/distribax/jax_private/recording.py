@@ -1,0 +1,187 @@
+"""Recording: code is traced once, and inputs are added to the program while it is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax._src import api_util as _api_util
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax.extend import core
+from jax.typing import ArrayLike
+
+from distribax.jax_private.tracing import run_outside_trace
+
+ArrayType: TypeAlias = _core.ShapedArray
+"""The type that an array has in a program."""
+
+Description: TypeAlias = _core.DebugInfo
+"""What JAX's messages say of a function that is traced."""
+
+Recorded: TypeAlias = core.ClosedJaxpr
+"""A program that was recorded."""
+
+
+def make_array_type(shape: Sequence[int], dtype: np.dtype[Any]) -> ArrayType:
+    """Returns the type of an array, wherever it lives."""
+    return _core.ShapedArray(tuple(shape), dtype)
+
+
+def get_array_type(value: ArrayLike) -> ArrayType:
+    """Returns the type that an array or a number has in a program, as for `jax.jit`."""
+    return _core.shaped_abstractify(value)
+
+
+def get_trace_settings() -> Hashable:
+    """Returns the settings of JAX that change what is recorded, such as `jax.enable_x64`."""
+    return _config.trace_context()
+
+
+def make_function(program: Recorded) -> Callable[..., list[jax.Array]]:
+    """Returns a recorded program as a function of its inputs."""
+    return core.jaxpr_as_fun(program)
+
+
+def fits(program: Recorded, inputs: Sequence[ArrayLike]) -> bool:
+    """Tells whether `inputs` have the types that a program was recorded for."""
+    types = [(each.shape, each.dtype) for each in map(get_array_type, inputs)]
+    return types == [(each.shape, each.dtype) for each in program.in_avals]
+
+
+def count_operations(program: Recorded) -> int:
+    """Returns how many operations a program has on the way to its results."""
+    jaxpr, _, _ = _partial_eval.dce_jaxpr_consts(
+        program.jaxpr, [True] * len(program.jaxpr.outvars), False
+    )
+    return _count_equations(jaxpr)
+
+
+def _count_equations(jaxpr: _core.Jaxpr) -> int:
+    return len(jaxpr.eqns) + sum(map(_count_equations, _core.subjaxprs(jaxpr)))
+
+
+def describe(what: str, fn: Callable[..., object], names: Sequence[str]) -> Description:
+    """Returns a description of `fn`: what it is traced for, where it is, and its inputs' names."""
+    where = _api_util.fun_sourceinfo(fn) or getattr(fn, "__name__", "<unknown>")
+    return _core.DebugInfo(what, where, tuple(names), None)
+
+
+def set_description(fn: Callable[..., object], description: Description) -> None:
+    """Lets JAX's messages speak of another function than of `fn`, which only calls it."""
+    _api_util.save_wrapped_fun_debug_info(fn, description)
+
+
+class Recording:
+    """A program that is being recorded.
+
+    Args:
+        description: What JAX's messages say of the code.
+    """
+
+    def __init__(self, description: Description) -> None:
+        self._description = description
+        parent = _core.trace_ctx.trace
+        self._trace = _partial_eval.DynamicJaxprTrace(description, parent_trace=parent)
+        self._get_values: list[Callable[[], ArrayLike]] = []
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[None]:
+        """Records the code inside."""
+        # As JAX does for `jax.jit`: names of operations begin at the program.
+        with _source_info_util.reset_name_stack(), core.set_current_trace(self._trace):
+            yield
+
+    def add_input(
+        self, type_: ArrayType, name: str, get_value: Callable[[], ArrayLike]
+    ) -> jax.Array:
+        """Returns what stands for a new input, which all code may use, however deep it is.
+
+        `get_value` returns the value that it has before the program runs.
+        """
+        self._get_values.append(get_value)
+        named = self._description
+        assert named.arg_names is not None
+        self._description = named._replace(arg_names=(*named.arg_names, name))
+        self._trace.frame.debug_info = self._description
+        return self._trace.new_arg(type_, _source_info_util.current())
+
+    def evaluate(self, value: jax.Array) -> jax.Array:
+        """Returns what a value of the program is, given its inputs as they are now."""
+        part = cut_out(self._trace, value)
+
+        def compute() -> jax.Array:
+            inputs = [self._get_values[index]() for index in part.inputs]
+            return jax.jit(part.run)(part.constants, inputs)
+
+        return run_outside_trace(compute)
+
+    def close(self, inputs: Sequence[jax.Array], outputs: Sequence[ArrayLike]) -> Recorded:
+        """Returns the program that computes `outputs` from `inputs`.
+
+        Other inputs that were added must not matter for the outputs.
+        """
+        source = _source_info_util.current()
+        results = [
+            self._trace.to_jaxpr_tracer(_dtypes.canonicalize_value(each), source)
+            for each in outputs
+        ]
+        unnamed = self._description._replace(arg_names=None)
+        jaxpr, constants = self._trace.to_jaxpr(results, unnamed, source)
+        wanted = [_get_variable(each) for each in inputs]
+        if len(wanted) < len(jaxpr.invars):
+            jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
+                jaxpr, [True] * len(results), [False] * (len(constants) + len(jaxpr.invars))
+            )
+            constants = [each for each, keep in zip(constants, kept, strict=True) if keep]
+            assert set(jaxpr.invars) <= set(wanted), f"{used.count(True)} inputs are used"
+        return core.ClosedJaxpr(jaxpr.replace(invars=wanted), constants)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a program that is being recorded: what computes one of its values.
+
+    Attributes:
+        run: Computes the value from constants and inputs.
+        constants: What it uses from outside the program; these may be traced themselves.
+        inputs: The places of those inputs of the program that it uses.
+    """
+
+    run: Callable[[Sequence[ArrayLike], Sequence[ArrayLike]], jax.Array]
+    constants: list[Any]
+    inputs: list[int]
+
+
+def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
+    """Returns the part of the program that `trace` records which computes `value`."""
+    assert isinstance(trace, _partial_eval.DynamicJaxprTrace)
+    assert isinstance(value, _partial_eval.DynamicJaxprTracer)
+    assert trace.frame.debug_info is not None
+    unnamed = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
+    jaxpr, constants = trace.to_jaxpr([value], unnamed, _source_info_util.current())
+    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
+        jaxpr, [True], [False] * (len(constants) + len(jaxpr.invars))
+    )
+
+    def run(constants: Sequence[ArrayLike], inputs: Sequence[ArrayLike]) -> jax.Array:
+        (result,) = _core.eval_jaxpr(jaxpr, list(constants), *inputs)
+        return result
+
+    return Part(
+        run,
+        [each for each, keep in zip(constants, kept, strict=True) if keep],
+        [index for index, keep in enumerate(used) if keep],
+    )
+
+
+def _get_variable(tracer: jax.Array) -> Any:
+    assert isinstance(tracer, _partial_eval.DynamicJaxprTracer)
+    return tracer.val
