@@ -7,7 +7,7 @@ from benchmarks.harness import Settings, Side, fresh
 
 REPLICAS = (2, 4, 8, 16, 32)
 HAND, OURS = "by hand", "distribax"
-MAX_RATIO = 1.5
+MAX_RATIO = 1.15
 
 
 def run(settings: Settings) -> Report:
