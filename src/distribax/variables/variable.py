@@ -456,7 +456,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         duplication.check_copyable(self)
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
-        vars(clone).update(vars(self), _buffer=jnp.copy(self._buffer), _shared=False)
+        vars(clone).update(vars(self), _buffer=jnp.copy(self.share()), _shared=False)
         return clone
 
     @override
