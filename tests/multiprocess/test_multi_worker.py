@@ -171,15 +171,24 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
             size = 7 if context.input_pipeline_id == 0 else 3
             return dx.data.Dataset.range(size).map(lambda x: x + 100 * worker).batch(2)
 
-        total, steps = 0, []
+        @dx.function
+        def mean_of(x):
+            means = strategy.run(lambda v: v.astype(jnp.float32).mean(), args=(x,))
+            return strategy.reduce("MEAN", means, axis=None)
+
+        total, steps, means = 0, [], []
         for x in strategy.distribute_datasets_from_function(dataset_fn):
+            means.append(mean_of(x))
             steps.append(np.asarray(strategy.experimental_local_results(x)[0]).tolist())
             total += int(strategy.reduce("SUM", strategy.run(lambda v: v.sum(), args=(x,))))
-        tell(steps=steps, total=total)
+        tell(steps=steps, total=total, means=means, traces=mean_of.trace_count)
         """,
         1,
         compiled=True,
     )
+    # Each set of sizes is compiled, and a worker without data counts for nothing.
+    assert told[0]["means"] == told[1]["means"] == [50.5, 52.25, 4.5, 6.0]
+    assert told[0]["traces"] == told[1]["traces"] == 4
     assert told[0]["steps"] == [[0, 1], [2, 3], [4, 5], [6]]
     assert told[1]["steps"] == [[100, 101], [102], [], []]
     assert told[0]["total"] == told[1]["total"] == 21 + 303
