@@ -57,6 +57,13 @@ class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
 
 
+class ReplicaInputError(DistribaxError, RuntimeError, ValueError):
+    """A replica read distributed input, which is read outside and passed to the replicas.
+
+    A RuntimeError like other calls in the wrong context, and a ValueError as in TensorFlow.
+    """
+
+
 class PeerLostError(DistribaxError, RuntimeError):
     """Another worker is lost, and this one cannot go on without it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import secrets
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +13,8 @@ from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
 from distribax.data.iterator import DatasetIterator
-from distribax.data.plan.order import Shuffle
+from distribax.data.plan.order import Interleave, Shuffle
+from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Node
 
 _ITERATORS: Final = (DatasetIterator, DistributedIterator)
@@ -111,7 +111,7 @@ def _reshuffle(node: Node, done: dict[int, Node]) -> Node:
         made = node
         if node.inputs:
             made = node.with_inputs(tuple(_reshuffle(each, done) for each in node.inputs))
-        if isinstance(made, Shuffle):
-            made = dataclasses.replace(made, entropy=secrets.randbits(63))
+        if isinstance(made, (Shuffle, Interleave)):
+            made = dataclasses.replace(made, passes=Passes())
         done[id(node)] = made
     return done[id(node)]

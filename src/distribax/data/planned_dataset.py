@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from distribax.data.dataset_options import Options
 from distribax.data.execution import runner
-from distribax.data.iterator import DatasetIterator, RunCounter
+from distribax.data.iterator import DatasetIterator
 from distribax.data.plan import transforms
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.execution import require_host
@@ -24,7 +24,6 @@ class PlannedDataset:
 
     def __init__(self, plan: Node) -> None:
         self._plan = plan
-        self._runs = RunCounter()
 
     @property
     def plan(self) -> Node:
@@ -68,7 +67,7 @@ class PlannedDataset:
 
     def make_iterator(self) -> DatasetIterator:
         """Returns a new iterator; it can be saved, restored and closed."""
-        return DatasetIterator(self._plan, self._runs)
+        return DatasetIterator(self._plan)
 
     def __iter__(self) -> DatasetIterator:
         require_host("a loop over a data set")

@@ -155,7 +155,7 @@ class Function:
 
             if len(self._runs) >= _MAX_HOST_RUNS:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = Function(call, donate_argnums=self._donate_argnums)
+            run = self._runs[key] = _ReplicaRun(call, donate_argnums=self._donate_argnums)
         return run
 
     # One call.
@@ -285,6 +285,14 @@ class Function:
     @override
     def __repr__(self) -> str:
         return f"<dx.function {self._name}, {self.trace_count} compiled>"
+
+
+class _ReplicaRun(Function):
+    """One `strategy.run`, compiled by itself; replicas that loop over data run eagerly."""
+
+    @override
+    def _host(self, args: _Args, kwargs: _Kwargs, pulled: Sequence[Pulled]) -> Any:
+        return self._eager(args, kwargs, pulled)
 
 
 def _mark(nest: object, value: bool) -> Any:

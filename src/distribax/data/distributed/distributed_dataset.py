@@ -23,8 +23,10 @@ from distribax.data.distributed.input_options import (
     contexts_of_replicas,
 )
 from distribax.data.distributed.position_owner import PositionOwner
+from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec
+from distribax.data.plan.passes import number_steps
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
 from distribax.topology import InputTarget
@@ -75,6 +77,7 @@ class DistributedDataset:
         return self._spec()
 
     def __iter__(self) -> DistributedIterator:
+        require_outside_replica("a loop over a distributed data set")
         require_host("a loop over a distributed data set")
         return DistributedIterator(
             self._start, self._feeder, self._buffer_size, self._spec, self._owner
@@ -104,8 +107,11 @@ def distribute_dataset(
             "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA needs an input "
             "function for each replica. Use distribute_datasets_from_function(fn, options)."
         )
+    whole = as_dataset(dataset)
+    if target.num_workers > 1:
+        number_steps(whole.plan, (target.num_workers, target.worker_id))
     part, decision = auto_shard(
-        as_dataset(dataset),
+        whole,
         target.num_workers,
         target.worker_id,
         replicas_per_worker=target.num_local_replicas,
