@@ -44,10 +44,10 @@ class Dataset(PlannedDataset):
 
     @staticmethod
     def from_tensor_slices(tensors: object) -> Dataset:
-        """Makes a data set of the rows of arrays in memory, which must not change afterwards.
+        """Makes a data set of the rows of arrays in memory.
 
-        Rows are not copied, except for large ones that are not aligned for devices: then the array
-        is copied once, up to 256 MB.
+        The arrays are copied, once, so that they may change afterwards. Arrays that are read-only
+        (`array.flags.writeable = False`) or mapped from a file (`np.memmap`) are not.
 
         Args:
             tensors: An array, or a tuple or dict of arrays with the same number of rows.

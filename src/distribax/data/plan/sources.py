@@ -15,7 +15,7 @@ from distribax.data import elements as nests
 from distribax.data.element_spec import Spec, TensorSpec, remove_batch_dim, spec_of
 from distribax.data.formats.record_format import RecordFormat
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, UnknownSpec
-from distribax.data.write_protection import align_rows, make_read_only
+from distribax.data.write_protection import align_rows, keep_as_given
 from distribax.topology.host_memory import aligned_empty
 
 
@@ -66,8 +66,7 @@ class Slices(IndexedSource):
                 "tensors has components with different numbers of rows: "
                 f"{nests.describe(self.arrays)}. They must agree in their first dimension."
             )
-        # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
-        object.__setattr__(self, "arrays", make_read_only(align_rows(self.arrays)))
+        object.__setattr__(self, "arrays", align_rows(keep_as_given(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
 
     @override
@@ -110,7 +109,7 @@ class Tensors(IndexedSource):
     value: nests.Element
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", make_read_only(self.value))
+        object.__setattr__(self, "value", keep_as_given(self.value))
 
     @override
     def cardinality(self) -> int:
@@ -179,7 +178,7 @@ class Batches(IndexedSource):
     items: tuple[nests.Element, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(make_read_only(item) for item in self.items))
+        object.__setattr__(self, "items", tuple(keep_as_given(item) for item in self.items))
 
     @override
     def cardinality(self) -> int:
