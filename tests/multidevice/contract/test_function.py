@@ -234,6 +234,17 @@ def test_a_loop_over_a_data_set_runs_on_the_host(case: Case) -> None:
         assert float(step(distributed)) == BATCH.sum()
 
 
+def test_a_distributed_data_set_is_reduced(case: Case) -> None:
+    dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
+    distributed = case.strategy.experimental_distribute_dataset(dataset)
+
+    def add(total: Any, x: Any) -> Any:
+        losses = case.strategy.run(jnp.sum, args=(x,))
+        return total + case.strategy.reduce("SUM", losses, axis=None)
+
+    assert float(case.step(lambda: distributed.reduce(0.0, add))()) == BATCH.sum()
+
+
 def test_a_replica_reads_no_distributed_input(case: Case) -> None:
     dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
     distributed = case.strategy.experimental_distribute_dataset(dataset)

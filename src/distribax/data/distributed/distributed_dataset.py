@@ -83,6 +83,25 @@ class DistributedDataset:
             self._start, self._feeder, self._buffer_size, self._spec, self._owner
         )
 
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Goes through the data set once, and returns what a function makes of its elements.
+
+        Args:
+            initial_state: The state of the first call: anything.
+            reduce_func: Called outside the replicas with a state and an element; returns the next
+                state. It may call `strategy.run` and `strategy.reduce`.
+
+        Returns:
+            The last state.
+
+        Raises:
+            ReplicaInputError: It is called in a replica.
+        """
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
+
     def make_one_shot_iterator(self) -> DistributedIterator:
         """Returns an iterator, under TensorFlow 1's name."""
         return iter(self)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from distribax.data.execution.permutation import Key
-from distribax.data.plan.order import Shuffle
-from distribax.data.plan.passes import RandomStep, find_random, find_unseeded
+from distribax.data.plan.passes import RandomStep, SeededStep, find_random, find_unseeded
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, walk
 
@@ -90,8 +89,8 @@ class Context:
         seeds = Seeds.load(plan, saved["seeds"])
         return dataclasses.replace(self, run=saved["run"], path=tuple(saved["path"]), seeds=seeds)
 
-    def key(self, node: Shuffle) -> Key:
-        """Returns what the order of a shuffle's pass depends on."""
+    def key(self, node: SeededStep) -> Key:
+        """Returns what the draws of a random step's pass depend on."""
         seed = node.seed
         if seed is None:
             seed = self.seeds.by_node.get(id(node), self.seeds.common)

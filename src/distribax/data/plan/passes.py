@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import secrets
 from collections import defaultdict
@@ -53,6 +54,9 @@ class SeededStep(RandomStep, Protocol):
     @property
     def seed(self) -> int | None: ...
 
+    @property
+    def reshuffle_each_iteration(self) -> bool: ...
+
 
 def find_random(plan: Node) -> list[RandomStep]:
     """Returns the random steps of a plan, each once, from its end to its sources."""
@@ -88,3 +92,12 @@ def number_steps(plan: Node, worker: Worker) -> None:
     for step in find_random(plan):
         if worker not in step.passes.numbers:
             step.passes.numbers[worker] = next(_numbers[worker])
+
+
+def renew_passes(node: Node) -> Node:
+    """Returns a step that counts, and draws if it has no seed, independently of this one."""
+    if not isinstance(node, RandomStep):
+        return node
+    renewed = copy.copy(node)
+    object.__setattr__(renewed, "passes", Passes())
+    return renewed

@@ -12,9 +12,22 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, TensorSpec, remove_batch_dim, spec_of
+from distribax.data.element_spec import (
+    Spec,
+    TensorSpec,
+    merge_specs,
+    remove_batch_dim,
+    spec_of,
+)
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, UnknownSpec
+from distribax.data.plan.passes import Passes
+from distribax.data.plan.plan_node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Node,
+    Probe,
+    UnknownSpec,
+)
 from distribax.data.write_protection import align_rows, keep_as_given
 from distribax.topology.host_memory import aligned_empty
 
@@ -123,6 +136,21 @@ class Tensors(IndexedSource):
     def spec(self, probe: Probe) -> Spec:
         return spec_of(self.value)
 
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self._num_rows is not None
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return self._num_rows
+
+    @property
+    def _num_rows(self) -> int | None:
+        """The rows of the element, if it is a batch: all components have as many."""
+        sizes = {np.shape(leaf)[:1] for leaf in nests.leaves(self.value)}
+        (size,) = sizes if len(sizes) == 1 else ((),)
+        return size[0] if size else None
+
     @property
     @override
     def label(self) -> str:
@@ -159,6 +187,75 @@ class Range(IndexedSource):
     @override
     def label(self) -> str:
         return f"range({self.values.start}, {self.values.stop}, {self.values.step})"
+
+
+@dataclass(frozen=True, eq=False)
+class Items(IndexedSource):
+    """Elements that other steps have made: those of a window, or data sets of files."""
+
+    items: tuple[nests.Element, ...]
+
+    @override
+    def cardinality(self) -> int:
+        return len(self.items)
+
+    @override
+    def element(self, index: int) -> nests.Element:
+        return self.items[index]
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        first, *others = map(spec_of, self.items)
+        return functools.reduce(merge_specs, others, first)
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"items({len(self.items)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Counter(Node):
+    """Whole numbers without end."""
+
+    start: int
+    step: int
+    dtype: np.dtype[Any]
+
+    @override
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return TensorSpec((), self.dtype)
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+
+@dataclass(frozen=True, eq=False)
+class RandomNumbers(Node):
+    """Random whole numbers of 32 bits, without end."""
+
+    seed: int | None
+    reshuffle_each_iteration: bool
+    passes: Passes = field(default_factory=Passes)
+
+    @override
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return TensorSpec((), np.int64)
+
+    @property
+    @override
+    def label(self) -> str:
+        return "random()"
 
 
 @dataclass(frozen=True, eq=False)
