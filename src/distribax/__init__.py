@@ -23,6 +23,7 @@ from distribax.context import in_cross_replica_context as in_cross_replica_conte
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.errors import PeerLostError as PeerLostError
+from distribax.errors import ReplicaInputError as ReplicaInputError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy

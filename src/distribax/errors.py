@@ -65,6 +65,13 @@ class VariableInJitError(DistribaxError, RuntimeError):
     """A variable was read inside `jax.jit`, which would keep the value of that moment."""
 
 
+class ReplicaInputError(DistribaxError, RuntimeError, ValueError):
+    """A replica read distributed input, which is read outside and passed to the replicas.
+
+    A RuntimeError like other calls in the wrong context, and a ValueError as in TensorFlow.
+    """
+
+
 class PeerLostError(DistribaxError, RuntimeError):
     """Another worker is lost, and this one cannot go on without it.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
-import secrets
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +12,7 @@ from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
 from distribax.data.iterator import DatasetIterator
-from distribax.data.plan.order import Shuffle
+from distribax.data.plan.passes import renew_passes
 from distribax.data.plan.plan_node import Node
 
 _ITERATORS: Final = (DatasetIterator, DistributedIterator)
@@ -111,7 +109,5 @@ def _reshuffle(node: Node, done: dict[int, Node]) -> Node:
         made = node
         if node.inputs:
             made = node.with_inputs(tuple(_reshuffle(each, done) for each in node.inputs))
-        if isinstance(made, Shuffle):
-            made = dataclasses.replace(made, entropy=secrets.randbits(63))
-        done[id(node)] = made
+        done[id(node)] = renew_passes(made)
     return done[id(node)]

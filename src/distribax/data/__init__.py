@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from distribax.data import experimental as experimental
 from distribax.data.adapt import as_dataset as as_dataset
+from distribax.data.csv_readers import CsvDataset as CsvDataset
+from distribax.data.csv_readers import make_csv_dataset as make_csv_dataset
 from distribax.data.dataset import Dataset as Dataset
 from distribax.data.dataset_options import AUTOTUNE as AUTOTUNE
 from distribax.data.dataset_options import AutoShardPolicy as AutoShardPolicy
 from distribax.data.dataset_options import Options as Options
 from distribax.data.dataset_options import ThreadingOptions as ThreadingOptions
+from distribax.data.element_spec import DatasetSpec as DatasetSpec
 from distribax.data.element_spec import TensorSpec as TensorSpec
 from distribax.data.formats.example import FixedLenFeature as FixedLenFeature
 from distribax.data.formats.example import VarLenFeature as VarLenFeature

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import builtins
-import copy
 import functools
 import glob
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self, cast
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import arguments as check
 from distribax.data import elements as nests
-from distribax.data.dataset_options import AUTOTUNE, SHARD_HINT, Options
 from distribax.data.element_spec import Spec
-from distribax.data.plan import order, sources, transforms
+from distribax.data.formats.saved import SavedFormat, read_catalogue
+from distribax.data.plan import choose, order, sources
 from distribax.data.plan.output_signature import parse_signature
-from distribax.data.plan.padding import parse_padded_shapes
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
+from distribax.data.plan.plan_node import HasPlan, Node
 from distribax.data.planned_dataset import PlannedDataset
-
-_T = TypeVar("_T")
-# tf.data takes the number of cores; a fixed number gives the same order on every machine.
-_DEFAULT_CYCLE_LENGTH = 4
+from distribax.data.steps import batch_steps, element_steps, order_steps, run_steps
 
 
 class Dataset(PlannedDataset):
@@ -43,14 +39,15 @@ class Dataset(PlannedDataset):
     # Sources.
 
     @staticmethod
-    def from_tensor_slices(tensors: object) -> Dataset:
-        """Makes a data set of the rows of arrays in memory, which must not change afterwards.
+    def from_tensor_slices(tensors: object, name: str | None = None) -> Dataset:
+        """Makes a data set of the rows of arrays in memory.
 
-        Rows are not copied, except for large ones that are not aligned for devices: then the array
-        is copied once, up to 256 MB.
+        The arrays are copied, once, so that they may change afterwards. Arrays that are read-only
+        (`array.flags.writeable = False`) or mapped from a file (`np.memmap`) are not.
 
         Args:
             tensors: An array, or a tuple or dict of arrays with the same number of rows.
+            name: Accepted, without effect.
 
         Returns:
             The data set.
@@ -64,11 +61,12 @@ class Dataset(PlannedDataset):
         return Dataset(sources.Slices(nests.to_element(tensors)))
 
     @staticmethod
-    def from_tensors(tensors: object) -> Dataset:
-        """Makes a data set of one element.
+    def from_tensors(tensors: object, name: str | None = None) -> Dataset:
+        """Makes a data set of one element; if it is a batch, it can be distributed as one.
 
         Args:
             tensors: The element: an array, a number or text, or a tuple or dict of them.
+            name: Accepted, without effect.
 
         Returns:
             The data set.
@@ -82,6 +80,7 @@ class Dataset(PlannedDataset):
         output_shapes: object = None,
         args: tuple[Any, ...] | None = None,
         output_signature: Spec | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Makes a data set of what a function yields; it is called again for each iteration.
 
@@ -94,6 +93,7 @@ class Dataset(PlannedDataset):
             args: The arguments of `generator`.
             output_signature: A nest of `TensorSpec`s, instead of types and shapes. Without any of
                 them the first element tells.
+            name: Accepted, without effect.
 
         Returns:
             The data set.
@@ -110,12 +110,15 @@ class Dataset(PlannedDataset):
         return Dataset(sources.Generator(make, signature, types))
 
     @staticmethod
-    def range(*args: int, output_type: check.DTypeLike = np.int64) -> Dataset:
+    def range(
+        *args: int, output_type: check.DTypeLike = np.int64, name: str | None = None
+    ) -> Dataset:
         """Makes a data set of a range of integers.
 
         Args:
             *args: As for Python's `range`: the stop; start and stop; or start, stop and step.
             output_type: The data type of the elements.
+            name: Accepted, without effect.
 
         Returns:
             The data set.
@@ -138,6 +141,7 @@ class Dataset(PlannedDataset):
         file_pattern: check.Path | Iterable[check.Path],
         shuffle: bool | None = None,
         seed: int | None = None,
+        name: str | None = None,
     ) -> Dataset:
         """Makes a data set of the names of files that match a glob pattern, or several.
 
@@ -145,6 +149,7 @@ class Dataset(PlannedDataset):
             file_pattern: The pattern or patterns.
             shuffle: Whether to shuffle the names; None means yes.
             seed: The seed of the shuffle.
+            name: Accepted, without effect.
 
         Returns:
             A data set of names, as bytes.
@@ -161,12 +166,13 @@ class Dataset(PlannedDataset):
         return dataset if in_order else dataset.shuffle(len(names), seed=seed)
 
     @staticmethod
-    def zip(*args: object, datasets: object = None) -> Dataset:
+    def zip(*args: object, datasets: object = None, name: str | None = None) -> Dataset:
         """Makes a data set of elements of several data sets, side by side; the shortest ends it.
 
         Args:
             *args: The data sets, or a tuple or dict of them.
             datasets: A tuple or dict of data sets, instead of `args`.
+            name: Accepted, without effect.
 
         Returns:
             A data set whose elements have the structure of the arguments.
@@ -183,318 +189,193 @@ class Dataset(PlannedDataset):
         nest = datasets if datasets is not None else (args[0] if len(args) == 1 else args)
         return Dataset(order.zip_plans(tuple(nest) if isinstance(nest, list) else nest))
 
+    @staticmethod
+    def counter(
+        start: int = 0,
+        step: int = 1,
+        dtype: check.DTypeLike = np.int64,
+        name: str | None = None,
+    ) -> Dataset:
+        """Makes an endless data set of `start`, `start + step`, and so on.
+
+        Args:
+            start: The first number.
+            step: The difference from one to the next.
+            dtype: The data type of the elements.
+            name: Accepted, without effect.
+
+        Returns:
+            The data set.
+        """
+        first, by = check.whole_number(start, "start"), check.whole_number(step, "step")
+        return Dataset(sources.Counter(first, by, check.dtype(dtype, "dtype")))
+
+    @staticmethod
+    def random(
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Makes an endless data set of random whole numbers from 0 to 2**32 - 1, as int64.
+
+        Args:
+            seed: Makes the numbers the same in every process; they are not TensorFlow's.
+            rerandomize_each_iteration: Whether every iteration has other numbers; None for no.
+            name: Accepted, without effect.
+
+        Returns:
+            The data set.
+        """
+        return Dataset(_random_numbers(seed, rerandomize_each_iteration))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset],
+        choice_dataset: Dataset,
+        stop_on_empty_dataset: bool = True,
+    ) -> Dataset:
+        """Takes each element from the data set that the next element of another one names.
+
+        Args:
+            datasets: The data sets to take from, with elements of the same structure.
+            choice_dataset: Their numbers, in the order in which they are asked.
+            stop_on_empty_dataset: Whether to end where a chosen one has no more elements; otherwise
+                the choice is passed over.
+
+        Returns:
+            The data set of the elements.
+
+        Raises:
+            TypeError: An argument is not a data set.
+            ValueError: There is no data set.
+
+        >>> numbers, choice = Dataset.range(3), Dataset.range(2).repeat(2)
+        >>> [int(x) for x in Dataset.choose_from_datasets([numbers, Dataset.range(7, 9)], choice)]
+        [0, 7, 1, 8]
+        """
+        stop = check.flag(stop_on_empty_dataset, "stop_on_empty_dataset")
+        parts = choose.parse_parts(datasets)
+        if not isinstance(choice_dataset, HasPlan):
+            raise TypeError(f"choice_dataset={choice_dataset!r} is not a Dataset.")
+        return Dataset(choose.Choose(choice_dataset.plan, parts, stop))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Sequence[float] | np.ndarray[Any, Any] | Dataset | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+    ) -> Dataset:
+        """Takes each element from one of several data sets, chosen at random.
+
+        Args:
+            datasets: The data sets to take from, with elements of the same structure.
+            weights: How often each is chosen, in proportion; a data set of such weights for weights
+                that change with each element; None for all alike.
+            seed: Makes the choice the same in every process; it is not TensorFlow's.
+            stop_on_empty_dataset: Whether to end where a chosen one has no more elements.
+            rerandomize_each_iteration: Whether every iteration chooses anew; None for no.
+
+        Returns:
+            The data set of the elements.
+
+        Raises:
+            TypeError: An argument is not a data set.
+            ValueError: There is no data set, or the weights do not fit.
+        """
+        stop = check.flag(stop_on_empty_dataset, "stop_on_empty_dataset")
+        parts = choose.parse_parts(datasets)
+        numbers = _random_numbers(seed, rerandomize_each_iteration)
+        if isinstance(weights, HasPlan):
+            return Dataset(
+                choose.Choose(choose.draw(numbers, weights.plan, len(parts)), parts, stop)
+            )
+        # One that is never drawn would never be seen to have ended.
+        parts, shares = choose.drop_unweighted(parts, weights)
+        return Dataset(choose.Choose(choose.draw(numbers, shares, len(parts)), parts, stop))
+
+    @staticmethod
+    def load(
+        path: check.Path,
+        element_spec: Spec | None = None,
+        compression: str | None = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+    ) -> Dataset:
+        """Makes a data set of what `save` has written.
+
+        Args:
+            path: The directory.
+            element_spec: Accepted; what was saved says it.
+            compression: Accepted; what was saved says it.
+            reader_func: Makes a data set of the data set of saved files; None reads them in turns.
+
+        Returns:
+            The data set.
+
+        Raises:
+            FileNotFoundError: Nothing was saved there.
+        """
+        catalogue = read_catalogue(check.path(path, "path"))
+        saved = SavedFormat(catalogue.spec, catalogue.compression)
+        if reader_func is None:
+            names = catalogue.filenames
+            return Dataset(sources.FileReader(names, saved, max(1, len(names))))
+        files = [Dataset(sources.FileReader((name,), saved)) for name in catalogue.filenames]
+        return check.function(reader_func, "reader_func")(Dataset(sources.Items(tuple(files))))
+
+    @override
+    def derive(self, plan: Node) -> Self:
+        # The steps of a reader are plain data sets.
+        return cast(Self, Dataset(plan))
+
     # Steps that change elements.
 
-    def map(
-        self,
-        map_func: Callable[..., Any],
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-    ) -> Dataset:
-        """Puts every element through a function.
+    map = element_steps.map
+    filter = element_steps.filter
+    flat_map = element_steps.flat_map
+    interleave = element_steps.interleave
+    enumerate = element_steps.enumerate
+    scan = element_steps.scan
+    ignore_errors = element_steps.ignore_errors
 
-        Args:
-            map_func: The function. A tuple is passed as several arguments.
-            num_parallel_calls: How many threads run it ahead of use, which helps functions that
-                release Python's lock (NumPy, decoders, files); None for no threads.
-            deterministic: Accepted; the order of the elements is always kept.
+    # Steps that put elements together.
 
-        Returns:
-            The data set of what the function returns.
-        """
-        check.function(map_func, "map_func")
-        threads = check.num_threads(num_parallel_calls, "num_parallel_calls")
-        return Dataset(transforms.Map(self._plan, map_func, threads))
-
-    def filter(self, predicate: Callable[..., Any]) -> Dataset:
-        """Keeps the elements for which a function returns True.
-
-        Args:
-            predicate: The function. A tuple is passed as several arguments.
-
-        Returns:
-            The data set of the elements that are kept.
-        """
-        return Dataset(transforms.Filter(self._plan, check.function(predicate, "predicate")))
-
-    def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset:
-        """Makes a data set of every element and gives their elements, one after the other.
-
-        Args:
-            map_func: Returns the data set of an element.
-
-        Returns:
-            The data set of their elements.
-        """
-        function = check.function(map_func, "map_func")
-        return Dataset(order.Interleave(self._plan, function, step="flat_map"))
-
-    def interleave(
-        self,
-        map_func: Callable[..., Dataset],
-        cycle_length: int | None = None,
-        block_length: int | None = None,
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-    ) -> Dataset:
-        """Makes a data set of every element and gives their elements in turns.
-
-        Args:
-            map_func: Returns the data set of an element.
-            cycle_length: How many of them are open at a time; None for 4.
-            block_length: How many elements come from each in turn; None for 1.
-            num_parallel_calls: How many of them are read ahead of use, in threads.
-            deterministic: Accepted; the order of the elements is always the same.
-
-        Returns:
-            The data set of their elements.
-        """
-        cycle = _DEFAULT_CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
-        node = order.Interleave(
-            self._plan,
-            check.function(map_func, "map_func"),
-            check.positive(cycle, "cycle_length"),
-            check.positive(1 if block_length is None else block_length, "block_length"),
-            check.num_threads(num_parallel_calls, "num_parallel_calls"),
-        )
-        return Dataset(node)
-
-    def batch(
-        self,
-        batch_size: int,
-        drop_remainder: bool = False,
-        num_parallel_calls: int | None = None,
-        deterministic: bool | None = None,
-    ) -> Dataset:
-        """Stacks consecutive elements into batches.
-
-        Args:
-            batch_size: How many elements make a batch.
-            drop_remainder: Whether a smaller last batch is left out.
-            num_parallel_calls: Accepted; batches are made in the thread that reads them.
-            deterministic: Accepted; the order of the elements is always kept.
-
-        Returns:
-            The data set of batches.
-        """
-        size = check.positive(batch_size, "batch_size")
-        return Dataset(
-            transforms.Batch(self._plan, size, check.flag(drop_remainder, "drop_remainder"))
-        )
-
-    def padded_batch(
-        self,
-        batch_size: int,
-        padded_shapes: object = None,
-        padding_values: object = None,
-        drop_remainder: bool = False,
-    ) -> Dataset:
-        """Stacks elements of different shapes, padded to one shape.
-
-        Args:
-            batch_size: How many elements make a batch.
-            padded_shapes: The shape of each component, in the structure of the elements; None, for
-                all or for one dimension, takes the largest size in the batch.
-            padding_values: What to pad with, one value or one for each component; None for zeros
-                and empty text.
-            drop_remainder: Whether a smaller last batch is left out.
-
-        Returns:
-            The data set of batches.
-
-        >>> ragged = Dataset.range(1, 4).map(lambda n: np.full(n, n))
-        >>> [batch.tolist() for batch in ragged.padded_batch(3)]
-        [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
-        """
-        size = check.positive(batch_size, "batch_size")
-        shapes = None if padded_shapes is None else parse_padded_shapes(padded_shapes)
-        node = transforms.PaddedBatch(
-            self._plan, size, check.flag(drop_remainder, "drop_remainder"), shapes, padding_values
-        )
-        return Dataset(node)
-
-    def unbatch(self) -> Dataset:
-        """Returns the data set of the rows of batches, one by one."""
-        return Dataset(transforms.Unbatch(self._plan))
-
-    def enumerate(self, start: int = 0) -> Dataset:
-        """Pairs every element with its number.
-
-        Args:
-            start: The number of the first element.
-
-        Returns:
-            The data set of pairs.
-        """
-        return Dataset(transforms.Enumerate(self._plan, check.whole_number(start, "start")))
+    batch = batch_steps.batch
+    padded_batch = batch_steps.padded_batch
+    ragged_batch = batch_steps.ragged_batch
+    unbatch = batch_steps.unbatch
+    rebatch = batch_steps.rebatch
+    window = batch_steps.window
+    group_by_window = batch_steps.group_by_window
+    bucket_by_sequence_length = batch_steps.bucket_by_sequence_length
 
     # Steps that choose and order elements.
 
-    def shard(self, num_shards: int, index: int) -> Dataset:
-        """Keeps every `num_shards`-th element, from number `index` on.
-
-        Args:
-            num_shards: How many shards there are. `shard(SHARD_HINT, SHARD_HINT)` leaves both
-                numbers to AutoShardPolicy.HINT.
-            index: Which of them to keep.
-
-        Returns:
-            The shard.
-
-        Raises:
-            ValueError: `num_shards` is less than 1, or there is no shard `index`.
-        """
-        count = check.whole_number(num_shards, "num_shards")
-        number = check.whole_number(index, "index")
-        if count != SHARD_HINT:
-            check.positive(count, "num_shards")
-            if not 0 <= number < count:
-                raise ValueError(f"index={number} is outside 0 to {count - 1} (num_shards - 1).")
-        return Dataset(order.Shard(self._plan, count, number))
-
-    def repeat(self, count: int | None = None) -> Dataset:
-        """Repeats the data set.
-
-        Args:
-            count: How many times it is iterated in all; None or -1 for endlessly.
-
-        Returns:
-            The repeated data set.
-        """
-        number = None if count is None else check.whole_number(count, "count")
-        forever = number is None or number < 0
-        return Dataset(order.Repeat(self._plan, None if forever else number))
-
-    def shuffle(
-        self,
-        buffer_size: int,
-        seed: int | None = None,
-        reshuffle_each_iteration: bool | None = True,
-    ) -> Dataset:
-        """Gives elements in a random order, drawn from a buffer.
-
-        Args:
-            buffer_size: How many elements the buffer holds. One as large as the data set (or
-                UNKNOWN_CARDINALITY) shuffles it perfectly.
-            seed: Makes the order the same in every process.
-            reshuffle_each_iteration: Whether every iteration and repetition has another order.
-
-        Returns:
-            The shuffled data set.
-
-        Raises:
-            ValueError: `buffer_size` is less than 1.
-        """
-        size: int | None = check.whole_number(buffer_size, "buffer_size")
-        if size == UNKNOWN_CARDINALITY:
-            size = None
-        elif size is not None and size < 1:
-            raise ValueError(
-                f"buffer_size={size} is too small. Expected at least 1, or UNKNOWN_CARDINALITY for "
-                "a buffer of all elements."
-            )
-        number = None if seed is None else check.whole_number(seed, "seed")
-        again = reshuffle_each_iteration
-        again = again is None or check.flag(again, "reshuffle_each_iteration")
-        return Dataset(order.Shuffle(self._plan, size, number, again))
-
-    def take(self, count: int) -> Dataset:
-        """Keeps the first elements.
-
-        Args:
-            count: How many; -1 for all.
-
-        Returns:
-            The shorter data set.
-        """
-        number = check.whole_number(count, "count")
-        return self if number < 0 else Dataset(order.Take(self._plan, number))
-
-    def skip(self, count: int) -> Dataset:
-        """Leaves out the first elements.
-
-        Args:
-            count: How many; -1 for all.
-
-        Returns:
-            The shorter data set.
-        """
-        number = check.whole_number(count, "count")
-        if number < 0:
-            return Dataset(order.Take(self._plan, 0))
-        return Dataset(order.Skip(self._plan, number))
-
-    def concatenate(self, dataset: Dataset) -> Dataset:
-        """Gives the elements of another data set after those of this one.
-
-        Args:
-            dataset: The other one, with elements of the same structure.
-
-        Returns:
-            The longer data set.
-
-        Raises:
-            TypeError: `dataset` is not a `Dataset`.
-        """
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                f"dataset={dataset!r} of type {type(dataset).__name__} is not a Dataset. Make one "
-                "of it first, for example with Dataset.from_tensor_slices."
-            )
-        return Dataset(order.Concatenate((self._plan, dataset.plan)))
+    shard = order_steps.shard
+    repeat = order_steps.repeat
+    shuffle = order_steps.shuffle
+    take = order_steps.take
+    skip = order_steps.skip
+    take_while = order_steps.take_while
+    concatenate = order_steps.concatenate
+    unique = order_steps.unique
+    rejection_resample = order_steps.rejection_resample
 
     # Steps about how and when.
 
-    def prefetch(self, buffer_size: int | None) -> Dataset:
-        """Makes elements ahead of use in a background thread.
+    prefetch = run_steps.prefetch
+    cache = run_steps.cache
+    snapshot = run_steps.snapshot
+    save = run_steps.save
+    with_options = run_steps.with_options
+    apply = run_steps.apply
+    assert_cardinality = run_steps.assert_cardinality
+    reduce = run_steps.reduce
+    get_single_element = run_steps.get_single_element
 
-        Args:
-            buffer_size: How many elements; 0 for none, None or AUTOTUNE to let the library choose.
 
-        Returns:
-            The data set, read ahead.
-        """
-        size = check.buffer_size(buffer_size, "buffer_size")
-        return Dataset(transforms.Prefetch(self._plan, size))
-
-    def cache(self, filename: str = "") -> Dataset:
-        """Keeps the elements of the first complete iteration, for later ones to read.
-
-        Args:
-            filename: A file to keep them in; "" keeps them in memory. Later processes read the file
-                too: delete it when the pipeline before it changes, and use only files that you
-                trust (it holds pickles).
-
-        Returns:
-            The cached data set.
-        """
-        return Dataset(transforms.Cache(self._plan, check.path(filename, "filename")))
-
-    def with_options(self, options: Options) -> Dataset:
-        """Attaches options; if an option was set before, the later setting counts.
-
-        Args:
-            options: The options.
-
-        Returns:
-            The data set with them.
-
-        Raises:
-            TypeError: `options` is not `dx.data.Options`.
-        """
-        if not isinstance(options, Options):
-            raise TypeError(
-                f"options={options!r} of type {type(options).__name__} is not dx.data.Options."
-            )
-        return Dataset(transforms.WithOptions(self._plan, copy.deepcopy(options)))
-
-    def apply(self, transformation_func: Callable[[Dataset], _T]) -> _T:
-        """Returns what a function makes of this data set.
-
-        Args:
-            transformation_func: The function.
-
-        Returns:
-            Its result, usually another data set.
-        """
-        return check.function(transformation_func, "transformation_func")(self)
+def _random_numbers(seed: int | None, again: bool | None) -> sources.RandomNumbers:
+    number = None if seed is None else check.whole_number(seed, "seed")
+    each = again is not None and check.flag(again, "rerandomize_each_iteration")
+    return sources.RandomNumbers(number, each)

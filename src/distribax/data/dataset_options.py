@@ -144,6 +144,74 @@ class ThreadingOptions(OptionGroup):
     }
 
 
+class AutotuneAlgorithm(ParsedEnum):
+    """How tf.data tunes pipelines; accepted, as there is nothing to tune here."""
+
+    DEFAULT = 0
+    HILL_CLIMB = 1
+    GRADIENT_DESCENT = 2
+    MAX_PARALLELISM = 3
+    STAGE_BASED = 4
+
+
+class ExternalStatePolicy(ParsedEnum):
+    """What tf.data does about state in functions; accepted, as functions are ordinary Python."""
+
+    WARN = 0
+    IGNORE = 1
+    FAIL = 2
+
+
+class AutotuneOptions(OptionGroup):
+    """How tf.data tunes pipelines; accepted and kept, without effect.
+
+    Attributes:
+        enabled: Whether it does.
+        autotune_algorithm: How.
+        cpu_budget: How many cores it may use.
+        ram_budget: How many bytes of memory it may use.
+        initial_parallelism: Where it starts.
+        min_parallelism: Where it ends at the lowest.
+    """
+
+    enabled: bool | None
+    autotune_algorithm: AutotuneAlgorithm | None
+    cpu_budget: int | None
+    ram_budget: int | None
+    initial_parallelism: int | None
+    min_parallelism: int | None
+    _known: ClassVar[dict[str, type]] = {
+        "enabled": bool,
+        "autotune_algorithm": AutotuneAlgorithm,
+        "cpu_budget": int,
+        "ram_budget": int,
+        "initial_parallelism": int,
+        "min_parallelism": int,
+    }
+
+
+class OptimizationOptions(OptionGroup):
+    """How tf.data rewrites pipelines; accepted and kept, without effect."""
+
+    _known: ClassVar[dict[str, type]] = dict.fromkeys(
+        (
+            "apply_default_optimizations",
+            "filter_fusion",
+            "filter_parallelization",
+            "inject_prefetch",
+            "map_and_batch_fusion",
+            "map_and_filter_fusion",
+            "map_fusion",
+            "map_parallelization",
+            "noop_elimination",
+            "parallel_batch",
+            "seq_interleave_prefetch",
+            "shuffle_and_repeat_fusion",
+        ),
+        bool,
+    )
+
+
 class Options(OptionGroup):
     """Options of a data set, attached with `Dataset.with_options`.
 
@@ -156,6 +224,10 @@ class Options(OptionGroup):
     `worker_processes`, maps that are given `num_parallel_calls` run in that many processes instead
     of threads: for slow functions in pure Python. They are started by Python's "spawn", so scripts
     need the usual `if __name__ == "__main__":`.
+
+    The other options of tf.data are accepted and kept, without effect: `autotune`,
+    `experimental_optimization`, `experimental_external_state_policy`, `experimental_slack`,
+    `experimental_symbolic_checkpoint`, `experimental_warm_start`, `framework_type`.
     """
 
     dataset_name: str | None
@@ -164,7 +236,21 @@ class Options(OptionGroup):
     threading: ThreadingOptions
     experimental_threading: ThreadingOptions
     worker_processes: int | None
+    autotune: AutotuneOptions
+    experimental_optimization: OptimizationOptions
+    experimental_external_state_policy: ExternalStatePolicy | None
+    experimental_slack: bool | None
+    experimental_symbolic_checkpoint: bool | None
+    experimental_warm_start: bool | None
+    framework_type: list[str] | None
     _known: ClassVar[dict[str, type]] = {
+        "autotune": AutotuneOptions,
+        "experimental_optimization": OptimizationOptions,
+        "experimental_external_state_policy": ExternalStatePolicy,
+        "experimental_slack": bool,
+        "experimental_symbolic_checkpoint": bool,
+        "experimental_warm_start": bool,
+        "framework_type": list,
         "dataset_name": str,
         "deterministic": bool,
         "experimental_distribute": DistributeOptions,

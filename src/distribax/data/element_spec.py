@@ -74,11 +74,30 @@ class TensorSpec:
         )
 
 
+@dataclass(frozen=True, init=False)
+class DatasetSpec(TensorSpec):
+    """Describes a component that is a data set, such as a window.
+
+    Args:
+        element_spec: The nest of TensorSpecs of the elements of that data set.
+    """
+
+    element_spec: Spec
+
+    def __init__(self, element_spec: Spec) -> None:
+        super().__init__((), object)
+        object.__setattr__(self, "element_spec", element_spec)
+
+
 def spec_of(element: nests.Element) -> Spec:
     """Returns the nest of TensorSpecs that describes one element exactly."""
-    return nests.map_leaves(
-        lambda leaf: TensorSpec(np.shape(leaf), nests.leaf_dtype(leaf)), element
-    )
+    return nests.map_leaves(_spec_of_leaf, element)
+
+
+def _spec_of_leaf(leaf: Any) -> TensorSpec:
+    if isinstance(leaf, nests.DatasetLeaf):
+        return DatasetSpec(leaf.element_spec)  # type: ignore[attr-defined]
+    return TensorSpec(np.shape(leaf), nests.leaf_dtype(leaf))
 
 
 def merge_specs(first: Spec, second: Spec) -> Spec:
@@ -87,6 +106,8 @@ def merge_specs(first: Spec, second: Spec) -> Spec:
     def merge(one: TensorSpec, two: TensorSpec) -> TensorSpec:
         if not isinstance(two, TensorSpec):
             raise TypeError(f"elements of different structures in one data set: {one} and {two}.")
+        if isinstance(one, DatasetSpec) and isinstance(two, DatasetSpec):
+            return DatasetSpec(merge_specs(one.element_spec, two.element_spec))
         if one.dtype != two.dtype or len(one.shape) != len(two.shape):
             raise TypeError(
                 f"elements of different types in one data set: {one} and {two}. Convert them "

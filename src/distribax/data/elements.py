@@ -12,6 +12,11 @@ from distribax.variables.creation import forbid
 Leaf: TypeAlias = np.ndarray[Any, Any] | np.generic | bytes
 """A component of an element."""
 
+
+class DatasetLeaf:
+    """A component that is itself a data set, such as a window."""
+
+
 Element: TypeAlias = object
 """A nest (tuples, named tuples, dicts) of leaves."""
 
@@ -49,7 +54,13 @@ def leaves(nest: Element) -> list[Any]:
 
 def describe(nest: Element) -> str:
     """Returns the shapes and dtypes of a nest, for error messages."""
-    return str(map_leaves(lambda leaf: f"{leaf_dtype(leaf)}{list(np.shape(leaf))}", nest))
+    return str(map_leaves(_describe_leaf, nest))
+
+
+def _describe_leaf(leaf: Leaf | DatasetLeaf) -> str:
+    if isinstance(leaf, DatasetLeaf):
+        return "a data set"
+    return f"{leaf_dtype(leaf)}{list(np.shape(leaf))}"
 
 
 def leaf_dtype(leaf: Leaf) -> np.dtype[Any]:
@@ -75,7 +86,7 @@ def to_element(value: object) -> Element:
         return {key: to_element(part) for key, part in value.items()}
     if isinstance(value, (bytes, str)):
         return _to_bytes(value)
-    return _to_leaf(value)
+    return value if isinstance(value, DatasetLeaf) else _to_leaf(value)
 
 
 def from_return(value: object) -> Element:
@@ -180,6 +191,19 @@ def _different_structures(first: object, second: object) -> ValueError:
     )
 
 
+def check_state(before: Element, after: Element, function: str) -> Element:
+    """Returns the next state of a reduction, which must have the structure of the last one."""
+    try:
+        map_leaves(lambda *_: None, before, after)
+        map_leaves(lambda *_: None, after, before)
+    except ValueError:
+        raise TypeError(
+            f"{function} returned the state {short(after)}, which has another structure than the "
+            f"state before it, {short(before)}."
+        ) from None
+    return after
+
+
 def call_with_element(fn: Callable[..., Any], element: Element) -> Any:
     """Calls a user's function as tf.data does: a plain tuple becomes several arguments."""
     with forbid("a function of a data set"):
@@ -203,6 +227,11 @@ def stack(elements: Sequence[Any]) -> Any:
 def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Stacks arrays or scalars of one shape and dtype."""
     first = values[0]
+    if isinstance(first, DatasetLeaf):
+        raise TypeError(
+            "data sets, such as the windows that window() makes, cannot be batched. Take their "
+            "elements first, for example windows.flat_map(lambda window: window.batch(size))."
+        )
     if isinstance(first, bytes):
         if not all(isinstance(value, bytes) for value in values):
             raise _different_dtypes(values)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 import weakref
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,8 @@ from typing_extensions import override
 from distribax.data.elements import Element
 from distribax.data.execution import runner
 from distribax.data.execution.context import Seeds
+from distribax.data.plan.passes import ALONE, continue_after, start_pass
+from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
 from distribax.errors import OutOfRangeError
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from distribax.data.execution.pipeline_iterator import PipelineIterator
 
 _VERSION = 1
-
-
-@dataclass
-class RunCounter:
-    """Counts the iterators of a data set, so that every pass has another order."""
-
-    next_run: int = 0
-    entropy: int = field(default_factory=lambda: secrets.randbits(63))
 
 
 class _Running:
@@ -55,15 +47,14 @@ class DatasetIterator(LiftedIterator):
 
     Args:
         plan: The data set's plan.
-        runs: Counts the iterators of the data set.
     """
 
-    def __init__(self, plan: Node, runs: RunCounter) -> None:
+    def __init__(self, plan: Node) -> None:
         self._plan = plan
-        self._runs = runs
-        self._run = runs.next_run
-        runs.next_run += 1
-        self._seeds = Seeds.of(plan, runs.entropy)
+        parts = (node for node in walk(plan) if isinstance(node, WorkerPart))
+        self._worker = next((part.worker for part in parts), ALONE)
+        self._run = start_pass(plan, self._worker)
+        self._seeds = Seeds.of(plan)
         self._running = _Running()
         # Also runs before the interpreter shuts down, when threads could no longer be joined.
         weakref.finalize(self, self._running.close)
@@ -139,7 +130,7 @@ class DatasetIterator(LiftedIterator):
             )
         self.close()
         self._run = state["run"]
-        self._runs.next_run = self._run + 1
+        continue_after(self._plan, self._worker, self._run)
         self._seeds = Seeds.load(self._plan, state["seeds"])
         iterator = runner.start(self._plan, self._run, self._seeds)
         self._running.iterator = iterator

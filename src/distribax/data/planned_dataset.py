@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from typing_extensions import override
 
 from distribax.data.dataset_options import Options
+from distribax.data.elements import DatasetLeaf
 from distribax.data.execution import runner
-from distribax.data.iterator import DatasetIterator, RunCounter
+from distribax.data.iterator import DatasetIterator
 from distribax.data.plan import transforms
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
 from distribax.execution import require_host
 
 
-class PlannedDataset:
+class PlannedDataset(DatasetLeaf):
     """The part of a data set that does not depend on how its plan was written.
 
     Args:
@@ -24,12 +25,22 @@ class PlannedDataset:
 
     def __init__(self, plan: Node) -> None:
         self._plan = plan
-        self._runs = RunCounter()
 
     @property
     def plan(self) -> Node:
         """The logical plan, for rewrites and inspection."""
         return self._plan
+
+    def derive(self, plan: Node) -> Self:
+        """Returns a data set of another plan.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The data set.
+        """
+        return type(self)(plan)
 
     def options(self) -> Options:
         """Returns the options that were attached along the pipeline."""
@@ -68,7 +79,7 @@ class PlannedDataset:
 
     def make_iterator(self) -> DatasetIterator:
         """Returns a new iterator; it can be saved, restored and closed."""
-        return DatasetIterator(self._plan, self._runs)
+        return DatasetIterator(self._plan)
 
     def __iter__(self) -> DatasetIterator:
         require_host("a loop over a data set")
@@ -81,3 +92,7 @@ class PlannedDataset:
     @override
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._plan.label or type(self._plan).__name__.lower()}>"
+
+
+D = TypeVar("D", bound=PlannedDataset)
+"""The class of a data set that a step is put on."""

@@ -53,10 +53,35 @@ def copy_changeable(element: Element) -> Element:
     return nests.map_leaves(_copy_changeable, element)
 
 
+def keep_as_given(element: Element) -> Element:
+    """Returns arrays that stay as they are now, whatever their owner does with his.
+
+    What can change is copied, once; a file that is mapped into memory is not: it may be larger than
+    the memory.
+    """
+    return make_read_only(nests.map_leaves(_copy_unless_mapped, element))
+
+
+def _copy_unless_mapped(leaf: Leaf) -> Leaf:
+    return leaf if _is_mapped(leaf) else _copy_changeable(leaf)
+
+
+def _is_mapped(leaf: object) -> bool:
+    while isinstance(leaf, np.ndarray):
+        if isinstance(leaf, np.memmap):
+            return True
+        leaf = leaf.base
+    return False
+
+
 def _copy_changeable(leaf: Leaf) -> Leaf:
     if not isinstance(leaf, np.ndarray) or not _can_change(leaf):
         return leaf
-    return aligned_copy(leaf)
+    if 0 not in leaf.strides:
+        return aligned_copy(leaf)
+    # What a broadcast repeats is copied once.
+    once = leaf[tuple(slice(None, None if stride else 1) for stride in leaf.strides)]
+    return np.broadcast_to(aligned_copy(once), leaf.shape)
 
 
 def _can_change(array: np.ndarray[Any, Any]) -> bool:

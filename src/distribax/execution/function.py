@@ -158,7 +158,7 @@ class Function:
 
             if len(self._runs) >= _MAX_HOST_RUNS:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = Function(call, donate_argnums=self._donate_argnums)
+            run = self._runs[key] = _ReplicaRun(call, donate_argnums=self._donate_argnums)
         return run
 
     # One call.
@@ -328,6 +328,14 @@ def run_replicas(
         return compiled_run(strategy, fn, args, kwargs)
     plain = fn.python_function if isinstance(fn, Function) else fn
     return run(adapters.adapt(plain), args, kwargs)
+
+
+class _ReplicaRun(Function):
+    """One `strategy.run`, compiled by itself; replicas that loop over data run eagerly."""
+
+    @override
+    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
+        return self._eager(args, kwargs, pulled)
 
 
 def _mark(nest: object, value: bool) -> Any:

@@ -202,7 +202,10 @@ class Mean(Metric):
 class Accuracy(Mean):
     """The share of predictions that are right.
 
-    Predictions are labels, or scores with one more dimension than the labels (the classes).
+    Predictions are labels; scores of the classes, with one more dimension than the labels; or a
+    single column, which holds labels or probabilities of class 1. Labels may have a last dimension
+    of size 1. One-hot labels are compared number by number, as in Keras: pass
+    `jnp.argmax(y_true, -1)` instead.
 
     Args:
         name: The name of the metric.
@@ -229,22 +232,37 @@ class Accuracy(Mean):
 
         Args:
             y_true: The labels.
-            y_pred: The predicted labels, or scores with one more dimension at the end.
+            y_pred: The predicted labels; scores, with the classes as one more dimension at the
+                end; or one column of labels or of probabilities of class 1.
             sample_weight: A weight for each label, for each example, or for all.
 
         Raises:
             ValueError: The shapes do not fit each other.
         """
         labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
+        if predictions.ndim > 1 and predictions.shape[-1] == 1:
+            predictions = _decide_column(predictions[..., 0])
+            if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
+                labels = labels[..., 0]
+        elif labels.ndim > 1 and labels.shape[-1] == 1 and predictions.ndim <= labels.ndim:
+            labels = labels[..., 0]
         if predictions.ndim == labels.ndim + 1:
             predictions = jnp.argmax(predictions, axis=-1)
         if predictions.shape != labels.shape:
             raise ValueError(
                 f"Accuracy: y_pred of shape {tuple(np.shape(y_pred))} does not fit y_true of "
-                f"shape {tuple(labels.shape)}. Expected labels of the same shape, or scores with "
-                "one more dimension, the classes, at the end."
+                f"shape {tuple(np.shape(y_true))}. Expected labels of the same shape, or scores "
+                "with one more dimension, the classes, at the end."
             )
         super().update_state((labels == predictions).astype(jnp.float32), sample_weight)
+
+
+def _decide_column(scores: jax.Array) -> jax.Array:
+    """Returns the labels that one column of scores means."""
+    if not jnp.issubdtype(scores.dtype, jnp.floating):
+        return scores
+    # What is no probability strictly between the classes 0 and 1 is a label already.
+    return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
 
 
 def _apply_weights(
@@ -254,11 +272,17 @@ def _apply_weights(
     if weights is None:
         return values, jnp.ones_like(values)
     weights = jnp.asarray(weights, dtype=jnp.float32)
-    if weights.ndim > values.ndim or weights.shape != values.shape[: weights.ndim]:
+    given = weights.shape
+    if weights.ndim == values.ndim + 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    weights = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
+    if weights.ndim != values.ndim or any(
+        size not in (1, rows) for size, rows in zip(weights.shape, values.shape, strict=True)
+    ):
         raise ValueError(
-            f"{what}: sample_weight of shape {tuple(weights.shape)} does not fit values of shape "
-            f"{tuple(values.shape)}. Expected a scalar, or the first dimensions of the values."
+            f"{what}: sample_weight of shape {tuple(given)} does not fit values of shape "
+            f"{tuple(values.shape)}. Expected a scalar, or the first dimensions of the values, "
+            "each of the same size or of size 1."
         )
-    spread = weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
-    weights = jnp.broadcast_to(spread, values.shape)
+    weights = jnp.broadcast_to(weights, values.shape)
     return values * weights, weights

@@ -234,8 +234,48 @@ def test_a_loop_over_a_data_set_runs_on_the_host(case: Case) -> None:
         assert float(step(distributed)) == BATCH.sum()
 
 
-def test_a_replica_fetches_nothing_in_a_compiled_step(pair: Any) -> None:
+def test_a_distributed_data_set_is_reduced(case: Case) -> None:
     dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
-    iterator = iter(pair.experimental_distribute_dataset(dataset))
-    with pytest.raises(RuntimeError, match=r"next\(iterator\): called inside strategy.run\(\)"):
-        dx.function(lambda: pair.run(lambda: next(iterator)))()
+    distributed = case.strategy.experimental_distribute_dataset(dataset)
+
+    def add(total: Any, x: Any) -> Any:
+        losses = case.strategy.run(jnp.sum, args=(x,))
+        return total + case.strategy.reduce("SUM", losses, axis=None)
+
+    assert float(case.step(lambda: distributed.reduce(0.0, add))()) == BATCH.sum()
+
+
+def test_a_replica_reads_no_distributed_input(case: Case) -> None:
+    dataset = dx.data.Dataset.from_tensor_slices(BATCH).batch(4)
+    distributed = case.strategy.experimental_distribute_dataset(dataset)
+    iterator = iter(distributed)
+    ways = [
+        ("next", lambda: next(iterator)),
+        ("next", iterator.get_next),
+        ("get_next_as_optional", lambda: iterator.get_next_as_optional().get_value()),
+        ("a loop over a distributed data set", lambda: list(distributed)),
+        ("a loop over a distributed data set", lambda: next(iter(distributed))),
+        ("a loop over a distributed iterator", lambda: list(iterator)),
+    ]
+    if case.kind == "default":
+        ways = []  # Code without a strategy is a replica already, and the one that reads.
+    for what, read in ways:
+        with pytest.raises(dx.ReplicaInputError, match=what) as caught:
+            case.run(read)
+        assert isinstance(caught.value, RuntimeError)
+        assert isinstance(caught.value, ValueError)
+    # Nothing was taken by the attempts.
+    assert np.concatenate(case.parts(next(iterator))).tolist() == BATCH[:4].tolist()
+    iterator.close()
+
+
+def test_replicas_loop_over_data_of_their_own(case: Case) -> None:
+    dataset = dx.data.Dataset.range(4)
+
+    def loop() -> Any:
+        total = jnp.zeros((), jnp.int32)
+        for x in dataset:
+            total = total + x
+        return total
+
+    assert [int(part) for part in case.parts(case.run(loop))] == [6] * case.num_replicas

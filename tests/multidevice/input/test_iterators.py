@@ -142,6 +142,8 @@ def test_position_goes_on_with_another_number_of_replicas(
     consumed: int, before: int, after: int, seed: int
 ) -> None:
     dataset = Dataset.range(45).shuffle(16, seed=seed).repeat(2).batch(8)
+    everything = [row for batch in dataset.as_numpy_iterator() for row in batch.tolist()]
+    dataset = Dataset.range(45).shuffle(16, seed=seed).repeat(2).batch(8)
     first, second = mirrored(before), mirrored(after)
     iterator = iter(first.experimental_distribute_dataset(dataset))
     head = [next(iterator) for _ in range(consumed)]
@@ -149,7 +151,6 @@ def test_position_goes_on_with_another_number_of_replicas(
     iterator.close()
     resumed = iter(second.experimental_distribute_dataset(dataset))
     resumed.set_state(state)
-    everything = [row for batch in dataset.as_numpy_iterator() for row in batch.tolist()]
     assert flat(first, head) + flat(second, resumed) == everything
 
 

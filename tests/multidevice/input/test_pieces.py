@@ -95,15 +95,19 @@ def test_workers_share_every_batch_without_loss(
 ) -> None:
     options = dx.data.Options()
     options.experimental_distribute.auto_shard_policy = dx.data.AutoShardPolicy.DATA
-    dataset = Dataset.range(size)
-    dataset = dataset.shuffle(size, seed=5) if shuffled else dataset
-    dataset = dataset.batch(batch).with_options(options)
+
+    def make() -> Any:
+        dataset = Dataset.range(size)
+        dataset = dataset.shuffle(size, seed=5) if shuffled else dataset
+        return dataset.batch(batch).with_options(options)
+
+    dataset = make()
     streams = [
         list(distribute_dataset(dataset, target(local, workers, w), dx.InputOptions()))
         for w in range(workers)
     ]
     assert len({len(stream) for stream in streams}) == 1
-    expected = list(dataset.as_numpy_iterator())
+    expected = list(make().as_numpy_iterator())
     for parts, whole in zip(zip(*streams, strict=True), expected, strict=True):
         together = [row for part in parts for piece in pieces(part) for row in piece]
         assert together == whole.tolist()

@@ -314,9 +314,9 @@ def test_positions_under_file_sharding_do_not_fit_other_numbers_of_workers(
         Dataset.range(8),
         Dataset.range(8).batch(2).unbatch(),
         Dataset.range(8).batch(2).enumerate(),
-        Dataset.from_tensors(np.zeros((8, 2))),
+        Dataset.from_tensors(np.float32(8)),
         Dataset.range(8).map(lambda x: np.zeros(4)),
-        Dataset.range(8).flat_map(lambda x: Dataset.from_tensors(np.zeros(4))),
+        Dataset.range(8).flat_map(lambda x: Dataset.from_tensors(x)),
     ],
 )
 def test_data_that_was_not_batched_is_an_error(dataset: Dataset) -> None:

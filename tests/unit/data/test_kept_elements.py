@@ -126,18 +126,51 @@ def test_large_rows_are_where_devices_can_use_them() -> None:
 
 
 @pytest.mark.parametrize("width", [4, 20_001], ids=["small", "not in step with the alignment"])
-def test_other_rows_are_those_of_the_array(width: int) -> None:
+def test_rows_of_a_read_only_array_are_its_own(width: int) -> None:
     rows = np.arange(3 * width, dtype=np.float32).reshape(3, width)
+    rows.base.flags.writeable = False
+    rows.flags.writeable = False
     assert all(np.shares_memory(row, rows) for row in Dataset.from_tensor_slices(rows))
 
 
-def test_a_very_large_array_is_not_copied() -> None:
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "not aligned"])
+@pytest.mark.parametrize("width", [4, 20_032])
+def test_arrays_may_change_after_a_data_set_was_made_of_them(shift: int, width: int) -> None:
+    memory = np.empty(4 * width + 32, np.float32)
+    start = -memory.ctypes.data % 64 // 4 + shift
+    rows = memory[start:][: 4 * width].reshape(4, width)
+    rows[:] = np.arange(4)[:, None]
+    view = rows.view()
+    view.flags.writeable = False
+    one, labels = np.array(1.0), np.broadcast_to(rows[:, 0], (4, 4))
+    datasets = [
+        Dataset.from_tensor_slices({"rows": rows, "view": view, "labels": labels.T}).batch(2),
+        Dataset.from_tensors({"rows": rows, "one": one, "view": view}),
+        as_dataset([rows, rows]),
+    ]
+    before = [values_of(dataset) for dataset in datasets]
+    rows[:] = -1
+    one[...] = -1
+    assert [values_of(dataset) for dataset in datasets] == before
+
+
+def test_a_very_large_read_only_array_is_not_copied() -> None:
     memory = np.zeros(20_033, np.float32)
+    memory.flags.writeable = False
     start = 1 if memory.ctypes.data % 64 == 0 else 0
     row = memory[start:][:20_032]
     assert row.ctypes.data % 64
     rows = np.broadcast_to(row, (4_000, 20_032))  # 320 MB, if it were copied.
     assert np.shares_memory(next(iter(Dataset.from_tensor_slices(rows))), memory)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_mapped_file_is_not_copied(tmp_path: Path, mode: Any) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(6).reshape(3, 2))
+    rows = np.load(tmp_path / "rows.npy", mmap_mode=mode)
+    elements = list(Dataset.from_tensor_slices(rows[1:]))
+    assert all(np.shares_memory(element, rows) for element in elements)
+    assert [plain(element) for element in elements] == [[2, 3], [4, 5]]
 
 
 def test_arrays_that_nobody_can_change_are_not_copied() -> None:

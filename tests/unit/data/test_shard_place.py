@@ -115,9 +115,12 @@ def test_hints_after_a_shuffle_without_a_seed_divide_the_data() -> None:
 
 
 def test_shuffles_of_one_worker_keep_their_own_seeds() -> None:
-    dataset = Dataset.range(50).shuffle(50).shard(SHARD_HINT, SHARD_HINT).batch(50)
+    def make() -> Dataset:
+        shuffled = Dataset.range(50).shuffle(50, reshuffle_each_iteration=False)
+        return shuffled.shard(SHARD_HINT, SHARD_HINT).batch(50)
+
+    dataset, other = make(), make()
     orders = [values_of(auto_shard(dataset, 1, 0)[0]) for _ in range(2)]
-    other = Dataset.range(50).shuffle(50).shard(SHARD_HINT, SHARD_HINT).batch(50)
     assert orders[0] == orders[1] != values_of(auto_shard(other, 1, 0)[0])
 
 

@@ -23,8 +23,10 @@ from distribax.data.distributed.input_options import (
     contexts_of_replicas,
 )
 from distribax.data.distributed.position_owner import PositionOwner
+from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec
+from distribax.data.plan.passes import number_steps
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
 from distribax.topology import InputTarget
@@ -75,10 +77,30 @@ class DistributedDataset:
         return self._spec()
 
     def __iter__(self) -> DistributedIterator:
+        require_outside_replica("a loop over a distributed data set")
         require_host("a loop over a distributed data set")
         return DistributedIterator(
             self._start, self._feeder, self._buffer_size, self._spec, self._owner
         )
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Goes through the data set once, and returns what a function makes of its elements.
+
+        Args:
+            initial_state: The state of the first call: anything.
+            reduce_func: Called outside the replicas with a state and an element; returns the next
+                state. It may call `strategy.run` and `strategy.reduce`.
+
+        Returns:
+            The last state.
+
+        Raises:
+            ReplicaInputError: It is called in a replica.
+        """
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
 
     def make_one_shot_iterator(self) -> DistributedIterator:
         """Returns an iterator, under TensorFlow 1's name."""
@@ -104,8 +126,11 @@ def distribute_dataset(
             "experimental_distribute_dataset: InputReplicationMode.PER_REPLICA needs an input "
             "function for each replica. Use distribute_datasets_from_function(fn, options)."
         )
+    whole = as_dataset(dataset)
+    if target.num_workers > 1:
+        number_steps(whole.plan, (target.num_workers, target.worker_id))
     part, decision = auto_shard(
-        as_dataset(dataset),
+        whole,
         target.num_workers,
         target.worker_id,
         replicas_per_worker=target.num_local_replicas,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from typing_extensions import override
 
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
+from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.steps import Steps
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.errors import OutOfRangeError
-from distribax.execution import LiftedIterator
+from distribax.execution import LiftedIterator, Optional
 from distribax.topology import InputTarget
 
 _VERSION: Final = 1
@@ -110,6 +111,29 @@ class DistributedIterator(LiftedIterator):
     def input_target(self) -> InputTarget:
         """The replicas that are fed, and which of the workers this is."""
         return self._feeder.target
+
+    @override
+    def __next__(self) -> Any:
+        require_outside_replica("next(iterator)")
+        return super().__next__()
+
+    @override
+    def __iter__(self) -> Self:
+        require_outside_replica("a loop over a distributed iterator")
+        return super().__iter__()
+
+    @override
+    def get_next_as_optional(self) -> Optional:
+        """Returns the next element if there is one, and says so.
+
+        Returns:
+            An object with `has_value()` and `get_value()`.
+
+        Raises:
+            ReplicaInputError: It is called in a replica.
+        """
+        require_outside_replica("get_next_as_optional()")
+        return super().get_next_as_optional()
 
     @override
     def fetch(self) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from distribax.data.execution.permutation import Key
-from distribax.data.plan.order import Shuffle
+from distribax.data.plan.passes import RandomStep, SeededStep, find_random, find_unseeded
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, walk
 
@@ -36,14 +36,18 @@ class Seeds:
     by_node: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Node, common: int) -> Seeds:
-        """Returns the seeds of a new iterator: the nodes' own, or those all workers agree on."""
-        agreed = [node.seed for node in walk(plan) if isinstance(node, WorkerPart)]
-        shuffles = find_unseeded(plan)
-        if agreed and agreed[0] is not None:
-            common = agreed[0]
-            return cls(common, {id(node): common + i + 1 for i, node in enumerate(shuffles)})
-        return cls(common, {id(node): node.entropy for node in shuffles})
+    def of(cls, plan: Node) -> Seeds:
+        """Returns the seeds of a new iterator: the steps' own, or those all workers agree on."""
+        part = next((node for node in walk(plan) if isinstance(node, WorkerPart)), None)
+
+        def choose(step: RandomStep, place: int) -> int:
+            if part is None or part.seed is None:
+                return step.passes.entropy
+            return part.seed + step.passes.numbers.get(part.worker, place)
+
+        seeds = {id(step): choose(step, place) for place, step in enumerate(find_random(plan))}
+        common = next(iter(seeds.values()), 0)
+        return cls(common, {id(step): seeds[id(step)] for step in find_unseeded(plan)})
 
     def save(self, plan: Node) -> list[int]:
         """Returns the seeds as a list, in an order that an equal plan has too."""
@@ -85,18 +89,12 @@ class Context:
         seeds = Seeds.load(plan, saved["seeds"])
         return dataclasses.replace(self, run=saved["run"], path=tuple(saved["path"]), seeds=seeds)
 
-    def key(self, node: Shuffle) -> Key:
-        """Returns what the order of a shuffle's pass depends on."""
+    def key(self, node: SeededStep) -> Key:
+        """Returns what the draws of a random step's pass depend on."""
         seed = node.seed
         if seed is None:
             seed = self.seeds.by_node.get(id(node), self.seeds.common)
         return (seed, self.run, *self.path) if node.reshuffle_each_iteration else (seed,)
-
-
-def find_unseeded(node: Node) -> list[Shuffle]:
-    """Returns the shuffles of a plan that have no seed, each once, in a fixed order."""
-    found = {id(step): step for step in walk(node) if isinstance(step, Shuffle)}
-    return [step for step in found.values() if step.seed is None]
 
 
 BuildIterator: TypeAlias = Callable[[Node, Context], Any]

@@ -17,6 +17,8 @@ Key: TypeAlias = tuple[int, ...]
 Indices: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _BLOCK = 4096
+BLOCK_SIZE = 256
+"""How many random numbers a block has that can be made by its number."""
 
 
 def _random(key: Key, stream: int) -> np.random.Generator:
@@ -77,3 +79,15 @@ def shuffled_order(key: Key, size: int, num_places: int) -> Indices:
     given[by_place[1:][follows]] = num_places + by_place[:-1][follows]
     rest = filled_places(key, num_places, steps)[last_order(key, num_places)]
     return np.concatenate([given, rest])
+
+
+def uniforms(key: Key) -> Iterator[float]:
+    """Returns an endless sequence of random numbers from 0 to below 1."""
+    random = _random(key, 2)
+    while True:
+        yield from random.random(_BLOCK).tolist()
+
+
+def random_block(key: Key, number: int) -> Indices:
+    """Returns one block of an endless sequence of random numbers of 32 bits."""
+    return _random((*key, number), 3).integers(0, 2**32, BLOCK_SIZE, dtype=np.int64)

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import grain
+import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
@@ -15,6 +16,7 @@ from distribax.data.elements import Element
 from distribax.data.execution import indexed
 from distribax.data.execution.batching import AlignedPart, PadAndStack, PartsInTurn
 from distribax.data.execution.cache import CacheIterator
+from distribax.data.execution.choose import ChooseIterator
 from distribax.data.execution.combine import (
     ConcatenateIterator,
     EmptyIterator,
@@ -22,14 +24,30 @@ from distribax.data.execution.combine import (
     ZipIterator,
 )
 from distribax.data.execution.context import Context, Seeds
+from distribax.data.execution.grouping import (
+    GroupByWindowIterator,
+    RebatchIterator,
+    WindowIterator,
+)
 from distribax.data.execution.interleave import InterleaveIterator
 from distribax.data.execution.parallel import ParallelMapIterator
 from distribax.data.execution.pipeline_iterator import PipelineIterator
+from distribax.data.execution.selection import (
+    AssertCardinalityIterator,
+    IgnoreErrorsIterator,
+    ResampleIterator,
+    ScanIterator,
+    TakeWhileIterator,
+    UniqueIterator,
+)
 from distribax.data.execution.shuffle import ShuffleIterator
+from distribax.data.execution.snapshot import SnapshotIterator
 from distribax.data.execution.source_iterators import (
+    CounterIterator,
     FileIterator,
     ForeignIterator,
     GeneratorIterator,
+    RandomNumbersOf,
 )
 from distribax.data.execution.streams import (
     EnumerateIterator,
@@ -43,7 +61,16 @@ from distribax.data.execution.streams import (
     UserCall,
 )
 from distribax.data.execution.worker_processes import ProcessMapIterator
-from distribax.data.plan import order, pieces, sources, transforms
+from distribax.data.formats.saved import SavedFormat, read_catalogue
+from distribax.data.plan import (
+    choose,
+    grouping,
+    order,
+    pieces,
+    selection,
+    sources,
+    transforms,
+)
 from distribax.data.plan.plan_node import Node, walk
 
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
@@ -132,6 +159,16 @@ def _(node: sources.Foreign, context: Context) -> PipelineIterator:
 
 
 @_build.register
+def _(node: sources.Counter, context: Context) -> PipelineIterator:
+    return CounterIterator(lambda place: node.dtype.type(node.start + place * node.step))
+
+
+@_build.register
+def _(node: sources.RandomNumbers, context: Context) -> PipelineIterator:
+    return CounterIterator(RandomNumbersOf(context.key(node)))
+
+
+@_build.register
 def _(node: transforms.Map, context: Context) -> PipelineIterator:
     threads = node.num_parallel_calls
     if threads is not None and context.processes:
@@ -190,6 +227,25 @@ def _(node: transforms.Cache, context: Context) -> PipelineIterator:
 
 
 @_build.register
+def _(node: transforms.Snapshot, context: Context) -> PipelineIterator:
+    def open_saved() -> PipelineIterator:
+        catalogue = read_catalogue(node.path)
+        saved = SavedFormat(catalogue.spec, catalogue.compression)
+        names = catalogue.filenames
+        if node.reader_func is None:
+            return build(sources.FileReader(names, saved, max(1, len(names))), context)
+        files = tuple(node.wrap(sources.FileReader((name,), saved)) for name in names)
+        return build(node.reader_func(node.wrap(sources.Items(files))).plan, context)
+
+    return SnapshotIterator(
+        node,
+        lambda: build(node.input, context),
+        open_saved,
+        lambda: node.input.spec(first_element),
+    )
+
+
+@_build.register
 def _(node: transforms.WithOptions, context: Context) -> PipelineIterator:
     return build(node.input, context)
 
@@ -234,6 +290,60 @@ def _(node: order.Concatenate, context: Context) -> PipelineIterator:
 @_build.register
 def _(node: order.Zip, context: Context) -> PipelineIterator:
     return ZipIterator([build(part, context) for part in node.parts], node.build)
+
+
+@_build.register
+def _(node: choose.Choose, context: Context) -> PipelineIterator:
+    parts = [build(part, context) for part in node.parts]
+    return ChooseIterator(build(node.choice, context), parts, node.stop_on_empty)
+
+
+@_build.register
+def _(node: grouping.Window, context: Context) -> PipelineIterator:
+    return WindowIterator(build(node.input, context), node)
+
+
+@_build.register
+def _(node: grouping.GroupByWindow, context: Context) -> PipelineIterator:
+    def open_group(key: np.int64, group: list[Element], number: int) -> PipelineIterator:
+        return build(node.plan_of(key, group), context.child(number))
+
+    return GroupByWindowIterator(build(node.input, context), node, open_group)
+
+
+@_build.register
+def _(node: grouping.Rebatch, context: Context) -> PipelineIterator:
+    return RebatchIterator(build(node.input, context), node)
+
+
+@_build.register
+def _(node: selection.TakeWhile, context: Context) -> PipelineIterator:
+    return TakeWhileIterator(build(node.input, context), UserCall(node.predicate, "take_while"))
+
+
+@_build.register
+def _(node: selection.Scan, context: Context) -> PipelineIterator:
+    return ScanIterator(build(node.input, context), node)
+
+
+@_build.register
+def _(node: selection.Unique, context: Context) -> PipelineIterator:
+    return UniqueIterator(build(node.input, context))
+
+
+@_build.register
+def _(node: selection.IgnoreErrors, context: Context) -> PipelineIterator:
+    return IgnoreErrorsIterator(build(node.input, context), node.log_warning)
+
+
+@_build.register
+def _(node: selection.AssertCardinality, context: Context) -> PipelineIterator:
+    return AssertCardinalityIterator(build(node.input, context), node.count)
+
+
+@_build.register
+def _(node: selection.Resample, context: Context) -> PipelineIterator:
+    return ResampleIterator(build(node.input, context), node, context.key(node))
 
 
 @_build.register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
+from distribax.data.execution import permutation
 from distribax.data.execution.context import State
+from distribax.data.execution.permutation import Key
 from distribax.data.execution.pipeline_iterator import PipelineIterator
 from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, Generator
@@ -143,6 +145,43 @@ def _widen(value: object) -> Element:
             if array.dtype.kind in "iuf":
                 return array[()]
     return nests.to_element(value)
+
+
+class CounterIterator(PipelineIterator):
+    """Numbers without end; its state is how many came."""
+
+    def __init__(self, make: Callable[[int], Element]) -> None:
+        super().__init__()
+        self._make = make
+        self._given = 0
+
+    @override
+    def __next__(self) -> Element:
+        self._given += 1
+        return self._make(self._given - 1)
+
+    @override
+    def get_state(self) -> State:
+        return State(given=self._given)
+
+    @override
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._given = state["given"]
+
+
+class RandomNumbersOf:
+    """The random numbers of a pass, by their place; they are made in blocks."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._number = -1
+        self._block = np.empty(0, np.int64)
+
+    def __call__(self, place: int) -> np.int64:
+        number, offset = divmod(place, permutation.BLOCK_SIZE)
+        if number != self._number:
+            self._number, self._block = number, permutation.random_block(self._key, number)
+        return np.int64(self._block[offset])
 
 
 class FileIterator(PipelineIterator):

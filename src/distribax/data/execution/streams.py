@@ -78,17 +78,18 @@ class FilterIterator(Stage):
         while True:
             element = self._next()
             answer = self._call(element)
-            if not isinstance(answer, (bool, np.bool_)):
-                answer = _as_bool(answer)
-            if answer:
+            if as_bool(answer, "filter"):
                 return element
 
 
-def _as_bool(answer: object) -> bool:
+def as_bool(answer: object, step: str) -> bool:
+    """Returns what a user's predicate has answered."""
+    if isinstance(answer, (bool, np.bool_)):
+        return bool(answer)
     array = np.asarray(answer)
     if array.dtype != np.bool_ or array.ndim:
         raise ValueError(
-            f"the predicate given to Dataset.filter returned {answer!r}. Expected one bool, for "
+            f"the predicate given to Dataset.{step} returned {answer!r}. Expected one bool, for "
             "example x > 0, or np.all(x > 0) for an array."
         )
     return bool(array)

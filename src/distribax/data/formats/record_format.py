@@ -35,12 +35,14 @@ class CorruptRecordError(DistribaxError, ValueError):
 
 
 _Offset = TypeVar("_Offset")
+_Place = TypeVar("_Place", covariant=True)
 
 
-class RecordReader(Protocol[_Offset]):
+class RecordReader(Protocol[_Place]):
     """An open file: an iterator of records that knows where the next one begins."""
 
-    offset: _Offset
+    @property
+    def offset(self) -> _Place: ...
 
     def __iter__(self) -> Iterator[Any]: ...
 

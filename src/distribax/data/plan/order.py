@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.dataset_options import SHARD_HINT
 from distribax.data.element_spec import Spec, infer_spec, merge_specs, zeros
+from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -30,8 +30,7 @@ class Shuffle(UnaryNode):
     buffer_size: int | None
     seed: int | None = None
     reshuffle_each_iteration: bool = True
-    # Used if no seed is given; drawn once, so that an iterator can be resumed.
-    entropy: int = field(default_factory=lambda: secrets.randbits(63))
+    passes: Passes = field(default_factory=Passes)
 
     @property
     @override
@@ -247,6 +246,8 @@ class Interleave(UnaryNode):
     num_parallel_calls: int | None = None
     # What the user called it, for the notes on errors.
     step: str = "interleave"
+    # The data sets that `fn` makes may be shuffled.
+    passes: Passes = field(default_factory=Passes)
 
     def plan_of(self, made: object) -> Node:
         """Returns the plan of what the user's function returned."""

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.element_spec import Spec, TensorSpec
+from distribax.data.plan.passes import Worker
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
 
 
@@ -75,6 +76,11 @@ class WorkerPart(UnaryNode):
     batch_size: int | None = None
     # The seed of shuffles without one, where all workers must shuffle alike.
     seed: int | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """Whose part it is."""
+        return (self.share.num_workers, self.share.worker_id)
 
     @override
     def cardinality(self) -> int:

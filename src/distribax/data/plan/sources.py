@@ -12,10 +12,23 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, TensorSpec, remove_batch_dim, spec_of
+from distribax.data.element_spec import (
+    Spec,
+    TensorSpec,
+    merge_specs,
+    remove_batch_dim,
+    spec_of,
+)
 from distribax.data.formats.record_format import RecordFormat
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, UnknownSpec
-from distribax.data.write_protection import align_rows, make_read_only
+from distribax.data.plan.passes import Passes
+from distribax.data.plan.plan_node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Node,
+    Probe,
+    UnknownSpec,
+)
+from distribax.data.write_protection import align_rows, keep_as_given
 from distribax.topology.host_memory import aligned_empty
 
 
@@ -66,8 +79,7 @@ class Slices(IndexedSource):
                 "tensors has components with different numbers of rows: "
                 f"{nests.describe(self.arrays)}. They must agree in their first dimension."
             )
-        # Elements are views of the user's arrays, so a careless `x += 1` must not reach them.
-        object.__setattr__(self, "arrays", make_read_only(align_rows(self.arrays)))
+        object.__setattr__(self, "arrays", align_rows(keep_as_given(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
 
     @override
@@ -110,7 +122,7 @@ class Tensors(IndexedSource):
     value: nests.Element
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", make_read_only(self.value))
+        object.__setattr__(self, "value", keep_as_given(self.value))
 
     @override
     def cardinality(self) -> int:
@@ -123,6 +135,21 @@ class Tensors(IndexedSource):
     @override
     def spec(self, probe: Probe) -> Spec:
         return spec_of(self.value)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self._num_rows is not None
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return self._num_rows
+
+    @property
+    def _num_rows(self) -> int | None:
+        """The rows of the element, if it is a batch: all components have as many."""
+        sizes = {np.shape(leaf)[:1] for leaf in nests.leaves(self.value)}
+        (size,) = sizes if len(sizes) == 1 else ((),)
+        return size[0] if size else None
 
     @property
     @override
@@ -163,6 +190,75 @@ class Range(IndexedSource):
 
 
 @dataclass(frozen=True, eq=False)
+class Items(IndexedSource):
+    """Elements that other steps have made: those of a window, or data sets of files."""
+
+    items: tuple[nests.Element, ...]
+
+    @override
+    def cardinality(self) -> int:
+        return len(self.items)
+
+    @override
+    def element(self, index: int) -> nests.Element:
+        return self.items[index]
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        first, *others = map(spec_of, self.items)
+        return functools.reduce(merge_specs, others, first)
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"items({len(self.items)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Counter(Node):
+    """Whole numbers without end."""
+
+    start: int
+    step: int
+    dtype: np.dtype[Any]
+
+    @override
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return TensorSpec((), self.dtype)
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"counter({self.start}, {self.step})"
+
+
+@dataclass(frozen=True, eq=False)
+class RandomNumbers(Node):
+    """Random whole numbers of 32 bits, without end."""
+
+    seed: int | None
+    reshuffle_each_iteration: bool
+    passes: Passes = field(default_factory=Passes)
+
+    @override
+    def cardinality(self) -> int:
+        return INFINITE_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return TensorSpec((), np.int64)
+
+    @property
+    @override
+    def label(self) -> str:
+        return "random()"
+
+
+@dataclass(frozen=True, eq=False)
 class FileNames(Slices):
     """The names of files, as `list_files` gives them: auto-sharding may divide them."""
 
@@ -179,7 +275,7 @@ class Batches(IndexedSource):
     items: tuple[nests.Element, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "items", tuple(make_read_only(item) for item in self.items))
+        object.__setattr__(self, "items", tuple(keep_as_given(item) for item in self.items))
 
     @override
     def cardinality(self) -> int:

@@ -23,6 +23,7 @@ from distribax.data.element_spec import (
 from distribax.data.elements import call_with_element, from_return
 from distribax.data.plan.plan_node import (
     UNKNOWN_CARDINALITY,
+    HasPlan,
     Node,
     Probe,
     UnaryNode,
@@ -230,6 +231,22 @@ class Cache(UnaryNode):
     @override
     def label(self) -> str:
         return "cache()"
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot(UnaryNode):
+    """Elements written to a directory by the first complete iteration, and read from it after."""
+
+    path: str
+    compression: str | None
+    shard_func: Callable[..., Any] | None
+    reader_func: Callable[[Any], HasPlan] | None
+    wrap: Callable[[Node], HasPlan]
+
+    @property
+    @override
+    def label(self) -> str:
+        return "snapshot()"
 
 
 @dataclass(frozen=True, eq=False)

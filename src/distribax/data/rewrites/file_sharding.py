@@ -8,7 +8,14 @@ from distribax.data import elements as nests
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
-from distribax.data.plan.transforms import Cache, Map, Prefetch, WithOptions, replace_inputs
+from distribax.data.plan.transforms import (
+    Cache,
+    Map,
+    Prefetch,
+    Snapshot,
+    WithOptions,
+    replace_inputs,
+)
 
 _READERS = (FileReader, RandomAccessFiles)
 
@@ -31,11 +38,14 @@ def shard_files(
 
 
 def give_own_cache(node: Node, num_workers: int, worker_id: int) -> Node:
-    """Returns the node; a cache in a file gets a file for each worker."""
-    if not isinstance(node, Cache) or not node.filename:
-        return node
-    # Workers may share a disk, and each caches something else.
-    return Cache(node.input, f"{node.filename}.shard-{worker_id}-of-{num_workers}")
+    """Returns the node; a cache in a file, or a snapshot, gets a file for each worker."""
+    # Workers may share a disk, and each keeps something else.
+    suffix = f".shard-{worker_id}-of-{num_workers}"
+    if isinstance(node, Cache) and node.filename:
+        return Cache(node.input, node.filename + suffix)
+    if isinstance(node, Snapshot):
+        return dataclasses.replace(node, path=node.path + suffix)
+    return node
 
 
 class _FileSharder:

@@ -1,0 +1,159 @@
+"""Steps that collect elements: windows, groups by a key, batches of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from distribax.data import elements as nests
+from distribax.data.element_spec import DatasetSpec, Spec, TensorSpec
+from distribax.data.plan.passes import Passes
+from distribax.data.plan.plan_node import (
+    UNKNOWN_CARDINALITY,
+    HasPlan,
+    Node,
+    Probe,
+    UnaryNode,
+    UnknownSpec,
+)
+from distribax.data.plan.sources import Items, open_batch_dim
+
+
+@dataclass(frozen=True, eq=False)
+class Window(UnaryNode):
+    """Data sets of consecutive elements, which `wrap` makes of their plans."""
+
+    size: int
+    shift: int
+    stride: int
+    drop_remainder: bool
+    wrap: Callable[[Node], HasPlan]
+
+    @property
+    def span(self) -> int:
+        """How many elements lie between the first and the last of a window, both included."""
+        return (self.size - 1) * self.stride + 1
+
+    @override
+    def cardinality(self) -> int:
+        count = self.input.cardinality()
+        if count < 0:
+            return count
+        if not self.drop_remainder:
+            return -(-count // self.shift)
+        return 0 if count < self.span else (count - self.span) // self.shift + 1
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return nests.map_leaves(DatasetSpec, self.input.spec(probe))
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return False
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return None
+
+    def make(self, elements: list[nests.Element]) -> nests.Element:
+        """Returns the window of some elements."""
+        return nests.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *elements)
+
+    @property
+    @override
+    def label(self) -> str:
+        drop = ", drop" if self.drop_remainder else ""
+        return f"window({self.size}, {self.shift}, {self.stride}{drop})"
+
+
+@dataclass(frozen=True, eq=False)
+class GroupByWindow(UnaryNode):
+    """Elements collected by key, and full groups through a function that makes a data set."""
+
+    key_func: Callable[..., Any]
+    reduce_func: Callable[[np.int64, Any], HasPlan]
+    window_size: Callable[[np.int64], Any]
+    wrap: Callable[[Node], HasPlan]
+    # The data sets that `reduce_func` makes may be shuffled.
+    passes: Passes = field(default_factory=Passes)
+
+    def plan_of(self, key: np.int64, elements: list[nests.Element]) -> Node:
+        """Returns the plan that the user's function makes of a group."""
+        made = self.reduce_func(key, self.wrap(Items(tuple(elements))))
+        if not isinstance(made, HasPlan):
+            raise TypeError(
+                f"the reduce_func given to group_by_window returned {nests.short(made)} of type "
+                f"{type(made).__name__}. Expected a Dataset, for example group.batch(size)."
+            )
+        return made.plan
+
+    def _first_group(self, probe: Probe) -> Node | None:
+        first = probe(self.input)
+        if first is None:
+            return None
+        return self.plan_of(np.int64(nests.call_with_element(self.key_func, first)), [first])
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        group = self._first_group(probe)
+        if group is None:
+            raise UnknownSpec(
+                "the element_spec of group_by_window over an empty data set cannot be known."
+            )
+        return group.spec(probe)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        group = self._first_group(probe)
+        return None if group is None else group.is_batched(probe)
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return None
+
+    @property
+    @override
+    def label(self) -> str:
+        return "group_by_window()"
+
+
+@dataclass(frozen=True, eq=False)
+class Rebatch(UnaryNode):
+    """Batches of other sizes, which take turns."""
+
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        spec = open_batch_dim(self.input.spec(probe))
+        if len(self.sizes) > 1 or not self.drop_remainder:
+            return spec
+        return nests.map_leaves(
+            lambda leaf: TensorSpec((self.sizes[0], *leaf.shape[1:]), leaf.dtype), spec
+        )
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return True
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        return self.sizes[0] if len(self.sizes) == 1 else None
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"rebatch({list(self.sizes)}{', drop' if self.drop_remainder else ''})"

@@ -1,0 +1,146 @@
+"""Steps that look at elements one by one and keep, change or count them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from distribax.data import elements as nests
+from distribax.data.element_spec import Spec, infer_spec, spec_of, zeros
+from distribax.data.plan.passes import Passes
+from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
+
+
+@dataclass(frozen=True, eq=False)
+class TakeWhile(UnaryNode):
+    """The elements before the first one for which a predicate is false."""
+
+    predicate: Callable[..., Any]
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    @override
+    def label(self) -> str:
+        return "take_while()"
+
+
+@dataclass(frozen=True, eq=False)
+class Unique(UnaryNode):
+    """The elements that did not come before."""
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    @override
+    def label(self) -> str:
+        return "unique()"
+
+
+@dataclass(frozen=True, eq=False)
+class IgnoreErrors(UnaryNode):
+    """The elements that could be made."""
+
+    log_warning: bool
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @property
+    @override
+    def label(self) -> str:
+        return "ignore_errors()"
+
+
+@dataclass(frozen=True, eq=False)
+class AssertCardinality(UnaryNode):
+    """The elements, whose number is known in advance."""
+
+    count: int
+
+    @override
+    def cardinality(self) -> int:
+        return self.count
+
+    @property
+    @override
+    def label(self) -> str:
+        return f"assert_cardinality({self.count})"
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(UnaryNode):
+    """Every element through a function that passes a state on."""
+
+    initial_state: nests.Element
+    fn: Callable[..., Any]
+
+    def call(self, state: nests.Element, element: nests.Element) -> tuple[Any, Any]:
+        """Returns the next state and the new element."""
+        made = self.fn(state, element)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise TypeError(
+                f"the function given to Dataset.scan returned {nests.short(made)}. Expected a "
+                "tuple of the next state and the new element."
+            )
+        after = nests.check_state(state, nests.to_element(made[0]), "scan_func")
+        return after, nests.from_return(made[1])
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        given = self.input.spec(probe)
+        sample = probe(self.input)
+        if sample is None:
+            sample = zeros(given)
+        return infer_spec(
+            lambda element: spec_of(self.call(self.initial_state, element)[1]), sample, given
+        )
+
+    @property
+    @override
+    def label(self) -> str:
+        return "scan()"
+
+
+@dataclass(frozen=True, eq=False)
+class Resample(UnaryNode):
+    """Pairs of class and element, of which some are left out at random."""
+
+    class_func: Callable[..., Any]
+    target: tuple[float, ...]
+    # None to estimate it.
+    initial: tuple[float, ...] | None
+    seed: int | None
+    reshuffle_each_iteration: bool = True
+    passes: Passes = field(default_factory=Passes)
+
+    @override
+    def cardinality(self) -> int:
+        return UNKNOWN_CARDINALITY
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        given = self.input.spec(probe)
+        sample = probe(self.input)
+        if sample is None:
+            sample = zeros(given)
+        label = nests.to_element(nests.call_with_element(self.class_func, sample))
+        return (spec_of(label), given)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        # The class has no batch dimension, so such elements cannot be split.
+        return False
+
+    @property
+    @override
+    def label(self) -> str:
+        return "rejection_resample()"
