@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.tree_util import PyTreeDef
 
-from distribax import contracts
+from distribax import contracts, jax_private
 from distribax.errors import ControlFlow
 from distribax.execution import frames, signature
 from distribax.execution.remote_writes import Effects
@@ -102,6 +102,7 @@ class Program:
     fetches: list[tuple[Fetch, list[int]]]
     near: list[int]
     donated: frozenset[int] = frozenset()
+    name: str = "function"
 
     def __call__(self, dynamic: list[Any]) -> Any:
         lift = self.lift
@@ -111,16 +112,32 @@ class Program:
         if self.donated:
             own = [value for index, value in enumerate(dynamic) if index in self.donated]
             dynamic = [value for index, value in enumerate(dynamic) if index not in self.donated]
-        with launch_lock:
+        with self._record(dynamic) as call, launch_lock:
             if lift.device is None:
                 arrays, new, done = self.call(given, own, read, dynamic)
             else:
                 with jax.default_device(lift.device):
                     arrays, new, done = self.call(given, own, read, dynamic)
+            call.set_results((*new, *arrays))
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
         self.effects.commit(done)
         return self.results.rebuild(arrays)
+
+    def _record(
+        self, dynamic: list[Any]
+    ) -> contextlib.AbstractContextManager[jax_private.JointCall]:
+        """Notes the call if all processes have to make it."""
+        calls = jax_private.joint_calls
+        if calls.is_watched and self._shares_variables:
+            return calls.record(f"compiled {self.name}")
+        return calls.record_for(lambda: f"compiled {self.name}", *dynamic)
+
+    @functools.cached_property
+    def _shares_variables(self) -> bool:
+        variables = (*self.lift.written, *self.lift.read)
+        shardings = [variable.sharding for variable in variables]
+        return any(each is not None and not each.is_fully_addressable for each in shardings)
 
     def _read(self) -> list[Any]:
         """Returns the values that the program reads; those of one source are fetched together."""
@@ -180,7 +197,8 @@ def build(
         call = StagedCall(pure, _release_launch_lock)
     else:
         call = jax.jit(pure, donate_argnums=(0, 1))
-    return Program(call, lift, results, effects, fetches, near, donated)
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    return Program(call, lift, results, effects, fetches, near, donated, name)
 
 
 @contextlib.contextmanager

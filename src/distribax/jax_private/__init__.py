@@ -17,6 +17,8 @@ from distribax.jax_private.backend import get_process_id as get_process_id
 from distribax.jax_private.backend import get_requested_cpu_devices as get_requested_cpu_devices
 from distribax.jax_private.backend import has_64_bits as has_64_bits
 from distribax.jax_private.backend import have_backends_started as have_backends_started
+from distribax.jax_private.joint_calls import JointCall as JointCall
+from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
 from distribax.jax_private.multihost import broadcast_from_first as broadcast_from_first
 from distribax.jax_private.multihost import exchange_text as exchange_text
@@ -44,3 +46,6 @@ from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying
 from distribax.jax_private.tracing import tracks_varying as tracks_varying
 from distribax.jax_private.tracing import varies as varies
+from distribax.jax_private.user_code import find_user_line as find_user_line
+from distribax.jax_private.user_code import is_library as is_library
+from distribax.jax_private.user_code import list_main_stack as list_main_stack
