@@ -17,11 +17,15 @@ from distribax.context import ReplicaContext as ReplicaContext
 from distribax.context import experimental_set_strategy as experimental_set_strategy
 from distribax.context import get_loss_reduction as get_loss_reduction
 from distribax.context import get_replica_context as get_replica_context
-from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
+from distribax.errors import CollectiveMismatchError as CollectiveMismatchError
+from distribax.errors import CollectiveTimeoutError as CollectiveTimeoutError
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
+from distribax.errors import ParameterServerError as ParameterServerError
+from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
+from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.execution import function as function
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
@@ -29,6 +33,7 @@ from distribax.strategies import MirroredStrategy as MirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies import Strategy as Strategy
 from distribax.strategies import StrategyExtended as StrategyExtended
+from distribax.strategies import get_strategy as get_strategy
 from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.training import metrics as metrics
 from distribax.training.checkpoint import Checkpoint as Checkpoint
@@ -62,6 +67,9 @@ if TYPE_CHECKING:
     from distribax import partitioners as partitioners
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
+    from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
+    from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
+    from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
     from distribax.data.distributed import DistributedDataset as DistributedDataset
     from distribax.data.distributed import DistributedIterator as DistributedIterator
     from distribax.data.distributed import InputContext as InputContext
@@ -79,7 +87,9 @@ __version__ = "0.1.0"
 # Loaded on use: with them, `import distribax` would take a quarter longer.
 _ON_USE = {
     "contrib": "distribax.contrib",
+    "ClusterJoinError": "distribax.cluster.ray.node",
     "ClusterSpec": "distribax.cluster",
+    "ClusterTimeoutError": "distribax.cluster.peers.meeting",
     "Server": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
@@ -92,6 +102,7 @@ _ON_USE = {
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
     "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "SlurmError": "distribax.cluster.resolvers.slurm.slurm",
 }
 
 

@@ -86,7 +86,7 @@ class CollectiveMismatchError(DistribaxError, RuntimeError):
 
     def __init__(self, places: tuple[str, ...]) -> None:
         super().__init__(
-            "the workers have made different common calls, so that values were combined which do "
+            "the workers have made different common calls, and may have combined values that do "
             "not belong together. All of them must make the calls that combine values of all "
             "workers (strategy.run, reduce, gather, the result() of a metric), the same ones in "
             "the same order; only what is done with the results may differ."

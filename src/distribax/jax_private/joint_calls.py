@@ -1,8 +1,8 @@
 """The calls that all processes make together: which one this process has come to.
 
 A process that waits in such a call for another one cannot be interrupted, and cannot find out what
-the other one does instead; and if the other one makes another call, the two may exchange values that
-do not belong together. So each process notes its calls, and the workers compare their notes
+the other one does instead. If the other one makes another call, the two may even exchange values
+that do not belong together. So each process notes its calls, and the workers compare their notes
 (`cluster/peers`).
 """
 
@@ -24,6 +24,8 @@ from distribax.jax_private.tracing import is_tracer
 from distribax.jax_private.user_code import find_user_line
 
 _NUM_KEPT: Final = 4096
+_NUM_MARKS: Final = 64
+_OPEN_SECONDS: Final = 2.0
 
 
 class JointCall:
@@ -43,6 +45,11 @@ class JointCall:
         self.limit = limit
         self._has_returned = False
         self._result: jax.Array | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long ago it began."""
+        return time.monotonic() - self.began
 
     def set_results(self, results: Iterable[object]) -> None:
         """Notes what the call has returned, which may not be computed yet."""
@@ -85,6 +92,9 @@ class JointCalls:
         self.limit: float | None = None
         self.number = 0
         self._digest = 0
+        # Of the last calls, as programs are started ahead of those that run; and of fewer and fewer
+        # before them, the last two multiples of each power of 2.
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_NUM_MARKS)
         self._levels: list[tuple[tuple[int, int], tuple[int, int]]] = []
         self._made: deque[JointCall] = deque(maxlen=_NUM_KEPT)
         # A program that is being traced may ask the other processes something meanwhile.
@@ -112,6 +122,7 @@ class JointCalls:
         self._digest = zlib.crc32(call.name.encode(), self._digest)
         self.number += 1
         mark, step = (self.number, self._digest), 1
+        self._recent.append(mark)
         for level in itertools.count():
             if self.number % step:
                 break
@@ -124,7 +135,12 @@ class JointCalls:
     @property
     def marks(self) -> dict[int, int]:
         """Digests of all calls up to some numbers."""
-        return dict(mark for pair in list(self._levels) for mark in pair)
+        made = {**dict(mark for pair in list(self._levels) for mark in pair), **dict(self._recent)}
+        newest = self.newest
+        if self._open and newest is not None and newest.seconds >= _OPEN_SECONDS:
+            # It waits for others, which may have gone on to the next calls already.
+            made[self.number + 1] = zlib.crc32(newest.name.encode(), self._digest)
+        return made
 
     @property
     def newest(self) -> JointCall | None:

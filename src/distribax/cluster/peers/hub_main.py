@@ -260,6 +260,7 @@ class Hub:
             common = marks.keys() & at.marks.keys()
             agreed.append(max((n for n in common if marks[n] == at.marks[n]), default=0))
             if common and marks[last := max(common)] != at.marks[last]:
+                self._agreed = max(self._agreed, agreed[-1])
                 return [first, number]
         self._agreed = max(self._agreed, min(agreed))
         return []

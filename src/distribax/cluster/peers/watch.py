@@ -238,7 +238,7 @@ def _describe_position() -> dict[str, Any]:
         told |= {
             "name": newest.name[:_LONGEST_NAME],
             "line": newest.line,
-            "seconds": time.monotonic() - newest.began if newest.is_pending else None,
+            "seconds": newest.seconds if newest.is_pending else None,
             "limit": newest.limit or calls.limit,
         }
     return told
