@@ -221,6 +221,7 @@ def test_a_worker_that_comes_back_too_late_is_told(
     with pytest.raises(ParameterServerError, match=r"worker 1 had no connection .* too late"):
         away.flush()
     one.push({0: [Apply("sgd", (ONES,))]})
+    one.flush()
     away.push({0: [Apply("sgd", (ONES,))]})
     away.flush()
     assert np.all(one.pull([TABLE])[0] == -1)
