@@ -17,11 +17,15 @@ from distribax.context import ReplicaContext as ReplicaContext
 from distribax.context import experimental_set_strategy as experimental_set_strategy
 from distribax.context import get_loss_reduction as get_loss_reduction
 from distribax.context import get_replica_context as get_replica_context
-from distribax.context import get_strategy as get_strategy
 from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
+from distribax.errors import CollectiveMismatchError as CollectiveMismatchError
+from distribax.errors import CollectiveTimeoutError as CollectiveTimeoutError
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
+from distribax.errors import ParameterServerError as ParameterServerError
+from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
+from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.errors import ReplicaInputError as ReplicaInputError
 from distribax.execution import function as function
@@ -33,6 +37,7 @@ from distribax.strategies import StrategyExtended as StrategyExtended
 from distribax.strategies import (
     experimental_make_numpy_dataset as experimental_make_numpy_dataset,
 )
+from distribax.strategies import get_strategy as get_strategy
 from distribax.topology import get_soft_device_placement as get_soft_device_placement
 from distribax.topology import set_soft_device_placement as set_soft_device_placement
 from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
@@ -73,6 +78,9 @@ if TYPE_CHECKING:
     from distribax import train as train
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
+    from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
+    from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
+    from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
     from distribax.contrib.distribute import get_tower_context as get_tower_context
     from distribax.contrib.distribute import get_variable as get_variable
     from distribax.data.distributed import DistributedDataset as DistributedDataset
@@ -93,7 +101,9 @@ __version__ = "0.1.0"
 # Loaded on use: with them, `import distribax` would take a quarter longer.
 _ON_USE = {
     "contrib": "distribax.contrib",
+    "ClusterJoinError": "distribax.cluster.ray.node",
     "ClusterSpec": "distribax.cluster",
+    "ClusterTimeoutError": "distribax.cluster.peers.meeting",
     "Server": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
@@ -109,6 +119,7 @@ _ON_USE = {
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
     "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "SlurmError": "distribax.cluster.resolvers.slurm.slurm",
     "TPUStrategy": "distribax.strategies.tpu",
 }
 

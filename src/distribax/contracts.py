@@ -290,6 +290,9 @@ class ServingExtended(Extended, Protocol):
     def served_update(self, *, uid: str, **settings: Any) -> RemoteUpdate:
         """Returns how an optimizer updates variables of this strategy."""
 
+    def targets_of(self, uid: str) -> Sequence[Any] | None:
+        """Returns the variables that an optimizer was built for in another process, or None."""
+
 
 class Strategy(Hashable, Protocol):
     """What lower layers ask a strategy."""

@@ -92,6 +92,49 @@ class PeerLostError(DistribaxError, RuntimeError):
         return type(self), (self.peer, self.reason, self.since)
 
 
+class CollectiveMismatchError(DistribaxError, RuntimeError):
+    """The workers have made different calls together.
+
+    Attributes:
+        places: Where each worker is, and what this one has called.
+    """
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        super().__init__(
+            "the workers have made different common calls, and may have combined values that do "
+            "not belong together. All of them must make the calls that combine values of all "
+            "workers (strategy.run, reduce, gather, the result() of a metric), the same ones in "
+            "the same order; only what is done with the results may differ."
+        )
+        self.places = places
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.places,)
+
+
+class CollectiveTimeoutError(DistribaxError, TimeoutError):
+    """The workers wait for each other in different places.
+
+    Attributes:
+        seconds: How long they have waited.
+        places: Where each worker is, one line for each that matters.
+    """
+
+    def __init__(self, seconds: float, places: tuple[str, ...]) -> None:
+        super().__init__(
+            f"the workers have waited for each other for {seconds:.0f} s, in different places. All "
+            "of them must make the calls that combine values of all workers (strategy.run, reduce, "
+            "gather, the result() of a metric), the same ones in the same order."
+        )
+        self.seconds = seconds
+        self.places = places
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.seconds, self.places)
+
+
 class ClosureCancelledError(DistribaxError, RuntimeError):
     """A scheduled function was not run, because another one had failed before its turn."""
 

@@ -105,7 +105,9 @@ class CommunicationOptions:
     Attributes:
         bytes_per_pack: Small tensors are joined into packs of at most this size before they are
             reduced. 0 sets no limit.
-        timeout_seconds: How long a collective over several machines may wait for the slowest.
+        timeout_seconds: How many seconds a collective over several workers may wait for one that
+            is late, before all of them end. None is what DISTRIBAX_COLLECTIVE_TIMEOUT says, or
+            1800. That of the strategy counts for compiled functions.
         implementation: Which library carries the bytes.
     """
 
@@ -163,6 +165,9 @@ RESTARTABLE_EXIT_CODE: Final = 42
 
 PEER_LOST_EXIT_CODE: Final = 43
 """With this code a worker ends that has lost another one: start all from the last checkpoint."""
+
+COLLECTIVE_ERROR_EXIT_CODE: Final = 44
+"""With this code workers end that do not make the same calls together: mend the program."""
 
 
 def is_python_number(value: object) -> bool:

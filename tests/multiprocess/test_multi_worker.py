@@ -110,6 +110,58 @@ def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> No
     assert first["called"] == second["called"]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_nnx_models_start_with_the_values_of_the_first_worker(compiled: bool) -> None:
+    """Parameters, statistics, optimizer state and random keys, whatever each worker's seed."""
+    pytest.importorskip("flax.nnx")
+    told = run(
+        """
+        from flax import nnx
+
+        class Model(nnx.Module):
+            def __init__(self, rngs):
+                self.linear = nnx.Linear(3, 4, rngs=rngs)
+                self.norm = nnx.BatchNorm(4, rngs=rngs)
+                self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+            def __call__(self, x):
+                return self.drop(self.norm(self.linear(x)))
+
+        model = Model(nnx.Rngs(7 * worker))
+        own = np.asarray(model.linear.kernel[...])
+        optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+        optimizer.opt_state[0].mu.linear.bias[...] = jnp.full(4, 1.0 + worker)
+
+        @step
+        def go(x):
+            def replica(x):
+                loss, grads = nnx.value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
+                optimizer.update(model, grads)
+                return loss
+            return strategy.run(replica, args=(x,))
+
+        values = strategy.experimental_distribute_values_from_function(
+            lambda c: np.full((2, 3), 1.0 + c.replica_id_in_sync_group, np.float32))
+        for _ in range(2):
+            go(values)
+        # Values that the workers set later are their own business, as with dx.Variable.assign.
+        model.norm.bias[...] = model.norm.bias[...] + 1.0
+        go(values)
+        state = nnx.to_pure_dict(nnx.state((model, optimizer), nnx.Not(nnx.RngState)))
+        keys = nnx.state(model, nnx.RngKey)
+        tell(
+            own=own,
+            state=[np.asarray(leaf) for leaf in jax.tree.leaves(state)],
+            keys=[np.asarray(jax.random.key_data(k)) for k in jax.tree.leaves(keys)],
+        )
+        """,
+        2,
+        compiled,
+    )
+    assert told[0]["own"] != told[1]["own"]
+    assert told[0]["state"] == told[1]["state"] and told[0]["keys"] == told[1]["keys"]
+
+
 TRAINING = """
 random = np.random.default_rng(0)
 x = random.normal(size=(22, 3)).astype(np.float32)

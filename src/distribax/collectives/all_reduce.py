@@ -125,8 +125,15 @@ class AllReduce(CrossDeviceOps):
         program = _make_reduce_program(
             self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
         )
-        with launch_lock, jax_private.leave_mesh():
-            results = program([layout.array for layout in layouts])
+        arrays = [layout.array for layout in layouts]
+        recorded = jax_private.joint_calls.record_for(
+            lambda: f"{reduce_op} of {', '.join(str(jax.typeof(array)) for array in arrays)}",
+            *arrays,
+            limit=options.timeout_seconds,
+        )
+        with recorded as call, launch_lock, jax_private.leave_mesh():
+            results = program(arrays)
+            call.set_results(results)
         return [
             _place(Global(array, mesh, mirrored=True), destinations)
             for array, (_, destinations) in zip(results, value_destination_pairs, strict=True)

@@ -110,7 +110,7 @@ def enter(entry: Entry) -> ContextEntry:
     return ContextEntry(entry)
 
 
-def get_strategy() -> Any:
+def get_strategy() -> contracts.Strategy:
     """Returns the current strategy; a default one when none is in scope."""
     return current().strategy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from distribax.errors import ClosureCancelledError
 MAX_BYTES: Final = 1 << 30
 """How many bytes of arguments may wait; a closure with more waits only alone."""
 _BEAT_SECONDS: Final = 0.25
-"""How often a thread that waits for all closures may do something else."""
+"""How often a thread that waits for closures does something else."""
 
 
 class ClosureState(enum.Enum):
@@ -34,7 +35,7 @@ class ClosureState(enum.Enum):
     FAILED = "failed"
     """It has raised an exception, or a value that it needs has."""
     CANCELLED = "cancelled"
-    """It was given up before its end, because another closure had failed."""
+    """It was given up, because another closure had failed before it had ended."""
 
 
 class Closure:
@@ -82,23 +83,31 @@ class Counts:
 class ClosureQueue:
     """A bounded queue of closures between the user's threads and the dispatcher's.
 
-    After a failure nothing more is given out and what waits is cancelled. As soon as nothing runs
-    any more, the next call of `put`, `join` or `done` raises the error; then the queue works as
-    before.
+    After a failure nothing more is given out, and what waits or runs is cancelled: its values are
+    errors from then on, whatever it still returns. As soon as nothing runs any more, the next call
+    of `put`, `join` or `done` raises the error; then the queue works as before.
 
     Args:
         size: How many closures may wait; `put` waits when it is full.
         wake: Called when there is a closure for a dispatcher that has found none.
+        beat: Called now and then in threads that wait for closures.
     """
 
-    def __init__(self, size: int, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        size: int,
+        wake: Callable[[], None] = lambda: None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._size = size
         self._wake = wake
+        self._beat = beat
         self._changed = threading.Condition(threading.Lock())
         self._ready: deque[Closure] = deque()
         self._ready_bytes = 0
         # By the id of the value that they wait for.
         self._blocked: dict[int, list[Closure]] = {}
+        self._running: set[Closure] = set()
         self._counts = dict.fromkeys(ClosureState, 0)
         self._num_retried = 0
         # Whether the dispatcher has found nothing, and is to be woken.
@@ -123,21 +132,20 @@ class ClosureQueue:
         if is_hungry:
             self._wake()
 
-    def join(self, beat: Callable[[], None] | None = None) -> None:
-        """Waits until nothing waits or runs; raises the error of a closure if there is one.
-
-        Args:
-            beat: Called now and then meanwhile, in this thread.
-        """
+    def join(self) -> None:
+        """Waits until nothing waits or runs; raises the error of a closure if there is one."""
         with self._changed:
-            self._wait(lambda: self._is_idle() or self._is_stopped(), beat)
+            self._wait(lambda: self._is_idle() or self._is_stopped())
             self._raise_error()
 
     def done(self) -> bool:
         """Tells whether nothing waits or runs; raises the error of a closure if there is one."""
         with self._changed:
             self._raise_error()
-            return self._is_idle()
+            is_idle = self._is_idle()
+        if not is_idle:
+            self._beat()
+        return is_idle
 
     def wait_for(self, value: RemoteValue) -> None:
         """Waits until a value is settled: with a result, or with an error."""
@@ -183,6 +191,7 @@ class ClosureQueue:
             taken = [self._ready.popleft() for _ in range(count)]
             self._ready_bytes -= _count_bytes(taken)
             self._move(taken, ClosureState.QUEUED, ClosureState.RUNNING)
+            self._running.update(taken)
             self._changed.notify_all()
             return taken
 
@@ -191,6 +200,7 @@ class ClosureQueue:
         if not closures:
             return
         with self._changed:
+            self._running.difference_update(closures)
             if retry:
                 self._num_retried += len(closures)
             if self._error is not None:
@@ -204,10 +214,14 @@ class ClosureQueue:
     def settle(self, closures: Sequence[Closure], outcomes: Sequence[object]) -> None:
         """Hands over what closures ended with: values, or `Failure`s."""
         with self._changed:
+            self._running.difference_update(closures)
             finished: list[Closure] = []
             failed: list[Closure] = []
+            cancelled: list[Closure] = []
             for closure, outcome in zip(closures, outcomes, strict=True):
-                if type(outcome) is Failure:
+                if closure.value.is_settled:
+                    cancelled.append(closure)
+                elif type(outcome) is Failure:
                     closure.value.set_error(outcome.error)
                     failed.append(closure)
                 else:
@@ -217,6 +231,7 @@ class ClosureQueue:
                     self._unblock(closure.value)
             self._move(finished, ClosureState.RUNNING, ClosureState.FINISHED)
             self._move(failed, ClosureState.RUNNING, ClosureState.FAILED)
+            self._move(cancelled, ClosureState.RUNNING, ClosureState.CANCELLED)
             for closure in failed:
                 assert closure.value.error is not None
                 self._fail(closure.value.error)
@@ -255,13 +270,15 @@ class ClosureQueue:
     def _is_stopped(self) -> bool:
         return self._error is not None or self._end_reason is not None
 
-    def _wait(self, until: Callable[[], bool], beat: Callable[[], None] | None = None) -> None:
+    def _wait(self, until: Callable[[], bool]) -> None:
+        beat_at = time.monotonic() + _BEAT_SECONDS
         while not until():
-            self._changed.wait(None if beat is None else _BEAT_SECONDS)
-            if beat is not None:
+            self._changed.wait(_BEAT_SECONDS)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT_SECONDS
                 self._changed.release()
                 try:
-                    beat()
+                    self._beat()
                 finally:
                     self._changed.acquire()
 
@@ -310,17 +327,27 @@ class ClosureQueue:
         self._ready_bytes = 0
         self._blocked.clear()
         self._cancel(waiting, error)
+        # They count as running until their workers have answered.
+        for closure in self._running:
+            if not closure.value.is_settled:
+                closure.value.set_error(_make_cancellation(error, " while it was running"))
 
     def _cancel(self, closures: Sequence[Closure], cause: BaseException) -> None:
         for closure in closures:
-            error = ClosureCancelledError(_explain_cancellation(f"{type(cause).__name__}: {cause}"))
-            error.__cause__ = cause
-            closure.value.set_error(error)
+            if not closure.value.is_settled:
+                closure.value.set_error(_make_cancellation(cause))
             self._move([closure], closure.state, ClosureState.CANCELLED)
 
 
-def _explain_cancellation(reason: str) -> str:
-    return f"the function was cancelled: {reason}"
+def _make_cancellation(cause: BaseException, when: str = "") -> ClosureCancelledError:
+    reason = f"{type(cause).__name__}: {cause}"
+    error = ClosureCancelledError(_explain_cancellation(reason, when))
+    error.__cause__ = cause
+    return error
+
+
+def _explain_cancellation(reason: str, when: str = "") -> str:
+    return f"the function was cancelled{when}: {reason}"
 
 
 def _count_bytes(closures: Sequence[Closure]) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import jax
 from typing_extensions import override
@@ -20,12 +19,11 @@ from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, du
 from distribax.coordinator.progress import ViewChoice, make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
+from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
 from distribax.coordinator.worker import WorkerSetup
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
-
-_ROUNDS_SECONDS: Final = 0.25
 
 
 @runtime_checkable
@@ -46,11 +44,11 @@ class CoordinatedStrategy(Protocol):
     def worker_setup(self) -> WorkerSetup:
         """Returns what turns a process into a worker; it is pickled."""
 
-    def complete_rounds(self) -> None:
-        """Applies what workers have contributed to a step that waits for others.
+    def watch_rounds(self, idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """Has others do the shares of idle workers; returns the updates that are incomplete."""
 
-        It is called when there is nothing left to schedule.
-        """
+    def finish_rounds(self) -> None:
+        """Called when all that was scheduled has ended."""
 
     def server_status(self) -> Sequence[Mapping[str, Any]]:
         """Returns what is known of each parameter server."""
@@ -129,14 +127,26 @@ class ClusterCoordinator:
             status = strategy_status()
             return status() if status is not None else ()
 
-        dispatcher = Dispatcher(queue_size, workers, policy, read_servers, view_of_work.update)
+        strategy_watch = weakref.WeakMethod(strategy.watch_rounds)
+
+        def watch_rounds(idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+            watch = strategy_watch()
+            return watch(idle) if watch is not None else ()
+
+        rounds = RoundWatch(watch_rounds)
+
+        def while_waiting() -> None:
+            rounds.look(dispatcher.status(), dispatcher.queue.num_ready)
+
+        dispatcher = Dispatcher(
+            queue_size, workers, policy, read_servers, view_of_work.update, while_waiting
+        )
         self._strategy = strategy
         self._num_workers = len(workers)
         self._view = view_of_work
         self._dispatcher = dispatcher
         self._queue = dispatcher.queue
         self._functions = FunctionCatalogue()
-        self._rounds_at = 0.0
         strategy.cluster_coordinator = self
         # A coordinator that is no longer used ends its workers.
         finalizer = weakref.finalize(self, dispatcher.ask_to_end, "nobody uses it any more")
@@ -174,7 +184,7 @@ class ClusterCoordinator:
             ValueError: If a per-worker value does not have a value for each worker, or a remote
                 value comes from another coordinator.
             Exception: The exception of a function that was scheduled before, if one has failed;
-                what waited then is cancelled, and nothing is running any more.
+                all that had not ended then is cancelled, and nothing is running any more.
         """
         if not callable(fn):
             raise TypeError(
@@ -223,23 +233,14 @@ class ClusterCoordinator:
 
         Raises:
             WorkersLostError: If all workers are lost, or a function ends all that run it.
-            Exception: The exception of a function, if one has failed; what had not been run by then
-                is cancelled. It is raised once.
+            Exception: The exception of a function, if one has failed; what had not ended by then is
+                cancelled. It is raised once.
         """
         try:
-            self._queue.join(self._while_joining)
-            self._strategy.complete_rounds()
+            self._queue.join()
+            self._strategy.finish_rounds()
         finally:
             self._view.stop()
-
-    def _while_joining(self) -> None:
-        """Lets workers continue that wait for others, which have nothing left to do."""
-        now = time.monotonic()
-        if now - self._rounds_at >= _ROUNDS_SECONDS:
-            self._rounds_at = now
-            status = self._dispatcher.status()
-            if not status.queued and any(not worker.running for worker in status.workers):
-                self._strategy.complete_rounds()
 
     def done(self) -> bool:
         """Tells whether all scheduled functions have been run.

@@ -52,6 +52,7 @@ class Dispatcher:
         policy: Decides what is done when a worker is lost.
         read_servers: Returns what is known of each parameter server.
         on_beat: Called with the status a few times per second.
+        while_waiting: Called a few times per second in threads that wait for closures.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Dispatcher:
         policy: FailurePolicy,
         read_servers: Callable[[], Sequence[Mapping[str, Any]]],
         on_beat: Callable[[CoordinatorStatus], None],
+        while_waiting: Callable[[], None],
     ) -> None:
-        self._queue = ClosureQueue(queue_size, self.wake)
+        self._queue = ClosureQueue(queue_size, self.wake, while_waiting)
         self._workers = workers
         self._policy = policy
         self._read_servers = read_servers

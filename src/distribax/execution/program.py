@@ -67,6 +67,7 @@ class Program:
     # Whether its trace has created variables, so that another one may do something else.
     has_created: bool
     size: int
+    name: str
 
     def does_same(self, other: Program) -> bool:
         """Tells whether another trace of the same code has led to the same computation."""
@@ -83,16 +84,32 @@ class Program:
         given = [variable.take_program_value() for variable in lift.donated]
         read = self._read()
         own, dynamic = _split(dynamic, self.donated)
-        with launch_lock:
+        with self._record(dynamic) as call, launch_lock:
             if lift.device is None:
                 arrays, new, done = self.call(given, own, read, dynamic)
             else:
                 with jax.default_device(lift.device):
                     arrays, new, done = self.call(given, own, read, dynamic)
+            call.set_results((*new, *arrays))
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
         self.effects.commit(done)
         return self.results.rebuild(arrays)
+
+    def _record(
+        self, dynamic: list[Any]
+    ) -> contextlib.AbstractContextManager[jax_private.JointCall]:
+        """Notes the call if all processes have to make it."""
+        calls = jax_private.joint_calls
+        if calls.is_watched and self._shares_variables:
+            return calls.record(f"compiled {self.name}")
+        return calls.record_for(lambda: f"compiled {self.name}", *dynamic)
+
+    @functools.cached_property
+    def _shares_variables(self) -> bool:
+        variables = (*self.lift.written, *self.lift.read)
+        shardings = [variable.program_sharding for variable in variables]
+        return any(each is not None and not each.is_fully_addressable for each in shardings)
 
     def _read(self) -> list[Any]:
         """Returns the values that the program reads; those of one source are fetched together."""
@@ -164,6 +181,7 @@ def build(
         on_mesh,
         frame.has_created,
         jax_private.count_operations(recorded),
+        getattr(fn, "__qualname__", type(fn).__qualname__),
     )
 
 

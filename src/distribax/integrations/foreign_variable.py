@@ -49,6 +49,8 @@ class Cell:
         # Whether somebody outside may hold the arrays, so that they must not be overwritten.
         self._shared = True
         self._host: Any = None
+        # Whether the workers have been given one value to begin with.
+        self._is_agreed = False
         self._handles: dict[Any, Handle] = {}
 
     def read(self) -> Any:
@@ -91,8 +93,12 @@ class Cell:
         """Returns the value as `placement` stores it, after moving it there if need be."""
         if self._placement is not placement:
             host = self.read()
+            store = placement.store
+            if not self._is_agreed and placement.spans_processes:
+                # As for `dx.Variable`: all workers begin with the value of the first one.
+                store, self._is_agreed = placement.initial, True
             # A trace may be under way, which must not see the move.
-            self._value = jax_private.run_outside_trace(lambda: _store(host, placement))
+            self._value = jax_private.run_outside_trace(lambda: _store(host, store))
             self._placement, self._shared, self._host = placement, True, None
         return self._value
 
@@ -182,9 +188,9 @@ def _move(fn: Callable[[jax.Array], jax.Array], leaf: jax.Array) -> jax.Array:
     return jax_private.apply_to_key_data(fn, leaf) if jax_private.is_key(leaf) else fn(leaf)
 
 
-def _store(value: Arrays, placement: Placement) -> Any:
+def _store(value: Arrays, store: Callable[[jax.Array], jax.Array]) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), value)
-    return _each(placement.store, arrays)
+    return _each(store, arrays)
 
 
 def _join(copies: tuple[jax.Array, ...], placement: Placement) -> jax.Array:

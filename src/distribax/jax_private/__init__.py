@@ -27,6 +27,8 @@ from distribax.jax_private.closures import forget_closures as forget_closures
 from distribax.jax_private.closures import is_for_jit as is_for_jit
 from distribax.jax_private.closures import iterate_staging as iterate_staging
 from distribax.jax_private.closures import note_closures as note_closures
+from distribax.jax_private.joint_calls import JointCall as JointCall
+from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
 from distribax.jax_private.multihost import broadcast_from_first as broadcast_from_first
 from distribax.jax_private.multihost import exchange_text as exchange_text
@@ -68,6 +70,9 @@ from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying
 from distribax.jax_private.tracing import tracks_varying as tracks_varying
 from distribax.jax_private.tracing import varies as varies
+from distribax.jax_private.user_code import find_user_line as find_user_line
+from distribax.jax_private.user_code import is_library as is_library
+from distribax.jax_private.user_code import list_main_stack as list_main_stack
 from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
 from distribax.jax_private.variants import pad_to as pad_to
 from distribax.jax_private.variants import run_variants as run_variants

@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import distributed as _distributed
 
 from distribax.jax_private.arrays import pick_copy, uncommit
+from distribax.jax_private.joint_calls import joint_calls
 from distribax.jax_private.tracing import is_tracer
 
 
@@ -22,39 +23,49 @@ def _multihost() -> ModuleType:
 
 def broadcast_from_first(value: np.ndarray) -> np.ndarray:
     """Returns the first process's value, in every process; all must call it."""
-    received: np.ndarray = _multihost().broadcast_one_to_all(value)
+    with joint_calls.record(f"broadcast of {value.dtype.name}{list(value.shape)}"):
+        received: np.ndarray = _multihost().broadcast_one_to_all(value)
     return received
 
 
 def gather_from_all(value: np.ndarray, axis: int) -> list[np.ndarray]:
     """Returns every process's array, in their order; sizes along `axis` may differ."""
-    sizes = _multihost().process_allgather(np.int64(value.shape[axis]))
+    sizes = _gather_numbers("gather of sizes", value.shape[axis])
     widest = int(sizes.max())
     padding = [(0, 0)] * value.ndim
     padding[axis % value.ndim] = (0, widest - value.shape[axis])
-    stacked = _multihost().process_allgather(np.pad(value, padding))
+    padded = np.pad(value, padding)
+    with joint_calls.record(f"gather of {value.dtype.name}{list(padded.shape)}"):
+        stacked = _multihost().process_allgather(padded)
     return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
 
 
 def gather_texts(text: str) -> list[str]:
     """Returns every process's text, in their order; all must call it."""
-    lengths = _multihost().process_allgather(np.int64(len(text.encode())))
+    lengths = _gather_numbers("gather of text lengths", len(text.encode()))
     own = np.frombuffer(text.encode().ljust(int(lengths.max()), b" "), np.uint8)
-    return [
-        bytes(row[: int(length)]).decode()
-        for row, length in zip(_multihost().process_allgather(own), lengths, strict=True)
-    ]
+    with joint_calls.record("gather of texts"):
+        rows = _multihost().process_allgather(own)
+    return [bytes(row[: int(length)]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def agree_on(text: str) -> bool:
     """Tells whether every process has said the same text; all must call it."""
     digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint32)
-    return bool((_multihost().process_allgather(digest) == digest).all())
+    with joint_calls.record("agreement"):
+        said = _multihost().process_allgather(digest)
+    return bool((said == digest).all())
 
 
 def sum_over_processes(value: int) -> int:
     """Adds up a number of every process; all must call it."""
-    return int(_multihost().process_allgather(np.int64(value)).sum())
+    return int(_gather_numbers("sum of sizes", value).sum())
+
+
+def _gather_numbers(name: str, value: int) -> np.ndarray:
+    with joint_calls.record(name):
+        numbers: np.ndarray = _multihost().process_allgather(np.int64(value))
+    return numbers
 
 
 def localize(array: jax.Array) -> jax.Array:
@@ -66,7 +77,8 @@ def localize(array: jax.Array) -> jax.Array:
         return uncommit(array)
     if not array.sharding.is_fully_replicated:
         # The program left the placement of its results open; all processes come here together.
-        return jax.numpy.asarray(_multihost().process_allgather(array, tiled=True))
+        with joint_calls.record(f"gather of {array.dtype.name}{list(array.shape)}"):
+            return jax.numpy.asarray(_multihost().process_allgather(array, tiled=True))
     return uncommit(pick_copy(array))
 
 

@@ -84,7 +84,7 @@ class ServerActor:
 
 
 def connect_to_servers(
-    num_servers: int, namespace: str, token: str, client_id: str
+    num_servers: int, namespace: str, token: str, client_id: str, worker: int | None = None
 ) -> ParameterClient:
     """Returns this process's client of the servers, which finds them again after a restart.
 
@@ -93,6 +93,8 @@ def connect_to_servers(
         namespace: The Ray namespace of their actors.
         token: The secret that servers ask for.
         client_id: A name that no other client has.
+        worker: The worker whose share of synchronous updates the client computes, if there are
+            any.
     """
 
     def locate(index: int) -> Endpoint:
@@ -107,7 +109,12 @@ def connect_to_servers(
         return endpoint
 
     return ParameterClient(
-        num_servers, locate, client_id=client_id, token=token.encode(), timeout=_ANSWER_SECONDS
+        num_servers,
+        locate,
+        client_id=client_id,
+        token=token.encode(),
+        timeout=_ANSWER_SECONDS,
+        worker=worker,
     )
 
 

@@ -12,6 +12,7 @@ from distribax.execution import named_objects
 from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
 from distribax.parameter_server.placement import ParameterSource, Served
+from distribax.parameter_server.settings import RoundSettings
 from distribax.strategies.extended import get_colocated
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
@@ -30,13 +31,13 @@ class ServedStrategy(Strategy):
         uid: The name that the strategy has in every process that takes part in it.
         source: This process's source to the servers.
         num_workers: How many workers there are.
-        contributions: How many workers' gradients are averaged into one update.
+        rounds: How gradients of several workers become one update.
     """
 
     def __init__(
-        self, uid: str, source: ParameterSource, num_workers: int, contributions: int = 1
+        self, uid: str, source: ParameterSource, num_workers: int, rounds: RoundSettings
     ) -> None:
-        super().__init__(ParameterServerExtended(source, num_workers, contributions))
+        super().__init__(ParameterServerExtended(source, num_workers, rounds))
         self.source = source
         self.variable_partitioner: Callable[..., Sequence[int]] | None = None
         self._uid = uid
@@ -58,11 +59,11 @@ def _find_strategy(uid: str) -> object:
 class ParameterServerExtended(SingleExtended):
     """Places variables on servers; a step runs as one replica in the process that calls it."""
 
-    def __init__(self, source: ParameterSource, num_workers: int, contributions: int) -> None:
+    def __init__(self, source: ParameterSource, num_workers: int, rounds: RoundSettings) -> None:
         super().__init__(None)
         self.source = source
         self._num_workers = num_workers
-        self._contributions = contributions
+        self._rounds = rounds
 
     @property
     @override
@@ -119,7 +120,7 @@ class ParameterServerExtended(SingleExtended):
 
     def served_update(self, *, uid: str, **settings: Any) -> ServedUpdate:
         """Returns how an optimizer updates variables of this strategy."""
-        return ServedUpdate(uid=uid, rounds=self._contributions, **settings)
+        return ServedUpdate(uid=uid, rounds=self._rounds, **settings)
 
     def targets_of(self, uid: str) -> list[Variable | ShardedVariable] | None:
         """Returns the variables that an optimizer was built for in another process, or None."""

@@ -30,6 +30,7 @@ from distribax.parameter_server.placement import (
     spec_of,
 )
 from distribax.parameter_server.protocol.operations import Array, Gradient
+from distribax.parameter_server.settings import RoundSettings
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.optimizer_state import StateLayout
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -61,7 +62,7 @@ class ServedUpdate(PushedUpdate):
         state: The leaves of the state, as shapes and data types.
         name: What the slots' names begin with.
         counter: A variable that counts the updates, if there is one already.
-        rounds: How many workers' gradients are averaged into one update.
+        rounds: How gradients of several workers become one update.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ServedUpdate(PushedUpdate):
         state: Sequence[jax.ShapeDtypeStruct],
         name: str,
         counter: Variable | None,
-        rounds: int,
+        rounds: RoundSettings,
     ) -> None:
         self._uid = uid
         self._transformation = transformation
@@ -188,7 +189,10 @@ class ServedUpdate(PushedUpdate):
                 self._slot_uid(index, server if number is None else parts[number])
                 for index, number in self._layout.list_slots([part.target for part in parts])
             )
-            spec = OptimizerSpec(self._uid, pickled, targets, slots, own, self._rounds)
+            rounds = self._rounds
+            spec = OptimizerSpec(
+                self._uid, pickled, targets, slots, own, rounds.num_shares, rounds.timeout
+            )
             self._source.client.register_optimizer(server, spec)
 
     def _claim(self) -> None:

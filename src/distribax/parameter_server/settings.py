@@ -40,6 +40,20 @@ class ServerSettings:
         return folder / f"snapshots-{self.strategy[:8]}" / f"server-{self.index}"
 
 
+@dataclass(frozen=True)
+class RoundSettings:
+    """How gradients of several workers become one update.
+
+    Attributes:
+        num_shares: How many gradients are averaged into one update; 1 applies each as it comes.
+        timeout: How many seconds an update waits for late workers before it is applied without
+            them; None waits for all.
+    """
+
+    num_shares: int = 1
+    timeout: float | None = None
+
+
 def check_cluster(resolver: object, num_workers: object, num_ps: object, address: object) -> None:
     """Raises if a `ParameterServerStrategy` cannot have such a cluster."""
     for name, count in (("num_workers", num_workers), ("num_ps", num_ps)):
@@ -86,6 +100,7 @@ def check_settings(
     snapshot_dir: object,
     server_timeout: object,
     synchronous: object,
+    round_timeout: object,
 ) -> None:
     """Raises if an argument of a `ParameterServerStrategy` is wrong, before anything starts."""
     # A class is callable too, but an instance of it was meant.
@@ -95,12 +110,15 @@ def check_settings(
             "Expected a callable that is given shape and dtype, for example "
             "dx.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)."
         )
-    seconds = {"snapshot_interval": snapshot_interval, "server_timeout": server_timeout}
-    for name, value in seconds.items():
-        if value is None and name == "snapshot_interval":
+    seconds = {
+        "snapshot_interval": (snapshot_interval, ", or None for no snapshots"),
+        "server_timeout": (server_timeout, ""),
+        "round_timeout": (round_timeout, ", or None to wait for all workers"),
+    }
+    for name, (value, or_none) in seconds.items():
+        if value is None and or_none:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            or_none = ", or None for no snapshots" if name == "snapshot_interval" else ""
             raise ValueError(
                 f"ParameterServerStrategy: {name}={value!r}. Expected a positive number of "
                 f"seconds{or_none}."
@@ -113,4 +131,9 @@ def check_settings(
     if not isinstance(synchronous, bool):
         raise TypeError(
             f"ParameterServerStrategy: synchronous={synchronous!r}. Expected True or False."
+        )
+    if round_timeout is not None and not synchronous:
+        raise ValueError(
+            f"ParameterServerStrategy: round_timeout={round_timeout!r} without synchronous=True. "
+            "Only a synchronous update waits for workers; drop it."
         )

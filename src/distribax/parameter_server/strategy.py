@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,8 +18,15 @@ from distribax.execution import named_objects
 from distribax.parameter_server.actor import ServerGroup, ServerHealth, connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterSource
-from distribax.parameter_server.settings import ServerSettings, check_cluster, check_settings
+from distribax.parameter_server.settings import (
+    RoundSettings,
+    ServerSettings,
+    check_cluster,
+    check_settings,
+)
 from distribax.parameter_server.worker import WorkerSetup, is_worker_process, read_jax_settings
+
+_logger = logging.getLogger(__name__)
 
 _NUM_WORKERS, _NUM_SERVERS = 2, 1
 
@@ -42,6 +50,8 @@ class ParameterServerStrategy(ServedStrategy):
         address: The address of a running Ray cluster to use.
         synchronous: Whether the gradients of all workers are averaged into one update, instead
             of being applied one by one.
+        round_timeout: With `synchronous`: after how many seconds an update is applied without the
+            gradients of workers that are late. None, the default, waits for all of them.
         snapshot_interval: How many seconds pass between two snapshots of a server, from which it is
             restarted if it dies. None turns them off: the death of a server is then an error.
         snapshot_dir: Where the servers keep their snapshots; by default a folder that is removed
@@ -71,6 +81,7 @@ class ParameterServerStrategy(ServedStrategy):
         num_ps: int | None = None,
         address: str | None = None,
         synchronous: bool = False,
+        round_timeout: float | None = None,
         snapshot_interval: float | None = 30.0,
         snapshot_dir: str | os.PathLike[str] | None = None,
         server_timeout: float = 20.0,
@@ -84,7 +95,12 @@ class ParameterServerStrategy(ServedStrategy):
             )
         check_cluster(cluster_resolver, num_workers, num_ps, address)
         check_settings(
-            variable_partitioner, snapshot_interval, snapshot_dir, server_timeout, synchronous
+            variable_partitioner,
+            snapshot_interval,
+            snapshot_dir,
+            server_timeout,
+            synchronous,
+            round_timeout,
         )
         uid = named_objects.make_uid()
         engine = _make_engine(cluster_resolver, num_workers, num_ps, address)
@@ -112,9 +128,9 @@ class ParameterServerStrategy(ServedStrategy):
             raise
         self.engine = engine
         self._resolver = cluster_resolver
-        self._contributions = engine.num_workers if synchronous else 1
+        self._rounds = RoundSettings(engine.num_workers if synchronous else 1, round_timeout)
         source = ParameterSource(client, engine.num_servers, is_coordinator=True)
-        super().__init__(uid, source, engine.num_workers, self._contributions)
+        super().__init__(uid, source, engine.num_workers, self._rounds)
         self.variable_partitioner = variable_partitioner
         # The one coordinator of this strategy, once there is one; it sets this itself.
         self.cluster_coordinator: contracts.Coordinator | None = None
@@ -170,7 +186,7 @@ class ParameterServerStrategy(ServedStrategy):
             self.engine.token,
             self.engine.num_workers,
             self.engine.num_servers,
-            self._contributions,
+            self._rounds,
             read_jax_settings(),
         )
 
@@ -182,9 +198,47 @@ class ParameterServerStrategy(ServedStrategy):
             )
 
     def complete_rounds(self) -> None:
-        """Applies the gradients of a synchronous update that not all workers have sent yet."""
-        if self._contributions > 1:
+        """Applies a synchronous update without the gradients that are missing.
+
+        After `coordinator.join()` these are gradients of the last functions, if their number is not
+        a multiple of the number of workers.
+        """
+        if self._rounds.num_shares > 1:
             self.source.client.complete_rounds()
+
+    def watch_rounds(self, idle: Sequence[int]) -> list[Mapping[str, Any]]:
+        """Tells the servers which workers have nothing to do, so that others do their shares.
+
+        Args:
+            idle: The indices of these workers.
+
+        Returns:
+            For each synchronous update that is incomplete a dict with `contributions`,
+            `num_shares`, `seconds` (since the first contribution), `missing` (the workers whose
+            gradients are missing) and `waiting` (the workers that wait).
+        """
+        if self._rounds.num_shares == 1:
+            return []
+        return list(self.source.client.watch_rounds(idle))
+
+    def finish_rounds(self) -> None:
+        """Ends what has been scheduled: applies incomplete updates, if there is a `round_timeout`.
+
+        Without one they stay until functions that are scheduled later complete them, and a warning
+        says so.
+        """
+        if self._rounds.timeout is not None:
+            self.complete_rounds()
+            return
+        incomplete = self.watch_rounds(())
+        if incomplete:
+            _logger.warning(
+                "A synchronous update has %d of %d gradients and waits for the others: functions "
+                "that you schedule next complete it. Schedule a multiple of %d functions, or call "
+                "strategy.complete_rounds() to apply it as it is.",
+                incomplete[0]["contributions"],
+                *[incomplete[0]["num_shares"]] * 2,
+            )
 
     def close(self) -> None:
         """Ends the coordinator, the servers and, if it was started for this strategy, Ray."""

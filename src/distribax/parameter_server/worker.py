@@ -11,6 +11,7 @@ from distribax.execution import named_objects
 from distribax.parameter_server.actor import connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterSource
+from distribax.parameter_server.settings import RoundSettings
 from distribax.topology.host_memory import keep_freed_memory
 
 # The JAX settings that change numbers: a worker computes with those of the coordinator.
@@ -42,7 +43,10 @@ class WorkerStrategy(ServedStrategy):
 
     def flush(self) -> None:
         """Waits until the servers have everything that functions have sent."""
-        self.source.client.flush()
+        try:
+            self.source.client.flush()
+        finally:
+            self.source.client.return_shares()
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class WorkerSetup:
     token: str
     num_workers: int
     num_servers: int
-    contributions: int
+    rounds: RoundSettings
     jax_settings: dict[str, object]
 
     def start(self, worker_index: int) -> WorkerStrategy:
@@ -65,6 +69,12 @@ class WorkerSetup:
         for name, value in self.jax_settings.items():
             jax.config.update(name, value)
         client_id = f"worker-{worker_index}-{os.getpid()}-{named_objects.make_uid()[:8]}"
-        client = connect_to_servers(self.num_servers, self.namespace, self.token, client_id)
+        client = connect_to_servers(
+            self.num_servers,
+            self.namespace,
+            self.token,
+            client_id,
+            worker_index if self.rounds.num_shares > 1 else None,
+        )
         source = ParameterSource(client, self.num_servers, is_coordinator=False)
-        return WorkerStrategy(self.uid, source, self.num_workers, self.contributions)
+        return WorkerStrategy(self.uid, source, self.num_workers, self.rounds)

@@ -9,3 +9,4 @@ from distribax.strategies.strategy import Strategy as Strategy
 from distribax.strategies.strategy import (
     experimental_make_numpy_dataset as experimental_make_numpy_dataset,
 )
+from distribax.strategies.strategy import get_strategy as get_strategy

@@ -11,7 +11,11 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.cluster import ClusterResolver, resolve
-from distribax.cluster.peers.membership import Membership, join_cluster
+from distribax.cluster.peers.membership import (
+    Membership,
+    join_cluster,
+    watch_joint_calls,
+)
 from distribax.collectives import (
     AllReduce,
     CommunicationImplementation,
@@ -163,6 +167,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         self._resolver = resolve(cluster_resolver).resolver
         membership = join_cluster(self._resolver, join_timeout_seconds, peer_timeout_seconds)
+        watch_joint_calls(options.timeout_seconds)
         # Also sizes the pool of XLA's CPU client before it starts.
         own = resolve_devices(None)
         devices = own if membership.num_workers == 1 else _all_like(own)

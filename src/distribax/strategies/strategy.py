@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from distribax import context, jax_private
 from distribax.execution import named_objects
@@ -410,7 +410,7 @@ def experimental_make_numpy_dataset(numpy_input: object, session: object = None)
     Returns:
         A data set with an element for each row.
     """
-    return context.get_strategy().experimental_make_numpy_dataset(numpy_input, session)
+    return get_strategy().experimental_make_numpy_dataset(numpy_input, session)
 
 
 def _input() -> ModuleType:
@@ -418,3 +418,13 @@ def _input() -> ModuleType:
     import distribax.data.distributed as distributed
 
     return distributed
+
+
+def get_strategy() -> Strategy:
+    """Returns the current strategy; a default one when none is in scope.
+
+    Returns:
+        The strategy whose scope, or whose replica, the code runs in.
+    """
+    # Lower layers know it by what they ask of it, a protocol; every strategy is of this class.
+    return cast("Strategy", context.get_strategy())

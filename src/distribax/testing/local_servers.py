@@ -10,6 +10,7 @@ from distribax.execution import named_objects
 from distribax.parameter_server import ParameterClient, ParameterServer
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterSource
+from distribax.parameter_server.settings import RoundSettings
 
 
 class LocalServersStrategy(ServedStrategy):
@@ -51,4 +52,5 @@ def local_servers(num_servers: int = 1, contributions: int = 1) -> Iterator[Loca
         )
         stack.callback(client.close)
         source = ParameterSource(client, num_servers, is_coordinator=True)
-        yield LocalServersStrategy(named_objects.make_uid(), source, 1, contributions)
+        rounds = RoundSettings(contributions)
+        yield LocalServersStrategy(named_objects.make_uid(), source, 1, rounds)

@@ -236,7 +236,8 @@ class Optimizer:
         """Builds an optimizer that a worker has built, for the same variables."""
         # Only an optimizer of a strategy with servers has a name in other processes.
         if self._targets is None and self._uid is not None:
-            targets = self._home.extended.targets_of(self._uid)
+            serving: contracts.ServingExtended = self._home.extended  # type: ignore[assignment]
+            targets = serving.targets_of(self._uid)
             if targets is not None:
                 self.build(targets)
 

@@ -125,9 +125,14 @@ def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
     if variable.aggregation is _FIRST:
-        return jax_private.localize(_first(stacked))
-    combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
-    return jax_private.localize(combine(stacked))
+        combine = _first
+    else:
+        combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
+    calls = jax_private.joint_calls
+    with calls.record_for(lambda: f"read of {variable.described}", stacked) as call:
+        combined = combine(stacked)
+        call.set_results([combined])
+    return jax_private.localize(combined)
 
 
 @jax.jit

@@ -89,6 +89,11 @@ class Placement(abc.ABC):
         """The number of copies over all processes."""
         return len(self.devices)
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes have copies too."""
+        return self.num_copies > len(self.devices)
+
 
 class Single(Placement):
     """One value on one device; without a device, wherever JAX puts it."""
@@ -159,7 +164,7 @@ class Replicated(Placement):
 
     @override
     def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
-        if not self._sharding.is_fully_addressable:
+        if self.spans_processes:
             value = jax_private.broadcast_from_first(np.asarray(value))
         return self.store(value)
 

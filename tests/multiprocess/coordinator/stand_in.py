@@ -35,13 +35,18 @@ class PlainStrategy:
     engine: Engine
     setup: Any = field(default_factory=PlainSetup)
     cluster_coordinator: Any = None
-    num_completed: int = 0
+    num_watched: int = 0
+    num_finished: int = 0
 
     def worker_setup(self) -> Any:
         return self.setup
 
-    def complete_rounds(self) -> None:
-        self.num_completed += 1
+    def watch_rounds(self, idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        self.num_watched += 1
+        return ()
+
+    def finish_rounds(self) -> None:
+        self.num_finished += 1
 
     def server_status(self) -> Sequence[Mapping[str, Any]]:
         return [{"index": 0, "state": "ready"}]

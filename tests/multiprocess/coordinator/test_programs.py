@@ -84,7 +84,8 @@ def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunFre
             cluster_coordinator = None
             def __init__(self): self.engine = engines.start_embedded(1, 0)
             def worker_setup(self): return Setup()
-            def complete_rounds(self): pass
+            def watch_rounds(self, idle): return []
+            def finish_rounds(self): pass
             def server_status(self): return []
 
         def names():

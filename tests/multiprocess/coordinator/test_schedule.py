@@ -264,13 +264,14 @@ def test_the_status_names_workers_and_servers(all_up: ClusterCoordinator) -> Non
     assert status.servers == ({"index": 0, "state": "ready"},)
 
 
-def test_join_completes_rounds(all_up: ClusterCoordinator) -> None:
+def test_rounds_are_looked_after_while_the_program_waits(all_up: ClusterCoordinator) -> None:
     strategy: Any = all_up.strategy
-    before = strategy.num_completed
-    all_up.schedule(time.sleep, args=(1.0,))
-    all_up.join()
-    # While the last function ran and the other worker had nothing to do, and at the end.
-    assert strategy.num_completed - before >= 2
+    for wait in (lambda value: all_up.join(), lambda value: value.fetch()):
+        watched, finished = strategy.num_watched, strategy.num_finished
+        wait(all_up.schedule(time.sleep, args=(1.0,)))
+        assert strategy.num_watched > watched
+        all_up.join()
+        assert strategy.num_finished > finished
 
 
 def test_what_is_not_used_any_more_is_forgotten_by_workers(all_up: ClusterCoordinator) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import threading
 import time
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import distribax as dx
+from distribax.coordinator import round_watch
 
 
 def test_variables_are_spread_by_size(strategy: dx.ParameterServerStrategy) -> None:
@@ -212,10 +216,36 @@ def test_the_coordinator_knows_an_optimizer_that_workers_built(
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-def test_synchronous_training_is_that_of_one_device() -> None:
-    """Each worker has half of the batch; dense and sparse gradients are averaged alike."""
+def _train_synchronously(make: Any, halves: Any, steps: int, disturb: Any) -> Any:
+    """Trains a table with two workers that have half of a batch each; returns it with its scale.
+
+    `disturb` is called with the coordinator before each step.
+    """
+    strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1, synchronous=True)
+    try:
+        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none", worker_timeout=300)
+        scale, table, step = make(strategy)
+        for number in range(steps):
+            disturb(number, coordinator)
+            for half in halves:
+                coordinator.schedule(step, args=(half,))
+            coordinator.join()
+        # One function alone is no update yet.
+        coordinator.schedule(step, args=(halves[0],))
+        coordinator.join()
+        return float(scale), table.numpy()
+    finally:
+        strategy.close()
+
+
+def test_synchronous_training_is_that_of_one_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever happens to a worker: it is late, stopped, or killed and has to be started again."""
+    monkeypatch.setattr(round_watch, "_LATE_SECONDS", 1.0)
     ids = np.array([[0, 1], [1, 5]])
     targets = np.array([[1.0, -2.0], [0.5, 3.0]], np.float32)
+    halves = list(zip(ids, targets, strict=True))
 
     def make(where: Any) -> tuple[Any, Any, Any]:
         with where.scope():
@@ -242,26 +272,35 @@ def test_synchronous_training_is_that_of_one_device() -> None:
     scale, table, step = make(one)
     for _ in range(6):
         step((ids.reshape(-1), targets.reshape(-1)))
-    expected = float(scale), table.numpy()
 
-    strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1, synchronous=True)
+    timers: list[threading.Timer] = []
+
+    def disturb(number: int, coordinator: Any) -> None:
+        workers = coordinator.status().workers
+        if number == 1:
+            deadline = time.monotonic() + 300
+            while any(each.state != "ready" for each in coordinator.status().workers):
+                assert time.monotonic() < deadline, coordinator.status()
+                time.sleep(0.05)
+        elif number == 2:
+            # Longer than anything waits, as long as nobody has asked for that.
+            os.kill(workers[1].pid, signal.SIGSTOP)
+            timers.append(threading.Timer(4.0, os.kill, (workers[1].pid, signal.SIGCONT)))
+            timers[-1].start()
+        elif number == 4:
+            os.kill(workers[0].pid, signal.SIGKILL)
+
     try:
-        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
-        scale, table, step = make(strategy)
-        # Both take part from the beginning: who runs two functions would wait for the other.
-        coordinator.join()
-        deadline = time.monotonic() + 300
-        while any(worker.state != "ready" for worker in coordinator.status().workers):
-            assert time.monotonic() < deadline, coordinator.status()
-            time.sleep(0.05)
-        for _ in range(6):
-            for half in zip(ids, targets, strict=True):
-                coordinator.schedule(step, args=(half,))
-            coordinator.join()
-        np.testing.assert_allclose(float(scale), expected[0], rtol=1e-5)
-        np.testing.assert_allclose(table.numpy(), expected[1], rtol=1e-5, atol=1e-6)
+        with caplog.at_level("WARNING", "distribax"):
+            found = _train_synchronously(make, halves, 6, disturb)
     finally:
-        strategy.close()
+        for timer in timers:
+            timer.join()
+    np.testing.assert_allclose(found[0], float(scale), rtol=1e-5)
+    np.testing.assert_allclose(found[1], table.numpy(), rtol=1e-5, atol=1e-6)
+    late = r"synchronous update has waited \d+ s for worker 1 \(running, pid \d+"
+    assert re.search(late, caplog.text)
+    assert "A synchronous update has 1 of 2 gradients" in caplog.text
 
 
 # With the session's strategy, whose Ray the one of the test shares.

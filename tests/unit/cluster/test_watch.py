@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import socket
 import threading
 import time
@@ -11,12 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distribax.cluster.peers import meeting as meetings
 from distribax.cluster.peers.hub_main import Hub
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Meeting, Member
 from distribax.cluster.peers.watch import Loss, Watch
+from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError
+from distribax.jax_private.joint_calls import JointCalls
 
 _WAIT_SECONDS = 60
 
@@ -37,6 +41,7 @@ class Crew:
         self.members += [Member(f"worker {i}", f"host{i}", 2000 + i) for i in range(1, count)]
         self.seconds = seconds
         self.losses: dict[int, list[Loss]] = {number: [] for number in range(count)}
+        self.endings: dict[int, list[Exception]] = {number: [] for number in range(count)}
         self._service: Future[object] = Future()
         if trouble is None:
             self._service.set_result(None)
@@ -67,7 +72,11 @@ class Crew:
     def watches(self, without: int | None = None) -> list[Watch]:
         """Returns the watches of all workers; `without` has met the others, but has none."""
         met = [each.result() for each in self.join(*["a cluster"] * len(self.members))]
-        made = [Watch(each, self.losses[each.own].append) for each in met if each.own != without]
+        made = [
+            Watch(each, self.losses[each.own].append, self.endings[each.own].append)
+            for each in met
+            if each.own != without
+        ]
         self._open += made
         return made
 
@@ -247,7 +256,7 @@ def alone() -> Iterator[tuple[Watch, socket.socket]]:
         link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
         hub, _ = listener.accept()
     hub.settimeout(_WAIT_SECONDS)
-    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print)
+    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print, print)
     yield watch, hub
     watch.close()
     hub.close()
@@ -273,8 +282,121 @@ def test_forked_process_lets_go_of_the_connection(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
         hub, _ = listener.accept()
-    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print)
+    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print, print)
     watch.drop()
     with hub:
         hub.settimeout(_WAIT_SECONDS)
         assert hub.recv(100) == b""
+
+
+# Calls that all make together.
+
+
+def position(number: int, name: str, seconds: float | None = None, **more: Any) -> dict[str, Any]:
+    """What a worker says of its newest call, which is one of many with the same name."""
+    return {
+        "number": number,
+        "name": name,
+        "line": "train.py:1",
+        "seconds": seconds,
+        "limit": 100.0,
+        "marks": [(0, 0)],
+        "here": "train.py:9",
+    } | more
+
+
+def test_places_can_be_asked_for(crew: Crew) -> None:
+    first, second, _ = crew.watches()
+    second._send({"at": position(7, "a step", 3.0)})
+    wait_until(lambda: any("a step" in place for place in first.ask_places(_WAIT_SECONDS)))
+    own, other = first.ask_places(_WAIT_SECONDS)
+    assert own.startswith(f"{crew.name(0)} is at File") and "no common call yet" in own
+    assert other == (f"{crew.name(1)} has waited for 3 s in a step (common call 7) at train.py:1")
+
+
+@pytest.mark.parametrize("seconds", [40.0, 200.0], ids=["named", "ended"])
+def test_worker_that_is_late_is_named_and_then_given_up(
+    make_crew: Callable[..., Crew], caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    crew = make_crew(2, peer_timeout=2.0)
+    first, second = crew.watches()
+    with caplog.at_level("WARNING", "distribax.cluster"):
+        second._send({"at": position(6, "a step")})
+        first._send({"at": position(7, "a metric", seconds)})
+        if seconds < 100.0:
+            wait_until(lambda: caplog.text.count("Workers have waited for others for 40 s") == 2)
+            assert (
+                f"{crew.name(1)} is at train.py:9; its last common call was a step" in caplog.text
+            )
+            assert crew.endings == {0: [], 1: []}
+        else:
+            wait_until(lambda: all(crew.endings.values()))
+            (error,) = crew.endings[1]
+            assert isinstance(error, CollectiveTimeoutError) and error.seconds == 200.0
+            assert "a metric" in error.places[0] and "a step" in error.places[1]
+            again = pickle.loads(pickle.dumps(error))
+            assert (str(again), again.places) == (str(error), error.places)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_ended"),
+    [
+        # One is compiling or computing what the other one waits for.
+        (position(7, "a step", 500.0), position(6, "a step", 500.0), False),
+        (position(7, "a step", 500.0), position(7, "a step", 1.0), False),
+        # Nobody will come.
+        (position(7, "a step", 40.0), position(7, "a metric", 40.0), True),
+        # The transport has not minded.
+        (position(9, "s", marks=[(4, 1), (8, 2)]), position(8, "s", marks=[(4, 1), (8, 3)]), True),
+        (position(9, "s", marks=[(4, 1), (8, 2)]), position(5, "s", marks=[(4, 1)]), False),
+    ],
+)
+def test_workers_in_different_calls_are_ended(
+    make_crew: Callable[..., Crew], own: Any, other: Any, is_ended: bool
+) -> None:
+    crew = make_crew(2, peer_timeout=2.0)
+    first, second = crew.watches()
+    first._send({"at": own})
+    second._send({"at": other})
+    if is_ended:
+        wait_until(lambda: all(crew.endings.values()))
+        (error,) = crew.endings[0]
+        assert isinstance(error, (CollectiveMismatchError, CollectiveTimeoutError))
+        if isinstance(error, CollectiveMismatchError):
+            assert "this worker's common calls after number 4:" in error.places[-1]
+            assert pickle.loads(pickle.dumps(error)).places == error.places
+    else:
+        time.sleep(1.0)
+        assert crew.endings == {0: [], 1: []}
+
+
+def test_processes_at_different_calls_have_a_mark_in_common() -> None:
+    behind, ahead = JointCalls(), JointCalls()
+    behind.is_watched = ahead.is_watched = True
+    for number in range(1, 300):
+        with ahead.record("a call") as call:
+            assert ahead.is_in_call and call.is_pending
+        assert not call.is_pending and ahead.newest is call
+        if number > 117:
+            with behind.record("a call"):
+                pass
+        common = behind.marks.keys() & ahead.marks.keys()
+        assert all(behind.marks[each] == ahead.marks[each] for each in common)
+        # At the latest a multiple of the next power of 2 is known to both.
+        assert behind.number < 128 or max(common) >= behind.number - 128
+    with contextlib.suppress(ZeroDivisionError), ahead.record("fails"):
+        raise ZeroDivisionError
+    assert ahead.number == 299 and len(ahead.list_since(290)) == 9
+    with behind.record("another call"):
+        pass
+    assert behind.marks[behind.number] != ahead.marks.get(behind.number)
+
+
+def test_values_of_this_process_are_no_joint_call() -> None:
+    calls = JointCalls()
+    with calls.record("nobody looks"):
+        pass
+    calls.is_watched = True
+    with calls.record_for(lambda: "local", np.zeros(3)) as call:
+        call.set_results([np.zeros(3)])
+    assert calls.number == 0 and calls.newest is None

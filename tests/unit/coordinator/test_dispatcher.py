@@ -31,7 +31,9 @@ class Broken(WorkerHandle):
 def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", noticed.append)
-    dispatcher = Dispatcher(4, [Broken(0, {}, b"")], FailurePolicy(), lambda: (), Hidden().update)
+    dispatcher = Dispatcher(
+        4, [Broken(0, {}, b"")], FailurePolicy(), lambda: (), Hidden().update, list
+    )
     (waiting,) = put(dispatcher.queue, 1)
     dispatcher.open()
     with pytest.raises(RuntimeError, match="a mistake of distribax, ZeroDivisionError"):
@@ -44,7 +46,7 @@ def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyP
 
 def test_a_lost_worker_and_its_functions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     worker = WorkerHandle(3, {}, b"")
-    dispatcher = Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update)
+    dispatcher = Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update, list)
     (closure,) = put(dispatcher.queue, 1)
     with caplog.at_level(logging.INFO, "distribax.coordinator"):
         worker.become_ready(Greeting("boot", 42, "here"))

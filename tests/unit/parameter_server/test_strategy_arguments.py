@@ -21,6 +21,11 @@ import distribax as dx
         ({"server_timeout": -1}, r"server_timeout=-1\. Expected a positive number of seconds\."),
         ({"server_timeout": None}, r"server_timeout=None\. Expected a positive number"),
         ({"server_timeout": float("nan")}, r"server_timeout=nan\. Expected a positive number"),
+        (
+            {"round_timeout": 0, "synchronous": True},
+            r"round_timeout=0\. .* wait for all",
+        ),
+        ({"round_timeout": 5.0}, r"round_timeout=5\.0 without synchronous=True"),
     ],
 )
 def test_wrong_numbers(arguments: Any, message: str) -> None:

@@ -35,6 +35,47 @@ _LONGEST_LINE = 65536
 _UNKNOWN_HOST = ".invalid"
 # How long survivors may take to end, with the callbacks that they run, after a worker is lost.
 _LEAVE_SECONDS = 60.0
+# After how long a worker that is late is named to those that wait for it; then after twice as long.
+_LATE_SECONDS = 30.0
+# Longer lists help nobody, and have to fit into the buffers of a connection.
+_MOST_NAMED = 8
+
+
+class _Position:
+    """How far a worker is in the calls that all workers make together, as it has said.
+
+    Attributes:
+        number: The number of its newest call.
+        name: What that is.
+        line: The line of the user's program that makes it.
+        seconds: How long it has been waiting there; None if it is over.
+        limit: How long it may wait there for one that is late.
+        marks: Digests of all calls up to some numbers.
+        here: The line where the program is now.
+    """
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.number = int(said["number"])
+        self.name = str(said.get("name"))
+        self.line = str(said.get("line"))
+        self.seconds: float | None = said.get("seconds")
+        self.limit = float(said.get("limit") or math.inf)
+        self.marks: dict[int, int] = dict(said["marks"])
+        self.here = str(said["here"])
+
+    def contradicts(self, other: _Position) -> bool:
+        """Tells whether both wait, in calls that never meet."""
+        waits = self.seconds is not None and other.seconds is not None
+        return waits and self.number == other.number and self.name != other.name
+
+    def describe(self) -> str:
+        """Returns this in words."""
+        if not self.number:
+            return f"is at {self.here}, and has made no common call yet"
+        call = f"{self.name} (common call {self.number}) at {self.line}"
+        if self.seconds is None:
+            return f"is at {self.here}; its last common call was {call}"
+        return f"has waited for {self.seconds:.0f} s in {call}"
 
 
 class _Link:
@@ -47,6 +88,7 @@ class _Link:
         self.number = -1
         self.unread = b""
         self.heard = time.monotonic()
+        self.at: _Position | None = None
 
     def send(self, message: dict[str, Any]) -> None:
         # Whoever cannot be reached is found out by its silence. The few bytes always fit.
@@ -81,6 +123,9 @@ class Hub:
         self._links: list[_Link] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
+        self._told_seconds = 0.0
+        # How many calls all workers have made in the same order.
+        self._agreed = 0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -146,6 +191,7 @@ class Hub:
             if now >= next_beat:
                 next_beat = now + interval
                 self._tell_all({})
+                self._compare()
             for link in self._links:
                 if now - link.heard > self._peer_timeout and link.number not in self._done:
                     self._lose(link.number, "silent", seconds=now - link.heard)
@@ -167,6 +213,67 @@ class Hub:
         elif "done" in message:
             self._done.add(link.number)
             self._tell_all({"done": sorted(self._done)})
+        elif "at" in message:
+            link.at = _Position(message["at"])
+            if message.get("ask"):
+                link.send({"places": self._list_places(list(self._here()))})
+
+    def _compare(self) -> None:
+        """Tells all workers if they do not make the same calls, or wait for one that is late."""
+        known = {number: link.at for number, link in self._here().items() if link.at is not None}
+        if self._leave_at < math.inf or not known:
+            return
+        if apart := self._find_apart(known):
+            self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            self._tell_all({"apart": self._agreed, "places": self._list_places(apart)})
+            return
+        seconds, is_over, named = 0.0, False, set[int]()
+        for number, at in known.items():
+            if at.seconds is None:
+                continue
+            late = [
+                other
+                for other, its in known.items()
+                if its.seconds is None and its.number < at.number and other not in self._done
+            ]
+            elsewhere = [other for other, its in known.items() if at.contradicts(its)]
+            if late or elsewhere:
+                seconds = max(seconds, at.seconds)
+                # Nobody who waits somewhere else will come.
+                limit = min(at.limit, _LATE_SECONDS) if elsewhere else at.limit
+                is_over = is_over or at.seconds >= limit
+                named |= {number, *late, *elsewhere}
+        if not named:
+            self._told_seconds = 0.0
+        elif is_over:
+            self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            self._tell_all({"stuck": seconds, "places": self._list_places(sorted(named))})
+        elif seconds >= max(_LATE_SECONDS, 2 * self._told_seconds):
+            self._told_seconds = seconds
+            self._tell_all({"late": seconds, "places": self._list_places(sorted(named))})
+
+    def _find_apart(self, known: dict[int, _Position]) -> list[int]:
+        """Returns two workers that have made different calls; none if all agree."""
+        first = min(known)
+        marks, agreed = known[first].marks, []
+        for number, at in known.items():
+            common = marks.keys() & at.marks.keys()
+            agreed.append(max((n for n in common if marks[n] == at.marks[n]), default=0))
+            if common and marks[last := max(common)] != at.marks[last]:
+                self._agreed = max(self._agreed, agreed[-1])
+                return [first, number]
+        self._agreed = max(self._agreed, min(agreed))
+        return []
+
+    def _list_places(self, numbers: list[int]) -> list[str]:
+        links = self._here()
+        places = [
+            f"{self._name(number)} {at.describe()}"
+            for number in numbers[:_MOST_NAMED]
+            if (at := links[number].at) is not None
+        ]
+        left_out = len(numbers) - _MOST_NAMED
+        return places + ([f"and {left_out} others"] if left_out > 0 else [])
 
     def _lose(self, number: int, how: str, text: str = "", seconds: float = 0.0) -> None:
         # What follows the first loss is its consequence.

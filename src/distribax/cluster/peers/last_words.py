@@ -12,33 +12,25 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-import jax
-
-from distribax.errors import PeerLostError
-from distribax.types import PEER_LOST_EXIT_CODE
+from distribax import jax_private
+from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+from distribax.types import COLLECTIVE_ERROR_EXIT_CODE, PEER_LOST_EXIT_CODE
 
 Callback = Callable[[PeerLostError], object]
 _CallbackT = TypeVar("_CallbackT", bound=Callback)
+
+Ending: TypeAlias = PeerLostError | CollectiveMismatchError | CollectiveTimeoutError
+"""Why a worker cannot go on."""
 
 CALLBACK_SECONDS: Final = 30.0
 """How long all callbacks together may take."""
 
 _log = logging.getLogger("distribax.cluster")
 _callbacks: list[Callback] = []
-# Frozen modules, such as the import system, have no path.
-_LIBRARIES: Final = (
-    "<frozen",
-    *(
-        str(Path(str(file)).parent) + os.sep
-        for file in (Path(__file__).parents[1], jax.__file__, threading.__file__)
-    ),
-)
 _NAMES: Final = ("distribax.", "jax.")
-_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def on_peer_lost(callback: _CallbackT) -> _CallbackT:
@@ -76,31 +68,37 @@ class LastWords:
         self._own = own
         # Where the program has failed, if it has.
         self.trace: TracebackType | None = None
-        self._losses: queue.SimpleQueue[PeerLostError] = queue.SimpleQueue()
+        self._errors: queue.SimpleQueue[Ending] = queue.SimpleQueue()
         self._said = threading.Event()
         threading.Thread(target=self._say, name="distribax-last-words", daemon=True).start()
 
-    def end_process(self, error: PeerLostError) -> None:
+    def end_process(self, error: Ending) -> None:
         """Says what has happened, runs the callbacks and ends the process; does not return."""
-        self._losses.put(error)
+        self._errors.put(error)
         # Even a full pipe, to which nobody listens, must not keep the process alive.
         self._said.wait(CALLBACK_SECONDS)
-        os._exit(PEER_LOST_EXIT_CODE)
+        is_lost = isinstance(error, PeerLostError)
+        os._exit(PEER_LOST_EXIT_CODE if is_lost else COLLECTIVE_ERROR_EXIT_CODE)
 
     def _say(self) -> None:
-        error = self._losses.get()
+        error = self._errors.get()
         try:
             if _log.hasHandlers():
                 _log.error("%s", error)
             print(_report(error, self._own, self.trace), file=sys.stderr, flush=True)
-            for callback in tuple(_callbacks):
-                try:
-                    callback(error)
-                except BaseException:
-                    traceback.print_exc()
+            if isinstance(error, PeerLostError):
+                _call_back(error)
             flush_output()
         finally:
             self._said.set()
+
+
+def _call_back(error: PeerLostError) -> None:
+    for callback in tuple(_callbacks):
+        try:
+            callback(error)
+        except BaseException:
+            traceback.print_exc()
 
 
 def flush_output() -> None:
@@ -110,10 +108,19 @@ def flush_output() -> None:
             stream.flush()
 
 
-def _report(error: PeerLostError, own: str, trace: TracebackType | None) -> str:
+def _report(error: Ending, own: str, trace: TracebackType | None) -> str:
     """Returns who is missing, since when, and what this worker was waiting for."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     lines = [f"{name}: {error}"]
+    if not isinstance(error, PeerLostError):
+        lines += [f"  {place}" for place in error.places]
+        if isinstance(error, CollectiveTimeoutError):
+            lines.append(
+                "  If a worker only needs more time, give it: "
+                "dx.CommunicationOptions(timeout_seconds=...), or DISTRIBAX_COLLECTIVE_TIMEOUT."
+            )
+        lines.append(f"  {own} ends with exit code {COLLECTIVE_ERROR_EXIT_CODE}.")
+        return "\n".join(lines)
     if error.since is not None:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(error.since))
         lines.append(f"  Missing since {clock}, {max(0.0, time.time() - error.since):.1f} s ago.")
@@ -131,9 +138,10 @@ def _position(trace: TracebackType | None) -> Iterator[str]:
     if trace is not None:
         stack = [(frame, line) for frame, line in traceback.walk_tb(trace)]
     else:
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        stack = [(frame, line) for frame, line in traceback.walk_stack(main)][::-1]
-    last = max((i for i, (frame, _) in enumerate(stack) if not _is_library(frame)), default=-1)
+        stack = jax_private.list_main_stack()
+    last = max(
+        (i for i, (frame, _) in enumerate(stack) if not jax_private.is_library(frame)), default=-1
+    )
     if last >= 0:
         frame, line = stack[last]
         code = frame.f_code
@@ -148,8 +156,3 @@ def _position(trace: TracebackType | None) -> Iterator[str]:
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)

@@ -11,6 +11,7 @@ from typing import Final
 import jax
 
 from distribax import jax_private
+from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.peers.meeting import Member, meet
 from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
@@ -20,7 +21,11 @@ from distribax.cluster.spec.roles import check_task, training_tasks, worker_coun
 PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 """Tells after how many seconds of silence a worker counts as lost."""
 
+COLLECTIVE_TIMEOUT_VARIABLE: Final = "DISTRIBAX_COLLECTIVE_TIMEOUT"
+"""Tells how many seconds a worker waits for one that is late, before all of them end."""
+
 _PEER_SECONDS: Final = 20.0
+_COLLECTIVE_SECONDS: Final = 1800.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,19 @@ def join_cluster(
     membership = Membership(count, worker_id)
     _joined[:] = [(cluster, membership)]
     return membership
+
+
+def watch_joint_calls(timeout: float | None) -> None:
+    """Has the calls of this process noted that all workers make together.
+
+    Args:
+        timeout: How many seconds one may wait for a worker that is late; None takes what the
+            environment says, or the default.
+    """
+    seconds = timeout or read_seconds(COLLECTIVE_TIMEOUT_VARIABLE, _COLLECTIVE_SECONDS)
+    if _joined:
+        jax_private.joint_calls.limit = seconds
+        jax_private.joint_calls.is_watched = True
 
 
 def _peer_seconds(given: float | None) -> float:

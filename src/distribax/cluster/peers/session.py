@@ -21,6 +21,7 @@ import jax
 from distribax.cluster.peers.last_words import LastWords, flush_output
 from distribax.cluster.peers.meeting import Meeting
 from distribax.cluster.peers.watch import Loss, Watch
+from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -28,6 +29,7 @@ _LOOK_SECONDS: Final = 0.2
 # How long a worker whose program has ended stays, for others that are about to end as well.
 _LINGER_SECONDS: Final = 5.0
 _EXIT_SECONDS: Final = 10.0
+_ASK_SECONDS: Final = 2.0
 _TELL_SECONDS: Final = 0.2
 # Years, in seconds: XLA ends a process that it takes for lost. The watch finds out much sooner.
 _NEVER: Final = 10**8
@@ -54,7 +56,7 @@ class Session:
         self._last_error = "it did not connect"
         self._connected = threading.Event()
         self._last_words = LastWords(meeting.members[meeting.own])
-        self._watch = Watch(meeting, self._on_loss)
+        self._watch = Watch(meeting, self._on_loss, self._on_stuck)
         os.register_at_fork(after_in_child=self._watch.drop)
         previous: _Hook = sys.excepthook
         sys.excepthook = lambda *error: self._on_uncaught(previous, *error)
@@ -104,6 +106,9 @@ class Session:
         if self._connected.is_set():
             self._last_words.end_process(loss.error())
 
+    def _on_stuck(self, error: CollectiveMismatchError | CollectiveTimeoutError) -> None:
+        self._last_words.end_process(error)
+
     # When this process ends.
 
     def _on_uncaught(
@@ -140,7 +145,11 @@ class Session:
         if loss is None and ended:
             loss = Loss(ended, _ENDED, time.time())
         if loss is None:
-            error.add_note("distribax: all workers still answer. Is there a network problem?")
+            places = "".join(f"\n  {place}" for place in self._watch.ask_places(_ASK_SECONDS))
+            error.add_note(
+                "distribax: all workers still answer. Do they make different calls, or is there a "
+                f"network problem?{places}"
+            )
         else:
             self._last_words.end_process(loss.error())
 

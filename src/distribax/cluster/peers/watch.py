@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from distribax import jax_private
 from distribax.cluster.peers.meeting import Meeting
-from distribax.errors import PeerLostError
+from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+
+_log = logging.getLogger("distribax.cluster")
 
 _LONGEST_BEAT_SECONDS: Final = 2.0
 _BEATS_PER_TIMEOUT: Final = 5
 _LONGEST_REASON: Final = 500
+_LONGEST_NAME: Final = 200
+_MOST_CALLS: Final = 20
 _CLOSE_SECONDS: Final = 5.0
 
 
@@ -45,18 +52,27 @@ class Watch:
     Args:
         meeting: How the workers have met; its connection belongs to the watch from now on.
         on_loss: Called in the watch's thread, once, when a worker is lost.
+        on_stuck: Called in the watch's thread, once, when the workers have made different calls or
+            wait for each other in different places.
     """
 
-    def __init__(self, meeting: Meeting, on_loss: Callable[[Loss], None]) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        on_loss: Callable[[Loss], None],
+        on_stuck: Callable[[CollectiveMismatchError | CollectiveTimeoutError], None],
+    ) -> None:
         self._meeting = meeting
         self._link = meeting.link
         self._seconds = meeting.peer_timeout
         self._interval = min(_LONGEST_BEAT_SECONDS, self._seconds / _BEATS_PER_TIMEOUT)
         self._on_loss = on_loss
+        self._on_stuck = on_stuck
         # Guards what follows, and wakes those who wait for it to change.
         self._changed = threading.Condition()
         self._loss: Loss | None = None
         self._done: set[int] = set()
+        self._places: list[str] | None = None
         self._unread = b""
         self._wake, self._woken = socket.socketpair()
         self._link.setblocking(False)
@@ -94,6 +110,14 @@ class Watch:
         with self._changed:
             self._changed.wait_for(lambda: self._loss is not None, seconds)
         return self._loss
+
+    def ask_places(self, seconds: float) -> list[str]:
+        """Returns where all workers are; nothing if the hub does not answer in time."""
+        with self._changed:
+            self._places = None
+            self._send({"at": _describe_position(), "ask": True})
+            self._changed.wait_for(lambda: self._places is not None, seconds)
+            return self._places or []
 
     def wait_for_ends(self, seconds: float) -> None:
         """Waits until all workers' programs have ended, or one is lost."""
@@ -137,7 +161,7 @@ class Watch:
                 self._lose(0, _silent(self._seconds), now - heard)
             if now >= next_beat:
                 next_beat = now + self._interval
-                self._send({})
+                self._send({"at": _describe_position()} if jax_private.joint_calls.limit else {})
         for each in (selector, self._wake, self._woken, self._link):
             each.close()
 
@@ -158,6 +182,21 @@ class Watch:
         if "done" in message:
             with self._changed:
                 self._done.update(message["done"])
+                self._changed.notify_all()
+        if "apart" in message:
+            places = [*message["places"], _summarize_calls(int(message["apart"]))]
+            self._on_stuck(CollectiveMismatchError(tuple(places)))
+        elif "stuck" in message:
+            self._on_stuck(CollectiveTimeoutError(message["stuck"], tuple(message["places"])))
+        elif "late" in message:
+            _log.warning(
+                "Workers have waited for others for %.0f s:\n  %s",
+                message["late"],
+                "\n  ".join(message["places"]),
+            )
+        elif "places" in message:
+            with self._changed:
+                self._places = message["places"]
                 self._changed.notify_all()
         # What this worker has said of itself is no news.
         if "lost" in message and (message["how"], message["lost"]) != ("failed", self._meeting.own):
@@ -182,6 +221,36 @@ class Watch:
         # If the hub cannot be reached, its silence says so. The few bytes always fit.
         with contextlib.suppress(OSError, ValueError):
             self._link.send(json.dumps(message).encode() + b"\n")
+
+
+def _describe_position() -> dict[str, Any]:
+    """Returns how far this worker is in the calls that all workers make together."""
+    calls = jax_private.joint_calls
+    newest = calls.newest
+    stack = jax_private.list_main_stack()
+    told: dict[str, Any] = {
+        # The number of the newest call.
+        "number": calls.number + calls.is_in_call,
+        "marks": list(calls.marks.items()),
+        "here": jax_private.find_user_line(stack[-1][0] if stack else None),
+    }
+    if newest is not None:
+        told |= {
+            "name": newest.name[:_LONGEST_NAME],
+            "line": newest.line,
+            "seconds": newest.seconds if newest.is_pending else None,
+            "limit": newest.limit or calls.limit,
+        }
+    return told
+
+
+def _summarize_calls(since: int) -> str:
+    """Returns the calls of this worker after a number of them, equal ones counted."""
+    counts = Counter(
+        f"{call.name} at {call.line}" for call in jax_private.joint_calls.list_since(since)
+    )
+    named = [f"\n    {count} x {call}" for call, count in counts.most_common(_MOST_CALLS)]
+    return f"this worker's common calls after number {since}:{''.join(named)}"
 
 
 _DIED: Final = (

@@ -13,7 +13,7 @@ from distribax import context
 from distribax.contrib.distribute import fetching, variable_store
 from distribax.contrib.distribute.input import PerDeviceDataset
 from distribax.data.distributed import InputOptions
-from distribax.strategies import Strategy
+from distribax.strategies import Strategy, get_strategy
 from distribax.topology import resolve_device
 from distribax.types import ReduceOp, VariableSynchronization
 from distribax.values import PerReplica, is_wrapped
@@ -378,7 +378,7 @@ class DistributionStrategy:
                 "Call it outside call_for_each_tower(), or get there by "
                 "get_tower_context().merge_call(lambda distribution, x: ..., x)."
             )
-        other = view(context.get_strategy())
+        other = view(get_strategy())
         raise RuntimeError(
             f"{what}: called on {self!r} inside the scope of {other!r}. Call it on "
             "get_distribution_strategy(), or outside that scope."
@@ -397,7 +397,7 @@ def view(strategy: Strategy) -> DistributionStrategy:
 
 def get_default_strategy() -> Strategy:
     """Returns the strategy that is current where no other is."""
-    return contextvars.Context().run(context.get_strategy)
+    return contextvars.Context().run(get_strategy)
 
 
 def _parse_method(method: ReduceOp | str, what: str, argument: str) -> ReduceOp:

@@ -8,7 +8,7 @@ from typing import Any
 
 from distribax import context
 from distribax.contrib.distribute.strategy import DistributionStrategy, view
-from distribax.strategies import Strategy
+from distribax.strategies import Strategy, get_strategy
 
 
 class TowerContext:
@@ -142,7 +142,7 @@ def get_cross_tower_context() -> DistributionStrategy | None:
 
 def get_distribution_strategy() -> DistributionStrategy:
     """Returns the current strategy; a default one when none is in scope."""
-    return view(context.get_strategy())
+    return view(get_strategy())
 
 
 def has_distribution_strategy() -> bool:

@@ -17,7 +17,7 @@ from distribax.errors import (
     ParametersLostError,
 )
 from distribax.parameter_server.protocol import handshake, sockets, wire
-from distribax.parameter_server.protocol.operations import Array
+from distribax.parameter_server.protocol.operations import APPLY, Array
 from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
@@ -79,15 +79,6 @@ class _Applied:
         return sum(map(len, self._earlier)) + self._stop - self._start
 
 
-@dataclass(frozen=True)
-class _Wait:
-    """A round that this client has contributed to and that was incomplete then."""
-
-    optimizer: str
-    number: int
-    targets: frozenset[str]
-
-
 class Connection:
     """A client's connection to one server; one thread at a time may use it.
 
@@ -98,6 +89,8 @@ class Connection:
         token: The cluster's secret.
         timeout: How many seconds the server may take to answer or to come back.
         shared_memory: Whether to use shared memory with a server on the same machine.
+        worker: The worker whose share of synchronous updates this client computes; None for a
+            client that takes part in none.
         on_restart: Called when the server answers for the first time after a restart.
     """
 
@@ -109,6 +102,7 @@ class Connection:
         token: bytes,
         timeout: float,
         shared_memory: bool,
+        worker: int | None,
         on_restart: Callable[[RestartReport], None],
     ) -> None:
         self.acknowledged = 0
@@ -120,13 +114,15 @@ class Connection:
         self._token = token
         self._timeout = timeout
         self._shared_memory = shared_memory
+        self._worker = worker
         self._on_restart = on_restart
         self._sequence = 0
         self._started = False
         """Whether an answer is still to be taken by `finish`."""
         self._unacknowledged: tuple[int, Message] | None = None
         self._applied = _Applied()
-        self._waits: list[_Wait] = []
+        # The parameters that this client may compute with until it contributes to their rounds.
+        self._begun: set[str] = set()
         self._socket: socket.socket | None = None
         self._poll = select.poll()
         self._endpoint: Endpoint | None = None
@@ -142,6 +138,8 @@ class Connection:
         self.settle()
         self._connect(self._make_deadline())
         self._sequence += 1
+        if any(operation["do"] == APPLY for operation in operations):
+            self._begun.clear()
         header = {"do": Request.PUSH, "operations": operations}
         message = Message(header, arrays, number=self._sequence)
         self._unacknowledged = self._sequence, message
@@ -195,18 +193,24 @@ class Connection:
                 return self._check_answer(answer)
         return self.request(message)
 
-    def await_own_writes(self, specs: Sequence[ParameterSpec]) -> None:
-        """Waits for this client's own writes to these parameters, so that it reads them."""
+    def prepare_read(self, specs: Sequence[ParameterSpec]) -> None:
+        """Waits until this client reads its own writes, and may begin its share of a round."""
         self.settle()
-        if not self._waits:
+        if self._worker is None:
             return
-        wanted = {spec.uid for spec in specs}
-        for wait in [wait for wait in self._waits if wait.targets & wanted]:
-            header = {"do": Request.WAIT_ROUND, "optimizer": wait.optimizer, "number": wait.number}
-            while not self.request(Message(header)).header["applied"]:
-                pass
-            # If the server was restarted meanwhile, there are no waits left.
-            self._waits = [other for other in self._waits if other is not wait]
+        new = {spec.uid for spec in specs} - self._begun
+        if not new:
+            return
+        message = Message({"do": Request.BEGIN_SHARES, "uids": list(new)})
+        while not self.request(message).header["begun"]:
+            pass
+        self._begun |= new
+
+    def return_shares(self) -> None:
+        """Lets others do the shares that this client has begun and not contributed."""
+        if self._begun:
+            self.request(Message({"do": Request.RETURN_SHARES}))
+            self._begun.clear()
 
     def get_reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
         """Returns what reads these parameters from shared memory, or None if that is impossible."""
@@ -279,7 +283,14 @@ class Connection:
         try:
             handshake.introduce(connection, self._token)
             self._send(
-                Message({"do": Request.HELLO, "client": self._client, "server": self._server})
+                Message(
+                    {
+                        "do": Request.HELLO,
+                        "client": self._client,
+                        "server": self._server,
+                        "worker": self._worker,
+                    }
+                )
             )
             hello = self._check_answer(self._receive(deadline)).header
             self._share(hello["shared"])
@@ -301,7 +312,7 @@ class Connection:
         old, self._boot = self._boot, hello["boot"]
         if not old or old == self._boot:
             return
-        self._waits.clear()
+        self._begun.clear()
         before = len(self._applied)
         self._applied.forget_after(hello["sequence"])
         lost = before - len(self._applied)
@@ -330,10 +341,8 @@ class Connection:
         assert self._unacknowledged is not None
         self.acknowledged = self._unacknowledged[0]
         self._unacknowledged = None
-        waits = self._check_answer(answer).header.get("waits", ())
+        self._check_answer(answer)
         self._applied.add(self.acknowledged)
-        for optimizer, number, targets in waits:
-            self._waits.append(_Wait(optimizer, number, frozenset(targets)))
 
     def _send(self, message: Message) -> None:
         assert self._socket is not None

@@ -33,6 +33,8 @@ class ParameterClient:
         token: The secret of the cluster.
         timeout: How many seconds a server may take to answer or to come back.
         shared_memory: Use shared memory with servers on the same machine.
+        worker: The worker whose share of synchronous updates this client computes; None for a
+            client that takes part in none.
 
     Attributes:
         on_restart: If it is set, called with a server's index and a `RestartReport` when that
@@ -48,6 +50,7 @@ class ParameterClient:
         token: bytes,
         timeout: float = 60.0,
         shared_memory: bool = True,
+        worker: int | None = None,
     ) -> None:
         self.client_id = f"{client_id}/{os.urandom(6).hex()}"
         self.on_restart: Callable[[int, RestartReport], None] | None = None
@@ -55,7 +58,14 @@ class ParameterClient:
         self._cache: dict[str, tuple[int, Array]] = {}
         self._connections = [
             Connection(
-                index, locate, self.client_id, token, timeout, shared_memory, self._report_restart
+                index,
+                locate,
+                self.client_id,
+                token,
+                timeout,
+                shared_memory,
+                worker,
+                self._report_restart,
             )
             for index in range(num_servers)
         ]
@@ -93,8 +103,9 @@ class ParameterClient:
         for spec in specs:
             by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
-            for server, wanted in by_server.items():
-                self._get_connection(server).await_own_writes(wanted)
+            # In the same order in every client: they wait for each other here.
+            for server in sorted(by_server):
+                self._get_connection(server).prepare_read(by_server[server])
             asked = {
                 server: wanted
                 for server, wanted in by_server.items()
@@ -169,7 +180,7 @@ class ParameterClient:
         with self._lock:
             for place, (spec, indices) in enumerate(asked):
                 connection = self._get_connection(spec.server)
-                connection.await_own_writes([spec])
+                connection.prepare_read([spec])
                 reader = connection.get_reader([spec]) if _are_in_range(spec, indices) else None
                 found[place] = None if reader is None else reader.pull_rows(spec, indices)
                 if found[place] is None:
@@ -204,6 +215,22 @@ class ParameterClient:
         with self._lock:
             for connection in self._connections:
                 connection.settle()
+
+    def return_shares(self) -> None:
+        """Lets others do the shares of rounds that this client has begun and not contributed."""
+        with self._lock:
+            for connection in self._connections:
+                connection.return_shares()
+
+    def watch_rounds(self, idle: Sequence[int]) -> list[dict[str, Any]]:
+        """Tells all servers which workers have nothing to do; returns the incomplete rounds."""
+        message = Message({"do": Request.WATCH_ROUNDS, "idle": list(idle)})
+        with self._lock:
+            return [
+                incomplete
+                for connection in self._connections
+                for incomplete in connection.request(message).header["rounds"]
+            ]
 
     def complete_rounds(self) -> None:
         """Has all servers apply the contributions that wait for others."""

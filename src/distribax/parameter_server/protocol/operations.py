@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -78,6 +78,8 @@ class Apply:
 
 Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
 
+APPLY: Final = "apply"
+"""What an encoded `Apply` has under "do"."""
 
 _WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
     "assign": Assign,
@@ -118,7 +120,7 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
                 return {"do": "add_rows", "uid": uid, "rows": at}
             case Apply(optimizer, gradients, extra_args):
                 return {
-                    "do": "apply",
+                    "do": APPLY,
                     "uid": optimizer,
                     "gradients": [encode_gradient(value) for value in gradients],
                     "extra": {name: place(value) for name, value in extra_args.items()},

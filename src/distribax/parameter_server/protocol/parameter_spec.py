@@ -57,7 +57,7 @@ class OptimizerSpec:
         rounds: How many contributions make one update. 1 applies each as it comes (asynchronous);
             n collects n of them and applies their mean once (synchronous).
         round_timeout: How many seconds a round may stay incomplete while somebody waits for it;
-            then it is applied with the contributions that have arrived.
+            then it is applied with the contributions that have arrived. None waits for all.
     """
 
     uid: str
@@ -66,14 +66,14 @@ class OptimizerSpec:
     slots: tuple[str, ...] = ()
     counter: str | None = None
     rounds: int = 1
-    round_timeout: float = 10.0
+    round_timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not self.targets:
             raise ValueError(f"targets of optimizer {self.uid!r} is empty: name its parameters.")
         if self.rounds < 1:
             raise ValueError(f"rounds of optimizer {self.uid!r} is {self.rounds}, expected >= 1.")
-        if not self.round_timeout > 0:
+        if self.round_timeout is not None and not self.round_timeout > 0:
             raise ValueError(
                 f"round_timeout of optimizer {self.uid!r} is {self.round_timeout}, expected > 0 s."
             )

@@ -16,7 +16,7 @@ from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
-from distribax.parameter_server.server.store import RoundWait, Store, UnknownParameterError
+from distribax.parameter_server.server.store import Store, UnknownParameterError
 from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
 from distribax.parameter_server.shared_memory.mailbox import MailboxReader
 
@@ -51,6 +51,7 @@ class RequestHandler:
         self._store = host.store
         self._connection = connection
         self._client = ""
+        self._worker: int | None = None
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
         self._handlers: dict[str, Callable[[Message], Message]] = {
@@ -61,7 +62,9 @@ class RequestHandler:
             Request.PULL: self._pull,
             Request.ROWS: self._rows,
             Request.PUSH: self._push,
-            Request.WAIT_ROUND: self._wait_round,
+            Request.BEGIN_SHARES: self._begin_shares,
+            Request.RETURN_SHARES: self._return_shares,
+            Request.WATCH_ROUNDS: self._watch_rounds,
             Request.COMPLETE_ROUNDS: self._complete_rounds,
             Request.SET_NOTE: self._set_note,
             Request.NOTE: self._note,
@@ -71,6 +74,13 @@ class RequestHandler:
 
     def run(self) -> None:
         """Answers until the client closes the connection."""
+        try:
+            self._answer_requests()
+        finally:
+            if self._worker is not None:
+                self._store.part(self._worker)
+
+    def _answer_requests(self) -> None:
         while True:
             try:
                 request = wire.receive(self._connection)
@@ -105,6 +115,9 @@ class RequestHandler:
         self._client = request.header["client"]
         shared = self._store.arena.shared and self._connection.family == socket.AF_UNIX
         answer = self._host.hello(self._client, request.header["server"])
+        if self._worker is None and (worker := request.header["worker"]) is not None:
+            self._worker = worker
+            self._store.greet(self._client, worker)
         return Message({**answer, "shared": shared})
 
     def _create(self, request: Message) -> Message:
@@ -162,16 +175,18 @@ class RequestHandler:
         )
         if answer.error is not None:
             return self._explain(*answer.error)
-        return Message({"waits": [self._describe_wait(wait) for wait in answer.waits]})
+        return Message({})
 
-    def _describe_wait(self, wait: RoundWait) -> tuple[str, int, tuple[str, ...]]:
-        update = self._store.updates.get(wait.optimizer)
-        return *wait, () if update is None else update.spec.targets
+    def _begin_shares(self, request: Message) -> Message:
+        uids = request.header["uids"]
+        return Message({"begun": self._store.begin_shares(self._client, uids, _WAIT_SECONDS)})
 
-    def _wait_round(self, request: Message) -> Message:
-        header = request.header
-        applied = self._store.wait_round(header["optimizer"], header["number"], _WAIT_SECONDS)
-        return Message({"applied": applied})
+    def _return_shares(self, request: Message) -> Message:
+        self._store.return_shares(self._client)
+        return Message({})
+
+    def _watch_rounds(self, request: Message) -> Message:
+        return Message({"rounds": self._store.watch_rounds(request.header["idle"])})
 
     def _complete_rounds(self, request: Message) -> Message:
         return Message({"rounds": self._store.complete_rounds()})

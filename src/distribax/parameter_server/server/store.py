@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
@@ -18,9 +19,10 @@ from numpy.typing import ArrayLike
 from typing_extensions import override
 
 from distribax.errors import DistribaxError
-from distribax.parameter_server.protocol.operations import Array, Op
+from distribax.parameter_server.protocol.operations import Apply, Array, Op
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.server.optimizer_update import Update
+from distribax.parameter_server.server.presence import Presence
 from distribax.parameter_server.server.push_checks import (
     check_indices,
     check_operation,
@@ -32,6 +34,9 @@ from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
 from distribax.topology.host_memory import aligned_copy, aligned_empty
 
+_LOOK_SECONDS: Final = 0.5
+"""How often a client that waits for a round looks who is there."""
+
 
 class UnknownParameterError(DistribaxError, KeyError):
     """The server has nothing with that uid."""
@@ -39,13 +44,6 @@ class UnknownParameterError(DistribaxError, KeyError):
     @override
     def __str__(self) -> str:
         return str(self.args[0])
-
-
-class RoundWait(NamedTuple):
-    """A round that a push has contributed to and that is incomplete."""
-
-    optimizer: str
-    number: int
 
 
 class PushError(NamedTuple):
@@ -60,7 +58,6 @@ class Answer:
     """The outcome of a client's last push, kept in case the push is sent again."""
 
     sequence: int
-    waits: tuple[RoundWait, ...] = ()
     error: PushError | None = None
 
 
@@ -73,6 +70,7 @@ class Store:
         self.parameters: dict[str, StoredParameter] = {}
         self.updates: dict[str, Update] = {}
         self.rounds: dict[str, Round] = {}
+        self.presence = Presence()
         self.notes: dict[str, bytes] = {}
         self.answers: dict[str, Answer] = {}
         self.history: list[tuple[str, int]] | None = [] if record_history else None
@@ -81,7 +79,7 @@ class Store:
         self.version = time.time_ns()
         self.structure = 0
         """Grows when something is created or deleted."""
-        self._round_applied = threading.Condition(self.lock)
+        self._rounds_changed = threading.Condition(self.lock)
         self._closed = False
 
     def create(self, spec: ParameterSpec, value: Array) -> bool:
@@ -124,7 +122,7 @@ class Store:
                     if uid not in slots:
                         self.add(uid, form, leaf)
             self.updates[spec.uid] = update
-            self.rounds[spec.uid] = Round()
+            self.rounds[spec.uid] = Round(spec.rounds)
             self.structure += 1
             return True
 
@@ -166,7 +164,7 @@ class Store:
                     del self.updates[uid], self.rounds[uid]
             self.structure += 1
             self.version += 1
-            self._round_applied.notify_all()
+            self._rounds_changed.notify_all()
 
     def push(self, client: str, sequence: int, operations: Sequence[Op]) -> Answer:
         """Applies the operations, unless this or a later push of the client is known."""
@@ -175,7 +173,8 @@ class Store:
             if known is not None and sequence <= known.sequence:
                 return known
             try:
-                answer = Answer(sequence, self._perform(client, operations))
+                self._perform(client, operations)
+                answer = Answer(sequence)
             except Exception as error:  # The client is told what a transformation raises.
                 answer = Answer(sequence, error=PushError(type(error).__name__, str(error)))
             else:
@@ -192,32 +191,109 @@ class Store:
                 self._complete(uid)
             return len(waiting)
 
-    def wait_round(self, optimizer: str, number: int, seconds: float) -> bool:
-        """Waits, but not longer than `seconds`, until a round has been applied.
+    def begin_shares(self, client: str, uids: Iterable[str], seconds: float) -> bool:
+        """Waits, but not longer than `seconds`, until a client may compute with some parameters.
 
-        A round that has been incomplete for the optimizer's `round_timeout` is applied as it is.
+        That is at once, unless they are updated in rounds that have its contribution already, and
+        those of others are missing. A round that has been incomplete for the optimizer's
+        `round_timeout` is applied as it is.
         """
+        wanted = frozenset(uids)
         with self.lock:
             deadline = time.monotonic() + seconds
+            worker = self.presence.get_worker(client)
+            assert worker is not None, f"client {client!r} is no worker"
             while True:
-                current = self.rounds.get(optimizer)
-                if current is None or current.number > number:
+                rounds = {
+                    uid: self.rounds[uid]
+                    for uid, update in self.updates.items()
+                    if update.spec.rounds > 1 and not wanted.isdisjoint(update.spec.targets)
+                }
+                found = {
+                    uid: current.find_share(client, self.presence)
+                    for uid, current in rounds.items()
+                }
+                waiting = [uid for uid, share in found.items() if share is None]
+                if not waiting:
+                    for uid, share in found.items():
+                        assert share is not None
+                        rounds[uid].begin(share, client)
+                    self.presence.idle.discard(worker)
+                    self.presence.waiting.discard(worker)
                     return True
+                if worker not in self.presence.waiting:
+                    self.presence.waiting.add(worker)
+                    self._rounds_changed.notify_all()
                 now = time.monotonic()
-                due = current.begun + self.updates[optimizer].spec.round_timeout
-                if now >= due:
-                    current.note_late()
-                    self._complete(optimizer)
-                    return True
                 if now >= deadline or self._closed:
                     return False
-                self._round_applied.wait(min(due, deadline) - now)
+                if not self._complete_due(waiting, now):
+                    # Time alone may change who is taken for absent.
+                    self._rounds_changed.wait(min(deadline - now, _LOOK_SECONDS))
+
+    def _complete_due(self, optimizers: Iterable[str], now: float) -> bool:
+        """Applies the rounds that may be incomplete by now; returns whether there was one."""
+        due = [
+            uid
+            for uid in optimizers
+            if (patience := self.updates[uid].spec.round_timeout) is not None
+            and now >= self.rounds[uid].begun + patience
+        ]
+        for uid in due:
+            self.rounds[uid].note_late()
+            self._complete(uid)
+        return bool(due)
+
+    def return_shares(self, client: str) -> None:
+        """Forgets what a client has begun and not contributed."""
+        with self.lock:
+            for current in self.rounds.values():
+                current.give_up(client)
+            self._rounds_changed.notify_all()
+
+    def watch_rounds(self, idle: Iterable[int]) -> list[dict[str, Any]]:
+        """Notes which workers have nothing to do; returns the rounds that are incomplete."""
+        with self.lock:
+            self.presence.idle = set(idle)
+            self._rounds_changed.notify_all()
+            now = time.monotonic()
+            return [
+                {
+                    "optimizer": uid,
+                    "contributions": len(current.contributions),
+                    "num_shares": current.num_shares,
+                    "seconds": now - current.begun,
+                    "missing": [self._find_worker(current, share) for share in current.missing],
+                    "waiting": sorted(self.presence.waiting),
+                }
+                for uid, current in self.rounds.items()
+                if current.contributions
+            ]
+
+    def _find_worker(self, current: Round, share: int) -> int:
+        """Returns the worker that a share is expected from: its own, or the one that does it."""
+        holder = current.computing.get(share)
+        worker = None if holder is None else self.presence.get_worker(holder)
+        return share if worker is None else worker
+
+    def greet(self, client: str, worker: int) -> None:
+        """Notes a connection of a worker; what it had begun as another process is free again."""
+        with self.lock:
+            for earlier in self.presence.arrive(client, worker):
+                for current in self.rounds.values():
+                    current.give_up(earlier)
+            self._rounds_changed.notify_all()
+
+    def part(self, worker: int) -> None:
+        """Notes that a connection of a worker has ended."""
+        with self.lock:
+            self.presence.leave(worker)
 
     def close(self) -> None:
         """Ends all waits for rounds, and closes the shared memory."""
         with self.lock:
             self._closed = True
-            self._round_applied.notify_all()
+            self._rounds_changed.notify_all()
             self.arena.close()
 
     def add(self, uid: str, form: Form, value: ArrayLike) -> None:
@@ -253,20 +329,33 @@ class Store:
     def _begin(self) -> Transaction:
         return Transaction(self.get_parameter, self._get_update, self.rounds.__getitem__)
 
-    def _perform(self, client: str, operations: Sequence[Op]) -> tuple[RoundWait, ...]:
+    def _perform(self, client: str, operations: Sequence[Op]) -> None:
         for operation in operations:
             check_operation(operation, lambda uid: self.get_parameter(uid).form, self._get_update)
         transaction = self._begin()
         for operation in operations:
             transaction.compute(operation)
-        optimizers = {given.optimizer for given in transaction.contributions} - set(
-            transaction.closed
-        )
-        waits = tuple(RoundWait(uid, self.rounds[uid].number) for uid in optimizers)
+        shares = self._choose_shares(client, transaction.contributions)
         for contribution in transaction.contributions:
-            self.rounds[contribution.optimizer].add(client, contribution)
+            self.rounds[contribution.optimizer].add(
+                client, next(shares[contribution.optimizer]), contribution
+            )
+        if shares:
+            # It begins new shares before it reads again.
+            for current in self.rounds.values():
+                current.give_up(client)
         self._commit(transaction)
-        return waits
+
+    def _choose_shares(
+        self, client: str, contributions: Sequence[Apply]
+    ) -> dict[str, Iterator[int]]:
+        """Returns which shares of their rounds the contributions of a push are, by optimizer."""
+        own = self.presence.get_worker(client)
+        counts = Counter(contribution.optimizer for contribution in contributions)
+        return {
+            uid: iter(self.rounds[uid].choose_shares(client, own, count))
+            for uid, count in counts.items()
+        }
 
     def _commit(self, transaction: Transaction) -> None:
         version = self._next_version()
@@ -280,7 +369,7 @@ class Store:
         for uid in transaction.closed:
             self.rounds[uid].close()
         if transaction.closed:
-            self._round_applied.notify_all()
+            self._rounds_changed.notify_all()
 
     def _complete(self, optimizer: str) -> None:
         transaction = self._begin()

@@ -92,6 +92,11 @@ class Transaction:
         optimizer = contribution.optimizer
         needed = self._update_of(optimizer).spec.rounds
         if needed > 1:
+            if optimizer in self.closed:
+                raise ValueError(
+                    f"more than the {needed} gradients of a synchronous update came in one push. "
+                    "Apply gradients once in each scheduled function."
+                )
             self.contributions.append(contribution)
             own = [given for given in self.contributions if given.optimizer == optimizer]
             collected = [*self._round_of(optimizer).contributions, *own]

@@ -87,6 +87,7 @@ def _describe_round(current: Round, arrays: _Arrays) -> dict[str, Any]:
     return {
         "number": current.number,
         "clients": list(current.clients),
+        "shares": list(current.shares),
         "contributions": operations,
         "arrays": [arrays.place(array) for array in contained],
     }
@@ -96,6 +97,7 @@ def _restore_round(current: Round, described: dict[str, Any], arrays: Sequence[A
     current.number = described["number"]
     contained = [arrays[at] for at in described["arrays"]]
     contributions = decode(described["contributions"], contained)
-    for client, contribution in zip(described["clients"], contributions, strict=True):
+    givers = zip(described["clients"], described["shares"], strict=True)
+    for (client, share), contribution in zip(givers, contributions, strict=True):
         assert isinstance(contribution, Apply)
-        current.add(client, contribution)
+        current.add(client, share, contribution)

@@ -1,0 +1,52 @@
+"""Which line of the user's program is behind a call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+import jax
+
+# Frozen modules, such as the import system, have no path.
+_LIBRARIES: Final = (
+    "<frozen",
+    *(
+        str(Path(str(file)).parent) + os.sep
+        for file in (Path(__file__).parent, jax.__file__, threading.__file__)
+    ),
+)
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_known: dict[CodeType, bool] = {}
+
+
+def is_library(frame: FrameType) -> bool:
+    """Tells whether a frame is not of the user's program."""
+    code = frame.f_code
+    found = _known.get(code)
+    if found is None:
+        name = code.co_filename
+        found = name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)
+        _known[code] = found
+    return found
+
+
+def find_user_line(frame: FrameType | None) -> str:
+    """Returns the innermost line of the user's program that has led to a frame."""
+    while frame is not None and is_library(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "a thread without code of the program"
+    return (
+        f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_qualname}'
+    )
+
+
+def list_main_stack() -> list[tuple[FrameType, int]]:
+    """Returns the frames of the main thread and their lines, the innermost last."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    return list(traceback.walk_stack(main))[::-1]
