@@ -271,6 +271,9 @@ class ServingExtended(Extended, Protocol):
     def served_placement(self, specs: Any, name: str) -> Any:
         """Returns the placement of a variable that exists already."""
 
+    def targets_of(self, uid: str) -> list[Any] | None:
+        """Returns the variables that a worker has built an optimizer for, or None."""
+
     def served_update(self, *, uid: str, **settings: Any) -> RemoteUpdate:
         """Returns how an optimizer updates variables of this strategy."""
 

@@ -28,6 +28,10 @@ from distribax.jax_private.multihost import (
 )
 from distribax.jax_private.multihost import localize as localize
 from distribax.jax_private.multihost import sum_over_processes as sum_over_processes
+from distribax.jax_private.recording import Program as Program
+from distribax.jax_private.recording import Recorded as Recorded
+from distribax.jax_private.recording import Recording as Recording
+from distribax.jax_private.recording_trace import settle as settle
 from distribax.jax_private.tracing import Trace as Trace
 from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined
