@@ -29,10 +29,17 @@ from distribax.strategies import MirroredStrategy as MirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies import Strategy as Strategy
 from distribax.strategies import StrategyExtended as StrategyExtended
+from distribax.strategies import (
+    experimental_make_numpy_dataset as experimental_make_numpy_dataset,
+)
+from distribax.topology import get_soft_device_placement as get_soft_device_placement
+from distribax.topology import set_soft_device_placement as set_soft_device_placement
 from distribax.topology import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.training import metrics as metrics
-from distribax.training.checkpoint import Checkpoint as Checkpoint
-from distribax.training.checkpoint_manager import CheckpointManager as CheckpointManager
+from distribax.training.checkpoints.checkpoint import Checkpoint as Checkpoint
+from distribax.training.checkpoints.checkpoint_manager import (
+    CheckpointManager as CheckpointManager,
+)
 from distribax.training.gradients import value_and_grad as value_and_grad
 from distribax.training.losses import compute_average_loss as compute_average_loss
 from distribax.training.losses import scale_regularization_loss as scale_regularization_loss
@@ -50,6 +57,8 @@ from distribax.values import DistributedValues as DistributedValues
 from distribax.values import IndexedSlices as IndexedSlices
 from distribax.values import Mirrored as Mirrored
 from distribax.values import PerReplica as PerReplica
+from distribax.values import TensorShape as TensorShape
+from distribax.values import group as group
 from distribax.variables import ShardedVariable as ShardedVariable
 from distribax.variables import Variable as Variable
 from distribax.variables import embedding_lookup as embedding_lookup
@@ -60,8 +69,11 @@ if TYPE_CHECKING:
     from distribax import coordinator as coordinator
     from distribax import data as data
     from distribax import partitioners as partitioners
+    from distribax import train as train
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
+    from distribax.contrib.distribute import get_tower_context as get_tower_context
+    from distribax.contrib.distribute import get_variable as get_variable
     from distribax.data.distributed import DistributedDataset as DistributedDataset
     from distribax.data.distributed import DistributedIterator as DistributedIterator
     from distribax.data.distributed import InputContext as InputContext
@@ -73,6 +85,7 @@ if TYPE_CHECKING:
     from distribax.strategies.multi_worker import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
+    from distribax.strategies.tpu import TPUStrategy as TPUStrategy
 
 __version__ = "0.1.0"
 
@@ -84,7 +97,10 @@ _ON_USE = {
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
     "data": "distribax.data",
+    "get_tower_context": "distribax.contrib.distribute",
+    "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",
+    "train": "distribax.train",
     "DistributedDataset": "distribax.data.distributed",
     "DistributedIterator": "distribax.data.distributed",
     "InputContext": "distribax.data.distributed",
@@ -92,12 +108,16 @@ _ON_USE = {
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
     "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "TPUStrategy": "distribax.strategies.tpu",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_USE:
-        raise AttributeError(f"module 'distribax' has no attribute {name!r}")
+        # Python itself asks for names like __path__, and is content with any AttributeError.
+        from distribax.contrib.tensorflow_names import explain_missing
+
+        raise AttributeError(explain_missing("distribax", name))
     module = importlib.import_module(_ON_USE[name])
     value = module if module.__name__ == f"distribax.{name}" else getattr(module, name)
     globals()[name] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from distribax.cluster import ClusterResolver as ClusterResolver
 from distribax.cluster import EnvironmentClusterResolver as EnvironmentClusterResolver
 from distribax.cluster import ExecutableLocation as ExecutableLocation
+from distribax.cluster import ExecutableLocation as KubernetesExecutableLocation
 from distribax.cluster import GCEClusterResolver as GCEClusterResolver
 from distribax.cluster import KubernetesClusterResolver as KubernetesClusterResolver
 from distribax.cluster import SimpleClusterResolver as SimpleClusterResolver
@@ -18,6 +19,7 @@ __all__ = [
     "ExecutableLocation",
     "GCEClusterResolver",
     "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",

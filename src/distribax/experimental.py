@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from distribax.collectives import CommunicationImplementation as CollectiveCommunication
 from distribax.collectives import CommunicationImplementation as CommunicationImplementation
+from distribax.collectives import CommunicationOptions as CollectiveHints
 from distribax.collectives import CommunicationOptions as CommunicationOptions
+from distribax.contrib.tensorflow_names import explain_missing
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.training.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
@@ -17,37 +19,47 @@ from distribax.types import ValueContext as ValueContext
 
 if TYPE_CHECKING:
     from distribax import coordinator as coordinator
+    from distribax import partitioners as partitioners
     from distribax.parameter_server.strategy import (
         ParameterServerStrategy as ParameterServerStrategy,
     )
     from distribax.strategies.multi_worker import (
-        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+        ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
+    from distribax.strategies.tpu import TPUStrategy as TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
     "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
     "coordinator",
+    "partitioners",
 ]
 
 
 # Loaded on use, as in `distribax` itself.
 _ON_USE = {
-    "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
-    "ParameterServerStrategy": "distribax.parameter_server.strategy",
-    "coordinator": "distribax.coordinator",
+    "MultiWorkerMirroredStrategy": (
+        "distribax.strategies.multi_worker",
+        "ExperimentalMultiWorkerMirroredStrategy",
+    ),
+    "ParameterServerStrategy": ("distribax.parameter_server.strategy", "ParameterServerStrategy"),
+    "TPUStrategy": ("distribax.strategies.tpu", "TPUStrategy"),
+    "coordinator": ("distribax", "coordinator"),
+    "partitioners": ("distribax", "partitioners"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_USE:
-        raise AttributeError(f"module 'distribax.experimental' has no attribute {name!r}")
-    module = importlib.import_module(_ON_USE[name])
-    return module if name == "coordinator" else getattr(module, name)
+        raise AttributeError(explain_missing("distribax.experimental", name))
+    module, attribute = _ON_USE[name]
+    return getattr(importlib.import_module(module), attribute)

@@ -82,7 +82,7 @@ def test_saved_by_workers_and_read_by_one_process_and_back(tmp_path: Path) -> No
         MODEL
         + """
 step(); step()
-path = checkpoint.save(directory + "/workers")
+path = checkpoint.write(directory + "/workers")
 tell(path=path, read=read(), rest=rest())
 """,
         tmp_path,
@@ -105,7 +105,7 @@ tell(path=path, read=read(), rest=rest())
     assert names["read"]() == told[0]["read"]
     names["step"]()
     alone = names["read"]()
-    names["checkpoint"].save(tmp_path / "alone")
+    names["checkpoint"].write(tmp_path / "alone")
     # A batch is one half of worker 0 and one half of worker 1.
     joined = [a + b for a, b in zip(told[0]["rest"], told[1]["rest"], strict=True)]
     assert names["rest"]() == joined[1:]
@@ -132,7 +132,7 @@ def test_each_worker_gets_its_own_position_back(tmp_path: Path) -> None:
         OWN_DATA
         + """
 next(iterator)
-checkpoint.save(directory + "/own")
+checkpoint.write(directory + "/own")
 next(iterator)
 checkpoint.restore(directory + "/own")
 x = strategy.experimental_local_results(next(iterator))[0]
@@ -170,16 +170,17 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
             except Exception as error:
                 errors.append(f"{type(error).__name__}: {error}")
 
-        path = checkpoint.save(directory + "/good")
+        path = checkpoint.write(directory + "/good")
         v.assign(2.0)
-        attempt(checkpoint.save, path)
-        attempt(checkpoint.save, directory + f"/of-{worker}")
+        attempt(checkpoint.write, path)
+        # As programs do in which the chief writes, and the others somewhere else.
+        checkpoint.write(directory + f"/of-{worker}")
         if worker == 0:
             import orbax.checkpoint as ocp
             def broken(*args, **kwargs):
                 raise OSError("no space left")
             ocp.Checkpointer.save = broken
-        attempt(checkpoint.save, directory + "/failing")
+        attempt(checkpoint.write, directory + "/failing")
         # Only worker 1 has another model now.
         with strategy.scope():
             pair = dx.Variable([0.0, 0.0])
@@ -188,16 +189,15 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
         kept = float(v)
         # A worker that does not come is named in time.
         if worker == 0:
-            attempt(checkpoint.save, directory + "/alone", timeout_seconds=1)
+            attempt(checkpoint.write, directory + "/alone", timeout_seconds=1)
         tell(errors=errors, kept=kept)
         """,
         tmp_path,
     )
     for worker, result in enumerate(told):
-        exists, differ, full, shape, *late = result["errors"]
+        exists, full, shape, *late = result["errors"]
         first = "ValueError" if worker == 0 else "RuntimeError: Checkpoint.save: worker 0 failed"
         assert exists.startswith(first) and "exists already" in exists
-        assert "the workers differ" in differ and "/of-1" in differ
         assert "no space left" in full
         assert ("worker 0 failed" in full) == (worker == 1)
         assert "was saved with shape ()" in shape
@@ -207,7 +207,7 @@ def test_a_failure_of_one_is_told_to_all_and_changes_nothing(tmp_path: Path) -> 
     # Worker 1 has left: worker 0 waits for it in vain, or is told that it has ended.
     last = told[0]["errors"][-1]
     assert "worker 1 gave no sign within 1 s" in last or "has ended" in last
-    assert sorted(os.listdir(tmp_path)) == ["good"]
+    assert sorted(os.listdir(tmp_path)) == ["good", "of-0", "of-1"]
 
 
 def test_the_manager_of_workers_keeps_the_newest(tmp_path: Path) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import distribax as dx
 from tests.seeds.shim import tf
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The documents name GPUs, and CPU devices stand in for them, with a warning each time."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("ignore:There is no GPU on this machine"))
+
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,43 +11,6 @@ import numpy as np
 
 import distribax as dx
 from distribax import data
-
-
-def _here(device: str) -> str:
-    """Returns the CPU that takes the place of a GPU."""
-    return re.sub("gpu", "CPU", device, flags=re.IGNORECASE)
-
-
-def _mirrored(devices: Sequence[str] | None = None, **kwargs: Any) -> dx.MirroredStrategy:
-    return dx.MirroredStrategy(None if devices is None else list(map(_here, devices)), **kwargs)
-
-
-def _one_device(device: str) -> dx.OneDeviceStrategy:
-    return dx.OneDeviceStrategy(_here(device))
-
-
-def _central(
-    compute_devices: Sequence[str] | None = None, parameter_device: str | None = None
-) -> dx.CentralStorageStrategy:
-    return dx.CentralStorageStrategy(
-        None if compute_devices is None else list(map(_here, compute_devices)),
-        None if parameter_device is None else _here(parameter_device),
-    )
-
-
-class _Renamed:
-    """A module under another name, with some of its names replaced."""
-
-    def __init__(self, module: Any, **replaced: Any) -> None:
-        self._module = module
-        self._replaced = replaced
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            # Asked for before there is anything, as when a function that uses it is sent away.
-            raise AttributeError(name)
-        return self._replaced[name] if name in self._replaced else getattr(self._module, name)
-
 
 tf: Any = SimpleNamespace(
     Variable=dx.Variable,
@@ -61,12 +23,7 @@ tf: Any = SimpleNamespace(
     VariableSynchronization=dx.VariableSynchronization,
     VariableAggregation=dx.VariableAggregation,
     keras=SimpleNamespace(metrics=dx.metrics),
-    distribute=_Renamed(
-        dx,
-        MirroredStrategy=_mirrored,
-        OneDeviceStrategy=_one_device,
-        CentralStorageStrategy=_central,
-    ),
+    distribute=dx,
 )
 
 _NARROW = {"int64": "int32", "float64": "float32"}

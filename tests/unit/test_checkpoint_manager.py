@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ def test_numbers_come_from_the_counter_or_go_up(tmp_path: Path) -> None:
     for _ in range(7):
         free.save()
     assert _names(free) == [f"free-{number}" for number in range(1, 8)]
+    # A program that has not restored goes on where the directory ends.
+    fresh = dx.CheckpointManager(dx.Checkpoint(v=v), tmp_path, checkpoint_name="free")
+    assert fresh.save() == str(tmp_path / "free-8")
     counted = dx.CheckpointManager(
         dx.Checkpoint(v=v, step=step), tmp_path, step_counter=step, checkpoint_interval=10
     )
@@ -66,15 +70,36 @@ def test_numbers_come_from_the_counter_or_go_up(tmp_path: Path) -> None:
     assert counted.save(check_interval=False) is not None
     step.assign(19)
     assert counted.save() is not None
-    assert _names(counted) == ["ckpt-0", "ckpt-9", "ckpt-19"]
-    # The interval goes on from what was restored.
+    assert _names(counted) == ["ckpt-1", "ckpt-2", "ckpt-3"]
+    # The interval goes on from what was restored, and so do the numbers.
     step.assign(0)
     later = dx.CheckpointManager(
         dx.Checkpoint(v=v, step=step), tmp_path, step_counter=step, checkpoint_interval=10
     )
     later.restore_or_initialize()
+    assert int(later.checkpoint.save_counter) == 3
     step.assign_add(9)
     assert later.save() is None
+
+
+def test_the_clock_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = dx.CheckpointManager(dx.Checkpoint(v=dx.Variable(0.0)), tmp_path, max_to_keep=1)
+    now = time.time_ns()
+    manager.save(1)
+    monkeypatch.setattr(time, "time_ns", lambda: now - 10**15)
+    monkeypatch.setattr(time, "time", lambda: (now - 10**15) / 1e9)
+    manager.save(2)
+    assert _names(manager) == ["ckpt-2"]
+
+
+def test_damaged_notes_do_not_block_the_directory(tmp_path: Path) -> None:
+    manager = dx.CheckpointManager(dx.Checkpoint(v=dx.Variable(0.0)), tmp_path)
+    for step in (1, 2):
+        manager.save(step)
+    (tmp_path / "ckpt-2" / "notes" / "metadata").write_text("[")
+    assert _names(manager) == ["ckpt-2", "ckpt-1"]
+    manager.save(3)
+    assert _names(manager) == ["ckpt-2", "ckpt-1", "ckpt-3"]
 
 
 def test_the_same_number_is_replaced(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_manager_saves_by_its_own_rules(tmp_path: Path) -> None:
         while not told:
             handler.run(step.assign_add, 1)
     assert told == [3]
-    assert [Path(path).name for path in manager.checkpoints] == ["ckpt-0", "ckpt-3"]
+    assert [Path(path).name for path in manager.checkpoints] == ["ckpt-1", "ckpt-2"]
     # An evaluation reads it without a handler.
     v.assign(9.0)
     dx.Checkpoint(v=v).restore(manager.checkpoints[-1], partial=True)

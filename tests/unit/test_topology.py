@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+import distribax as dx
 from distribax import jax_private, topology
 
 FULL = "/job:localhost/replica:0/task:0/device:CPU:{}"
@@ -76,11 +78,17 @@ def test_device_of_another_process(name: str) -> None:
 
 
 def test_missing_cpu_says_how_to_make_it() -> None:
+    in_use = jax.numpy.ones(3)  # Otherwise JAX would be started again, with more devices.
     with pytest.raises(ValueError, match=r"device='CPU:11' does not exist") as error:
         topology.resolve_device("CPU:11")
     assert FULL.format(7) in str(error.value)
-    assert "too late" in str(error.value)
+    assert re.search(r"too late .*\d+ array\(s\) are alive \(.*\)", str(error.value))
     assert "set_virtual_cpu_devices(12)" in str(error.value)
+    with pytest.raises(
+        ValueError, match=r"device='CPU:9' does not .*set_virtual_cpu_devices\(15\)"
+    ):
+        topology.resolve_devices(["CPU:0", "CPU:9", "CPU:14"])
+    del in_use
 
 
 def test_missing_accelerator_names_the_devices_there_are() -> None:
@@ -90,8 +98,34 @@ def test_missing_accelerator_names_the_devices_there_are() -> None:
     assert "too late" not in str(error.value)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needs a machine without accelerators")
-def test_missing_platform_says_what_to_look_at() -> None:
+without_accelerators = pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="needs a machine without accelerators"
+)
+
+
+@without_accelerators
+@pytest.mark.parametrize(
+    ("names", "stand_ins"),
+    [
+        (["GPU:0", "GPU:1"], [0, 1]),
+        (["/gpu:2", "device:GPU:0"], [2, 0]),
+        # A CPU that is named as well is another device.
+        (["GPU:0", "CPU:0", "GPU:1"], [1, 0, 2]),
+    ],
+)
+def test_cpus_stand_in_for_gpus_with_one_warning(names: list[str], stand_ins: list[int]) -> None:
+    with pytest.warns(RuntimeWarning, match="no GPU on this machine") as warned:
+        devices = topology.resolve_devices(names)
+    assert devices == tuple(jax.local_devices(backend="cpu")[index] for index in stand_ins)
+    assert [(str(each.filename), len(warned)) for each in warned] == [(__file__, 1)]
+
+
+@without_accelerators
+def test_missing_platform_says_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dx.get_soft_device_placement()
+    monkeypatch.setattr("distribax.topology.device._soft_placement", True)
+    dx.set_soft_device_placement(False)
+    assert not dx.get_soft_device_placement()
     with pytest.raises(ValueError, match=r"JAX has no GPU here.*JAX_PLATFORMS"):
         topology.resolve_device("GPU:0")
 
@@ -144,9 +178,13 @@ def test_enough_virtual_devices_are_no_error() -> None:
 
 
 def test_more_virtual_devices_are_too_late() -> None:
+    in_use = jax.numpy.ones(3)
     with pytest.raises(RuntimeError, match=r"already started with 8 CPU device") as error:
         topology.set_virtual_cpu_devices(9)
     assert "JAX_NUM_CPU_DEVICES=9" in str(error.value)
+    with pytest.raises(RuntimeError, match="a JAX transformation is running"):
+        jax.make_jaxpr(lambda: topology.set_virtual_cpu_devices(9))()
+    del in_use
 
 
 @pytest.mark.parametrize("number", [0, -1])

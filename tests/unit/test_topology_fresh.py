@@ -110,6 +110,58 @@ print(topology.resolve_devices(["CPU:0", "CPU:1"]))
     assert devices == "(CpuDevice(id=0), CpuDevice(id=1))"
 
 
+STRATEGIES = """
+import jax
+import distribax as dx
+
+def train(strategy):
+    with strategy.scope():
+        v = dx.Variable(1.0)
+    total = dx.function(lambda: strategy.reduce("SUM", strategy.run(lambda: v * 2), axis=None))
+    return float(total())
+"""
+
+
+def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
+    program = STRATEGIES + (
+        "one = dx.OneDeviceStrategy('CPU:0')\n"
+        "with one.scope():\n    kept = dx.Variable(1.0)\n"
+        # What nobody has named yet is nobody's.
+        "print(dx.MirroredStrategy().num_replicas_in_sync)\n"
+        "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
+        "print(train(one), train(two), float(kept), dx.MirroredStrategy().num_replicas_in_sync)\n"
+    )
+    assert run_fresh(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
+
+
+def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> None:
+    program = STRATEGIES + (
+        "jax.numpy.ones(3)\n"
+        "one = dx.OneDeviceStrategy('CPU:0')\n"
+        "ops = dx.ReductionToOneDevice('CPU:0')\n"
+        "dataset = dx.data.Dataset.range(4).batch(4)\n"
+        "distributed = one.experimental_distribute_dataset(dataset)\n"
+        "print(train(one))\n"
+        "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'], cross_device_ops=ops)\n"
+        "print(train(two), len(jax.devices()))\n"
+        "dx.set_virtual_cpu_devices(3)\n"
+        "three = dx.MirroredStrategy()\n"
+        "print(train(one), train(two), train(three), len(jax.devices()))\n"
+        "print([batch.tolist() for batch in distributed])\n"
+    )
+    assert run_fresh(program, NPROC="1").splitlines() == [
+        "2.0",
+        "4.0 2",
+        "2.0 4.0 6.0 3",
+        "[[0, 1, 2, 3]]",
+    ]
+
+
+def test_gpus_are_cpus_where_there_are_none(run_fresh: RunFresh) -> None:
+    program = STRATEGIES + "print(train(dx.MirroredStrategy(['GPU:0', 'GPU:1', 'GPU:2'])))\n"
+    assert run_fresh(program, NPROC="1", PYTHONWARNINGS="ignore") == "6.0"
+
+
 def test_without_a_cpu_platform_nothing_can_be_made(run_fresh: RunFresh) -> None:
     printed = run_fresh(
         START

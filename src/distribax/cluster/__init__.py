@@ -19,6 +19,9 @@ from distribax.cluster.resolvers.simple import SimpleClusterResolver as SimpleCl
 from distribax.cluster.resolvers.slurm.slurm import SlurmClusterResolver as SlurmClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
 from distribax.cluster.resolvers.union import UnionResolver as UnionResolver
+from distribax.cluster.spec.cluster_def import ClusterDef as ClusterDef
+from distribax.cluster.spec.cluster_def import JobDef as JobDef
+from distribax.cluster.spec.cluster_def import ServerDef as ServerDef
 from distribax.cluster.spec.cluster_spec import ClusterSpec as ClusterSpec
 from distribax.cluster.spec.roles import check_task as check_task
 from distribax.cluster.spec.roles import is_chief as is_chief

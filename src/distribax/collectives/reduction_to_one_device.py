@@ -19,7 +19,7 @@ from distribax.collectives.cross_device_ops import (
     mirror,
     sum_on_one_device,
 )
-from distribax.topology import REPLICA_AXIS, resolve_device
+from distribax.topology import REPLICA_AXIS, Renew, follow, resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import Local, Mirrored, PerReplica
 
@@ -54,6 +54,16 @@ class ReductionToOneDevice(CrossDeviceOps):
         self.accumulation_fn: Callable[[jax.Array, jax.Array], jax.Array] = (
             accumulation_fn or jnp.add
         )
+        follow(self)
+
+    def renew_devices(self, renew: Renew) -> None:
+        """Replaces the device, because JAX has been started again with more of them.
+
+        Args:
+            renew: Returns the device that replaces another.
+        """
+        if self.reduce_to_device is not None:
+            self.reduce_to_device = renew(self.reduce_to_device)
 
     @override
     def reduce_implementation(

@@ -10,7 +10,7 @@ It is loaded by the first step of a program that has imported `flax.nnx`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MemberDescriptorType
 from typing import Any
 
@@ -24,6 +24,7 @@ from distribax import jax_private
 from distribax.execution import frames
 from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import Arrays, Cell, Rule
+from distribax.training.checkpoints.tracked import Put, register_tracker
 from distribax.types import VariableAggregation
 from distribax.values import make_opaque
 
@@ -249,6 +250,29 @@ def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+# Checkpoints.
+
+
+def _track_variable(variable: nnx.Variable[Any]) -> Iterator[tuple[str, Any, Put]]:
+    """Yields the value of a variable, for a checkpoint."""
+
+    def put(new: object) -> None:
+        variable.set_value(new)
+
+    yield "", variable.get_value(), put
+
+
+def _track_module(module: nnx.Pytree) -> Iterator[tuple[str, Any, Put]]:
+    """Yields the variables of a module or an optimizer, each once, for a checkpoint."""
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            yield ".".join(map(str, path)), node, _refuse_replacement
+
+
+def _refuse_replacement(new: object) -> None:
+    raise AssertionError("variables are changed, not replaced")
+
+
 _OUTSIDE = tracers.TraceState()
 _OUTSIDE._jax_trace = jax_private.get_outside_trace_state()
 
@@ -260,3 +284,5 @@ pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__
 nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
 nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)
 make_opaque(nnx.Pytree)
+register_tracker(nnx.Variable, _track_variable)
+register_tracker(nnx.Pytree, _track_module)

@@ -12,11 +12,14 @@ from distribax.jax_private.arrays import rewrap as rewrap
 from distribax.jax_private.arrays import split_by_device as split_by_device
 from distribax.jax_private.arrays import uncommit as uncommit
 from distribax.jax_private.backend import count_cpu_pool_threads as count_cpu_pool_threads
+from distribax.jax_private.backend import end_backends as end_backends
 from distribax.jax_private.backend import get_default_device as get_default_device
 from distribax.jax_private.backend import get_process_id as get_process_id
 from distribax.jax_private.backend import get_requested_cpu_devices as get_requested_cpu_devices
+from distribax.jax_private.backend import get_started_platforms as get_started_platforms
 from distribax.jax_private.backend import has_64_bits as has_64_bits
 from distribax.jax_private.backend import have_backends_started as have_backends_started
+from distribax.jax_private.backend import is_connected as is_connected
 from distribax.jax_private.multihost import agree_on as agree_on
 from distribax.jax_private.multihost import broadcast_from_first as broadcast_from_first
 from distribax.jax_private.multihost import exchange_text as exchange_text

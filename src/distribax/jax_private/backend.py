@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import jax
+import jax.extend
 from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
@@ -14,6 +15,21 @@ from jax._src import xla_bridge as _xla_bridge
 def have_backends_started() -> bool:
     """Tells whether JAX has created its device clients, after which device counts are fixed."""
     return _xla_bridge.backends_are_initialized()
+
+
+def get_started_platforms() -> set[str]:
+    """Returns the platforms whose device clients JAX has created; it creates none."""
+    return set(_xla_bridge.backends()) if have_backends_started() else set()
+
+
+def is_connected() -> bool:
+    """Tells whether `jax.distributed` has connected this process with others."""
+    return _distributed.global_state.client is not None
+
+
+def end_backends() -> None:
+    """Ends JAX's device clients and forgets compiled programs; the next use starts them again."""
+    jax.extend.backend.clear_backends()
 
 
 def get_process_id() -> int:

@@ -6,3 +6,6 @@ from distribax.strategies.extended import StrategyExtended as StrategyExtended
 from distribax.strategies.mirrored import MirroredStrategy as MirroredStrategy
 from distribax.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
 from distribax.strategies.strategy import Strategy as Strategy
+from distribax.strategies.strategy import (
+    experimental_make_numpy_dataset as experimental_make_numpy_dataset,
+)

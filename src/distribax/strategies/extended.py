@@ -15,7 +15,7 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import adapters, frames
 from distribax.strategies import reduction
-from distribax.topology import InputTarget, device_name
+from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
 from distribax.types import (
     ReduceOp,
     ValueContext,
@@ -61,6 +61,7 @@ class StrategyExtended:
         self._ops = cross_device_ops
         self.mesh = mesh
         self.strategy: contracts.Strategy
+        follow(self)
 
     # What a kind of strategy overrides.
 
@@ -101,6 +102,17 @@ class StrategyExtended:
         )
 
     # Devices.
+
+    def renew_devices(self, renew: Renew) -> None:
+        """Replaces the devices, because JAX has been started again with more of them.
+
+        Args:
+            renew: Returns the device that replaces another.
+        """
+        self._workers = tuple(map(renew, self._workers))
+        self._parameters = tuple(map(renew, self._parameters))
+        if self.mesh is not None:
+            self.mesh = replica_mesh([renew(device) for device in self.mesh.devices.flat])
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -176,6 +176,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._resolver
 
 
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """`MultiWorkerMirroredStrategy` with the arguments of TensorFlow's experimental one.
+
+    Args:
+        communication: Which library carries the bytes between workers.
+        cluster_resolver: As for `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: `communication` is not known.
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
 def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Returns the devices of all processes of the same kind, ordered by process."""
     found = jax.devices(own[0].platform)

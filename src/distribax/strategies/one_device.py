@@ -14,7 +14,7 @@ from distribax.collectives import CommunicationOptions, ReductionToOneDevice
 from distribax.execution import frames
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import InputTarget, resolve_device
+from distribax.topology import InputTarget, Renew, resolve_device
 from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, select
 from distribax.variables import Placement, Single
@@ -59,6 +59,11 @@ class SingleExtended(StrategyExtended):
     def __init__(self, device: jax.Device | None) -> None:
         self._device = device
         super().__init__(() if device is None else (device,), (), ReductionToOneDevice())
+
+    @override
+    def renew_devices(self, renew: Renew) -> None:
+        super().renew_devices(renew)
+        self._device = None if self._device is None else renew(self._device)
 
     @property
     @override

@@ -14,7 +14,7 @@ from distribax.execution import Function, frames, get_host_compiled_run, named_o
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
-from distribax.values import Mirrored, is_wrapped
+from distribax.values import Mirrored, group, is_wrapped
 
 if TYPE_CHECKING:
     from typing import Self
@@ -381,8 +381,7 @@ class Strategy:
             value: What `strategy.run` or `extended.update` returned.
             name: Accepted as in TensorFlow; it changes nothing.
         """
-        leaves = jax.tree.leaves(self.unwrap(value), is_leaf=is_wrapped)
-        jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+        group(self.unwrap(value))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if named_objects.get_destination() is not None:
@@ -397,6 +396,19 @@ class Strategy:
         count = self.num_replicas_in_sync
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         return f"<dx.{type(self).__name__} of {replicas} on {devices}>"
+
+
+def experimental_make_numpy_dataset(numpy_input: object, session: object = None) -> Dataset:
+    """Makes a data set of the rows of arrays for the current strategy.
+
+    Args:
+        numpy_input: Arrays with the same first dimension, also nested in containers.
+        session: Accepted as in TensorFlow 1; it changes nothing.
+
+    Returns:
+        A data set with an element for each row.
+    """
+    return context.get_strategy().experimental_make_numpy_dataset(numpy_input, session)
 
 
 def _input() -> ModuleType:

@@ -8,8 +8,10 @@ from distribax.topology.cpu_pool import launch_lock as launch_lock
 from distribax.topology.cpu_pool import safe_pool_size as safe_pool_size
 from distribax.topology.device import canonical_name as canonical_name
 from distribax.topology.device import device_name as device_name
+from distribax.topology.device import get_soft_device_placement as get_soft_device_placement
 from distribax.topology.device import resolve_device as resolve_device
 from distribax.topology.device import resolve_devices as resolve_devices
+from distribax.topology.device import set_soft_device_placement as set_soft_device_placement
 from distribax.topology.input_target import InputTarget as InputTarget
 from distribax.topology.mesh import REPLICA_AXIS as REPLICA_AXIS
 from distribax.topology.mesh import (
@@ -17,6 +19,8 @@ from distribax.topology.mesh import (
 )
 from distribax.topology.mesh import local_devices as local_devices
 from distribax.topology.mesh import replica_mesh as replica_mesh
+from distribax.topology.restart import Renew as Renew
+from distribax.topology.restart import follow as follow
 from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices
 from distribax.topology.virtual import size_pool_on_import as _size_pool_on_import
 

@@ -88,6 +88,11 @@ def _predict_pool_size(num_devices: int) -> int:
     return max(num_devices, count_cores() if size is None else size)
 
 
+def count_served_devices() -> int:
+    """Returns how many devices can be used together with the pool that XLA will create anyway."""
+    return max(1, _predict_pool_size(1) // 2)
+
+
 def size_pool(num_devices: int) -> None:
     """Requests a pool that is large enough for the devices, if the backend has not started."""
     global _setting

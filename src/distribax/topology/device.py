@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import jax
 
 from distribax import jax_private
-from distribax.topology import cpu_pool
-from distribax.topology.virtual import count_cpu_devices, set_virtual_cpu_devices
+from distribax.topology import cpu_pool, restart
+from distribax.topology.virtual import (
+    count_cpu_devices,
+    count_used_cpu_devices,
+    name_cpu_devices,
+)
 
 _PLATFORMS: Final = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 _KNOWN: Final = "|".join(_PLATFORMS)
@@ -23,6 +30,32 @@ _NAME: Final = re.compile(
     rf"/?(?:device:)?(?P<platform>{_KNOWN})(?::(?P<index>\d+))?",
     re.IGNORECASE,
 )
+
+
+_PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+_soft_placement = True
+
+
+def set_soft_device_placement(enabled: bool) -> None:
+    """Says whether CPU devices stand in for named GPUs on a machine that has none.
+
+    They do by default, with a warning, so that a program for GPUs can be tried anywhere.
+
+    Args:
+        enabled: False makes a name such as "GPU:0" an error where there are no GPUs.
+    """
+    global _soft_placement
+    _soft_placement = bool(enabled)
+
+
+def get_soft_device_placement() -> bool:
+    """Tells whether CPU devices stand in for GPUs where there are none.
+
+    Returns:
+        What `set_soft_device_placement` has set; True by default.
+    """
+    return _soft_placement
 
 
 @dataclass(frozen=True)
@@ -93,13 +126,14 @@ def _list_devices() -> str:
     return f" Devices of this process: {', '.join(names)}{more}."
 
 
-def _make_missing_error(spec: _DeviceSpec, device: str) -> ValueError:
+def _make_missing_error(spec: _DeviceSpec, device: str, wanted: int) -> ValueError:
     hint = ""
     if spec.platform == "cpu":
+        obstacle = restart.explain_obstacle()
         hint = (
-            f" It is too late to create more CPU devices, JAX has started. Call "
-            f"distribax.set_virtual_cpu_devices({spec.index + 1}) before the first JAX "
-            "computation, at the top of the program."
+            f" It is too late to create more CPU devices: JAX has started, and {obstacle}. Call "
+            f"distribax.set_virtual_cpu_devices({wanted}) before the first JAX computation, at the "
+            "top of the program."
         )
     elif not _local_devices(spec.platform):
         hint = (
@@ -109,11 +143,63 @@ def _make_missing_error(spec: _DeviceSpec, device: str) -> ValueError:
     return ValueError(f"device={device!r} does not exist.{_list_devices()}{hint}")
 
 
-def _look_up(spec: _DeviceSpec, device: str) -> jax.Device:
-    devices = _local_devices(spec.platform)
-    if spec.index >= len(devices):
-        raise _make_missing_error(spec, device)
-    return devices[spec.index]
+def _look_up(names: Sequence[str]) -> list[jax.Device]:
+    """Returns the devices with some names; those that a program uses together."""
+    specs = [_parse(name) for name in names]
+    if _soft_placement:
+        specs = _replace_gpus(specs)
+    wanted = max((spec.index + 1 for spec in specs if spec.platform == "cpu"), default=0)
+    if wanted:
+        name_cpu_devices(wanted)
+    found = []
+    for name, spec in zip(names, specs, strict=True):
+        devices = _local_devices(spec.platform)
+        if spec.index >= len(devices):
+            raise _make_missing_error(spec, name, wanted)
+        found.append(devices[spec.index])
+    return found
+
+
+def _replace_gpus(specs: list[_DeviceSpec]) -> list[_DeviceSpec]:
+    """Returns the specs with CPU devices in the place of GPUs, if JAX has no GPUs."""
+    gpus = sorted({spec.index for spec in specs if spec.platform == "gpu"})
+    if not gpus:
+        return specs
+    # GPU:i is CPU:i; CPUs that are named as well keep their numbers.
+    taken = {spec.index for spec in specs if spec.platform == "cpu"}
+    stand_ins: dict[int, int] = {}
+    for index in gpus:
+        stand_in = index
+        while stand_in in taken:
+            stand_in += 1
+        taken.add(stand_in)
+        stand_ins[index] = stand_in
+    if not jax_private.have_backends_started():
+        # Before JAX starts, nobody knows whether there are GPUs, and then it would be too late.
+        name_cpu_devices(max(taken) + 1)
+    if _local_devices("gpu"):
+        return specs
+    warnings.warn(
+        "There is no GPU on this machine: "
+        + ", ".join(f"CPU:{cpu} is used for GPU:{gpu}" for gpu, cpu in stand_ins.items())
+        + ". To have an error instead, call distribax.set_soft_device_placement(False).",
+        RuntimeWarning,
+        stacklevel=_count_own_frames(),
+    )
+    return [
+        replace(spec, platform="cpu", index=stand_ins[spec.index])
+        if spec.platform == "gpu"
+        else spec
+        for spec in specs
+    ]
+
+
+def _count_own_frames() -> int:
+    """Returns the `stacklevel` with which a warning shows the user's line."""
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def _check_type(device: object) -> str | jax.Device:
@@ -128,7 +214,8 @@ def _check_type(device: object) -> str | jax.Device:
 def resolve_device(device: str | jax.Device) -> jax.Device:
     """Returns the JAX device with that name; an index counts this process' devices of a platform.
 
-    CPU devices that do not exist yet are created, unless JAX has already started.
+    CPU devices that do not exist yet are created, as long as that is possible; where there are no
+    GPUs, they stand in for those.
 
     Args:
         device: A name, such as "GPU:0", or a device, which is returned.
@@ -143,9 +230,7 @@ def resolve_device(device: str | jax.Device) -> jax.Device:
     device = _check_type(device)
     if isinstance(device, jax.Device):
         return device
-    spec = _parse(device)
-    _make_cpu_devices([spec])
-    return _look_up(spec, device)
+    return _look_up([device])[0]
 
 
 def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[jax.Device, ...]:
@@ -174,13 +259,12 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
     given = [_check_type(device) for device in (() if devices is None else devices)]
     if not given:
         # JAX's default platform is the fastest one, or the first in JAX_PLATFORMS.
-        return tuple(_local_devices(None))
-    specs = [_parse(device) if isinstance(device, str) else None for device in given]
-    _make_cpu_devices([spec for spec in specs if spec is not None])
+        devices = _local_devices(None)
+        return tuple(devices[: count_used_cpu_devices()] if _are_cpus(devices) else devices)
+    named = iter(_look_up([device for device in given if isinstance(device, str)]))
     resolved: list[jax.Device] = []
-    for device, spec in zip(given, specs, strict=True):
-        found_device = device if spec is None else _look_up(spec, str(device))
-        assert isinstance(found_device, jax.Device)
+    for device in given:
+        found_device = next(named) if isinstance(device, str) else device
         if found_device in resolved:
             raise ValueError(
                 f"devices={given!r} names {device_name(found_device)} twice. Give each "
@@ -191,11 +275,8 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
     return tuple(resolved)
 
 
-def _make_cpu_devices(specs: Sequence[_DeviceSpec]) -> None:
-    """Creates the CPU devices in the specs, if they are missing and JAX has not started."""
-    wanted = max((spec.index + 1 for spec in specs if spec.platform == "cpu"), default=0)
-    if wanted > count_cpu_devices() and not jax_private.have_backends_started():
-        set_virtual_cpu_devices(wanted)
+def _are_cpus(devices: Sequence[jax.Device]) -> bool:
+    return devices[0].platform == "cpu"
 
 
 def device_name(device: jax.Device) -> str:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import Mesh
 
+from distribax.topology.mesh import replica_mesh
+from distribax.topology.restart import Renew, follow
+
 
 @dataclass(frozen=True, eq=False)
 class InputTarget:
@@ -25,6 +28,18 @@ class InputTarget:
     num_replicas_in_sync: int
     num_workers: int = 1
     worker_id: int = 0
+
+    def __post_init__(self) -> None:
+        follow(self)
+
+    def renew_devices(self, renew: Renew) -> None:
+        """Replaces the devices, because JAX has been started again with more of them."""
+        devices = tuple(None if device is None else renew(device) for device in self.devices)
+        # Frozen for everybody else.
+        object.__setattr__(self, "devices", devices)
+        if self.mesh is not None:
+            mesh = replica_mesh([renew(device) for device in self.mesh.devices.flat])
+            object.__setattr__(self, "mesh", mesh)
 
     @property
     def num_local_replicas(self) -> int:

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distribax import jax_private
-from distribax.training.checkpoint import Checkpoint
-from distribax.training.checkpoint_manager import CheckpointManager
+from distribax.training.checkpoints.checkpoint import Checkpoint
+from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
 from distribax.types import RESTARTABLE_EXIT_CODE
 
 if TYPE_CHECKING:

@@ -23,3 +23,5 @@ from distribax.values.leaves import make_opaque as make_opaque
 from distribax.values.regroup import Origins as Origins
 from distribax.values.regroup import regroup as regroup
 from distribax.values.regroup import select as select
+from distribax.values.tensor_shape import TensorShape as TensorShape
+from distribax.values.waiting import group as group

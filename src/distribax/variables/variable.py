@@ -19,7 +19,7 @@ from distribax.topology import device_name, local_devices
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation
+from distribax.variables import context_rules, creation, late_values
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 
@@ -105,6 +105,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
+        # Whether somebody may have a value for it, who has not found it yet.
+        self._awaited = late_values.is_somebody_waiting()
         if self.source is not None:
             named_objects.register(self._placement.specs[0].uid, self)
 
@@ -236,6 +238,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
             ValueError: The value's shape or type does not fit, or the aggregation does not say how
                 the replicas' values become one.
         """
+        if self._awaited:
+            late_values.ask_givers()
         context_rules.write(self, value, WriteKind.ASSIGN)
         return self
 
@@ -314,6 +318,10 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         joined = (mesh.size * self._shape[0], *self._shape[1:])
         return PerReplica.of(Global(value.reshape(joined), mesh))
 
+    def stop_waiting(self) -> None:
+        """Remembers that whoever waits for new variables has seen this one."""
+        self._awaited = False
+
     # What the engine needs.
 
     @property
@@ -328,10 +336,14 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def program_value(self) -> jax.Array:
         """Returns the array that a compiled program reads."""
+        if self._awaited:
+            late_values.ask_givers()
         return self._placement.to_program(self._buffer)
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""
+        if self._awaited:
+            late_values.ask_givers()
         buffer = self._buffer
         if self._shared:
             buffer = self._buffer = jnp.copy(buffer)
@@ -359,6 +371,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def share(self) -> jax.Array:
         """Returns the buffer itself, and remembers that somebody may hold it."""
+        if self._awaited:
+            late_values.ask_givers()
         self._shared = True
         return self._placement.current(self._buffer)
 
@@ -415,7 +429,12 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         """
         variable = cls.__new__(cls)
         vars(variable).update(
-            description, _strategy=strategy, _placement=placement, _buffer=None, _shared=False
+            description,
+            _strategy=strategy,
+            _placement=placement,
+            _buffer=None,
+            _shared=False,
+            _awaited=False,
         )
         return variable
 

@@ -142,10 +142,13 @@ def test_making_a_strategy() -> None:
         distribute.TowerContext(1)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:There is no GPU on this machine")
 def test_gpus_are_asked_for_by_their_number() -> None:
     # No machine has that many; the message shows that GPUs were asked for.
+    in_use = jnp.ones(3)  # Otherwise JAX would be started again, with as many CPU devices.
     with pytest.raises(ValueError, match=r"device='GPU:\d+' does not exist"):
         distribute.MirroredStrategy(num_gpus=99)
+    del in_use
 
 
 def test_algorithms_have_their_old_names() -> None:

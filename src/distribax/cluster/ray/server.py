@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from distribax.cluster.ray.task_nodes import (
     make_node_settings,
 )
 from distribax.cluster.resolvers.resolver import ClusterResolver
+from distribax.cluster.spec.cluster_def import ClusterLike, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
 
@@ -34,7 +35,7 @@ _REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
 """How often a server that waits for its cluster logs that it does."""
 _PROTOCOL: Final = "grpc"
 
-Definition = ClusterSpec | ClusterResolver | Mapping[str, Any]
+Definition = ClusterSpec | ClusterResolver | ClusterLike | ServerLike | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,13 @@ class ServerConfig:
             )
 
 
+@runtime_checkable
+class ProtocolBuffer(Protocol):
+    """A message of TensorFlow's, such as a ConfigProto."""
+
+    def SerializeToString(self) -> bytes: ...
+
+
 class Server:
     """Makes this process a worker or a parameter server of a cluster.
 
@@ -73,13 +81,13 @@ class Server:
 
     Args:
         server_or_cluster_def: The cluster: a ClusterSpec, a dict from jobs to addresses, a
-            ClusterResolver, or a dict with the keys "cluster", "job_name", "task_index" and
-            "protocol".
+            ClusterResolver, a ClusterDef; or a ServerDef, also as a dict with the keys "cluster",
+            "job_name", "task_index" and "protocol".
         job_name: The job of this process. It may be omitted if the cluster has only one job.
         task_index: The index of this process in its job. It may be omitted if the job has only one
             task.
         protocol: "grpc", which is the default.
-        config: A ServerConfig.
+        config: A ServerConfig. TensorFlow's ConfigProto is accepted, and has no effect.
         start: Whether to start at once.
 
     Raises:
@@ -99,9 +107,12 @@ class Server:
         job_name: str | None = None,
         task_index: int | None = None,
         protocol: str | None = None,
-        config: ServerConfig | None = None,
+        config: ServerConfig | ProtocolBuffer | None = None,
         start: bool = True,
     ) -> None:
+        if isinstance(config, ProtocolBuffer):
+            _logger.warning("Server: config: a %s has no effect here.", type(config).__name__)
+            config = None
         if config is not None and not isinstance(config, ServerConfig):
             raise TypeError(
                 f"Server: config={config!r} is a {type(config).__name__}. Expected a "
@@ -232,6 +243,10 @@ class _Given:
 def _parse_definition(given: Definition) -> _Given:
     if isinstance(given, ClusterResolver):
         return _Given(given.cluster_spec(), given.task_type, given.task_id, given.rpc_layer)
+    if isinstance(given, ServerLike):
+        return _Given(
+            ClusterSpec(given.cluster), given.job_name, given.task_index, given.protocol or None
+        )
     if isinstance(given, Mapping) and "cluster" in given and "job_name" in given:
         unknown = given.keys() - {"cluster", "job_name", "task_index", "protocol"}
         if unknown:

@@ -9,6 +9,7 @@ from typing import Final, SupportsIndex
 from typing_extensions import override
 
 from distribax.cluster.spec.address import Address, parse_address
+from distribax.cluster.spec.cluster_def import ClusterDef, ClusterLike, JobDef
 
 MAX_TASKS: Final = 1_000_000
 """Task indices are smaller than this: `job_tasks` makes a list as long as the highest index."""
@@ -20,9 +21,9 @@ class ClusterSpec:
     """A cluster: its jobs, the tasks of each, and their addresses.
 
     Args:
-        cluster: A dict from job names to their tasks, or another ClusterSpec. The tasks of a job
-            are a list of addresses ('host:port'), or, if only some are known, a dict from task
-            index to address.
+        cluster: A dict from job names to their tasks, another ClusterSpec, or a ClusterDef. The
+            tasks of a job are a list of addresses ('host:port'), or, if only some are known, a dict
+            from task index to address.
 
     Raises:
         TypeError: `cluster` has another form.
@@ -37,11 +38,13 @@ class ClusterSpec:
     'w1:2222'
     """
 
-    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec) -> None:
+    def __init__(self, cluster: Mapping[str, Tasks] | ClusterSpec | ClusterLike) -> None:
         self._tasks: dict[str, dict[int, str]]
         if isinstance(cluster, ClusterSpec):
             self._tasks = {job: dict(tasks) for job, tasks in cluster._tasks.items()}
             return
+        if isinstance(cluster, ClusterLike) and not isinstance(cluster, Mapping):
+            cluster = {job.name: dict(job.tasks) for job in cluster.job}
         if not isinstance(cluster, Mapping):
             raise TypeError(
                 f"cluster={cluster!r} is a {type(cluster).__name__}. Expected a dict from job "
@@ -132,6 +135,19 @@ class ClusterSpec:
         {'worker': ['a:1', 'b:1'], 'ps': {3: 'c:1'}}
         """
         return {job: _compact(tasks) for job, tasks in self._tasks.items()}
+
+    def as_cluster_def(self) -> ClusterDef:
+        """Returns the cluster as an object like TensorFlow's `ClusterDef`.
+
+        Returns:
+            An object whose `job` lists the jobs, each with its name and tasks.
+
+        >>> ClusterSpec({"worker": ["a:1", "b:1"]}).as_cluster_def().job[0].tasks
+        {0: 'a:1', 1: 'b:1'}
+        """
+        return ClusterDef(
+            [JobDef(job, dict(sorted(self._tasks[job].items()))) for job in sorted(self._tasks)]
+        )
 
     def _job(self, job_name: str) -> dict[int, str]:
         if job_name not in self._tasks:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import SupportsInt
 
-from distribax.training import checkpoint_files as files
-from distribax.training.checkpoint import Checkpoint
+from distribax.training.checkpoints import checkpoint_files as files
+from distribax.training.checkpoints.checkpoint import Checkpoint, is_writer
+from distribax.training.checkpoints.directory import find_checkpoints, get_number
 
 
 class CheckpointManager:
     """Saves a checkpoint under a number again and again, and keeps the newest.
 
-    With several workers all of them make a manager and call its methods; one writes and removes.
+    With several workers all of them make a manager and call its methods; one of those with the same
+    directory writes and removes.
     What a writer that was killed has left is never taken for a checkpoint, and is removed by the
     next `save`.
 
@@ -26,7 +27,7 @@ class CheckpointManager:
             others (an evaluation) may read.
         max_to_keep: How many checkpoints are kept; None keeps all.
         checkpoint_name: What the names of the checkpoints begin with.
-        step_counter: A variable or array that numbers the checkpoints if `save` gets no number.
+        step_counter: A variable or array that counts the steps, for `checkpoint_interval`.
         checkpoint_interval: Let `save` do nothing until the step counter has grown by this much.
         init_fn: Called by `restore_or_initialize` if there is no checkpoint.
         timeout_seconds: How long workers wait for each other.
@@ -119,8 +120,8 @@ class CheckpointManager:
         """Writes a checkpoint, and removes those that are too many.
 
         Args:
-            checkpoint_number: The number, usually of the step; by default that of the step counter,
-                or one more than the newest has. One that is there already is replaced.
+            checkpoint_number: The number, for example that of the step; by default one more than
+                the last save had. One that is there already is replaced.
             check_interval: Whether to save only if the interval has passed.
 
         Returns:
@@ -135,23 +136,20 @@ class CheckpointManager:
             if step - self._last_step < self._interval:
                 return None
         workers = self._checkpoint.workers(self._timeout_seconds)
-        if checkpoint_number is not None:
-            number = _check_number(checkpoint_number)
-        elif step is not None:
-            number = step
-        else:
-            found = self._find_complete() if workers.is_first else []
-            own = self._number(found[-1]) + 1 if found else 1
-            number = workers.exchange("checkpoint number", own)[0]
-        if workers.is_first and self._directory.is_dir():
+        writes = is_writer(workers, self._directory)
+        found = self._find_complete() if workers.is_first else []
+        last = max([int(self._checkpoint.save_counter), *map(get_number, found)])
+        number = last + 1 if checkpoint_number is None else _check_number(checkpoint_number)
+        number = workers.exchange("checkpoint number", number)[0]
+        if writes and self._directory.is_dir():
             files.remove_leftovers(self._directory, f"{self._name}-")
-        path = self._checkpoint.save(
+        path = self._checkpoint.write_numbered(
             self._directory / f"{self._name}-{number}",
-            overwrite=True,
+            number,
             timeout_seconds=self._timeout_seconds,
         )
         self._last_step = step
-        if workers.is_first and self._max_to_keep is not None:
+        if writes and self._max_to_keep is not None:
             for old in self._find_complete()[: -self._max_to_keep]:
                 shutil.rmtree(old)
         return path
@@ -172,18 +170,9 @@ class CheckpointManager:
             self._last_step = int(self._step_counter)
         return newest
 
-    def _number(self, path: Path) -> int:
-        return int(path.name.removeprefix(f"{self._name}-"))
-
     def _find_complete(self) -> list[Path]:
         """Returns all complete checkpoints, the newest last."""
-        if not self._directory.is_dir():
-            return []
-        named = re.compile(re.escape(self._name) + r"-\d+")
-        paths = [path for path in self._directory.iterdir() if named.fullmatch(path.name)]
-        complete = [path for path in paths if files.is_complete(path)]
-        # By time: who went back to an earlier checkpoint saves smaller numbers later.
-        return sorted(complete, key=lambda path: (files.get_save_time(path), self._number(path)))
+        return find_checkpoints(self._directory, self._name)
 
 
 def _check_number(given: SupportsInt) -> int:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 _MARKER = "_CHECKPOINT_METADATA"
+_NOTES = "notes"
 _ASIDE = re.compile(r"\.(?P<name>.+)\.(part|old)-[0-9a-f]{8}(\..*)?")
 _NOTHING = {"": np.zeros(())}
 
@@ -85,9 +86,28 @@ def is_complete(path: Path) -> bool:
     return (path / _MARKER).is_file()
 
 
-def get_save_time(path: Path) -> int:
-    """Returns when a checkpoint was written, in nanoseconds; copying it changes nothing."""
-    return json.loads((path / _MARKER).read_text())["init_timestamp_nsecs"]
+def get_order(path: Path) -> int:
+    """Returns the place of a checkpoint among those of its directory; copying it changes nothing.
+
+    Not a time: clocks are changed, and differ between machines.
+    """
+    try:
+        order = json.loads((path / _NOTES / "metadata").read_text()).get("order", 0)
+    except (OSError, ValueError, AttributeError):
+        return -1  # Damaged: whoever reads it says so; here it comes before those that are whole.
+    return order if isinstance(order, int) else -1
+
+
+def find_last_order(directory: Path) -> int:
+    """Returns the highest place of a checkpoint in a directory; 0 if there is none."""
+    if not directory.is_dir():
+        return 0
+    return max(map(get_order, filter(is_complete, directory.iterdir())), default=0)
+
+
+def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the names and shapes of the values of a checkpoint."""
+    return {name: tuple(np.shape(value)) for name, value in read(source)[0].items()}
 
 
 def remove_leftovers(directory: Path, name_begins: str) -> None:

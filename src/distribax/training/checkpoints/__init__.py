@@ -1,0 +1,1 @@
+"""Saving and restoring the state of a training."""

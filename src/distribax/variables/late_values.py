@@ -1,0 +1,50 @@
+"""Values that wait for variables which are not created yet.
+
+A checkpoint may be restored before an optimizer or a model has created its variables. A new
+variable does not know yet whose it is, so it asks when it is first used: whoever waits looks for
+it, and gives it its value.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from distribax import jax_private
+from distribax.execution import frames
+
+
+class Giver(Protocol):
+    """Somebody who has values for variables that are created later."""
+
+    def give_late_values(self) -> None:
+        """Gives the variables that exist by now their values."""
+
+
+_givers: weakref.WeakSet[Giver] = weakref.WeakSet()
+
+
+def wait_for_variables(giver: Giver) -> None:
+    """Calls `giver` when new variables are first used."""
+    _givers.add(giver)
+
+
+def stop_waiting(giver: Giver) -> None:
+    """Undoes `wait_for_variables`."""
+    _givers.discard(giver)
+
+
+def is_somebody_waiting() -> bool:
+    """Tells whether a variable that is created now may be given another value."""
+    return bool(_givers)
+
+
+def ask_givers() -> None:
+    """Lets those who wait give new variables their values."""
+    for giver in tuple(_givers):
+        jax_private.run_outside_trace(lambda giver=giver: _give(giver))  # type: ignore[misc]
+
+
+def _give(giver: Giver) -> None:
+    with frames.enter(None):
+        giver.give_late_values()
