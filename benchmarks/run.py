@@ -20,6 +20,7 @@ from benchmarks import peers
 from benchmarks.cases import (
     call_overhead,
     compile_time,
+    eager_step,
     import_time,
     input_loop,
     input_pipeline,
@@ -35,6 +36,7 @@ from benchmarks.harness import RESULTS, Settings
 CASES: dict[str, Callable[[Settings], Report]] = {
     "mlp_step": mlp_step.run,
     "uneven_batch": uneven_batch.run,
+    "eager_step": eager_step.run,
     "call_overhead": call_overhead.run,
     "compile_time": compile_time.run,
     "import_time": import_time.run,

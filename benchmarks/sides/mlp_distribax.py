@@ -15,9 +15,9 @@ from benchmarks.sides.serve import serve
 
 
 def make_step(
-    strategy: dx.Strategy, problem: mlp_problem.Problem, batch_size: int
+    strategy: dx.Strategy, problem: mlp_problem.Problem, batch_size: int, eager: bool = False
 ) -> tuple[Callable[[Any, Any], Any], list[dx.Variable]]:
-    """The compiled step from a batch to its loss, and the variables that it trains."""
+    """The step from a batch to its loss, compiled unless `eager`, and what it trains."""
     with strategy.scope():
         layers = [(dx.Variable(kernel), dx.Variable(bias)) for kernel, bias in problem.weights]
         optimizer = dx.Optimizer(optax.adam(mlp_problem.RATE))
@@ -37,19 +37,18 @@ def make_step(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    @dx.function
     def train_step(images: Any, labels: Any) -> Any:
         losses = strategy.run(replica_step, args=(images, labels))
         return strategy.reduce(dx.ReduceOp.SUM, losses, axis=None)
 
-    return train_step, variables
+    return train_step if eager else dx.function(train_step), variables
 
 
 def main() -> None:
     options = mlp_problem.parser().parse_args()
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
-    problem = mlp_problem.make(options.batch_size)
-    train_step, variables = make_step(strategy, problem, options.batch_size)
+    problem = mlp_problem.make(options.batch_size, options.layers)
+    train_step, variables = make_step(strategy, problem, options.batch_size, options.eager)
     images, labels = place(strategy, problem.images), place(strategy, problem.labels)
 
     def run(steps: int) -> dict[str, float]:

@@ -60,9 +60,10 @@ def _adam(variable: Any, first: Any, second: Any, power1: Any, power2: Any, grad
 def make_model(problem: mlp_problem.Problem, kind: str) -> tuple[Any, list[Any]]:
     """A function from images to logits, and its variables: Keras layers, or bare variables."""
     if kind == "keras":
-        layers = [tf.keras.layers.Dense(size, "relu") for size in mlp_problem.LAYERS[1:-1]]
-        model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(mlp_problem.LAYERS[-1])])
-        model.build((None, mlp_problem.LAYERS[0]))
+        sizes = [problem.images.shape[1], *(len(bias) for _, bias in problem.weights)]
+        layers = [tf.keras.layers.Dense(size, "relu") for size in sizes[1:-1]]
+        model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(sizes[-1])])
+        model.build((None, sizes[0]))
         model.set_weights([value for layer in problem.weights for value in layer])
         return model, model.trainable_variables
     layers = [(tf.Variable(kernel), tf.Variable(bias)) for kernel, bias in problem.weights]
@@ -78,7 +79,7 @@ def make_model(problem: mlp_problem.Problem, kind: str) -> tuple[Any, list[Any]]
 
 
 def make_step(strategy: Any, problem: mlp_problem.Problem, options: argparse.Namespace) -> Any:
-    """The compiled step from a batch to its loss."""
+    """The step from a batch to its loss, compiled unless `options.eager`."""
     with strategy.scope():
         model, variables = make_model(problem, options.model)
         if options.optimizer == "keras":
@@ -101,12 +102,11 @@ def make_step(strategy: Any, problem: mlp_problem.Problem, options: argparse.Nam
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    @tf.function
     def train_step(images: Any, labels: Any) -> Any:
         losses = strategy.run(replica_step, args=(images, labels))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-    return train_step
+    return train_step if options.eager else tf.function(train_step)
 
 
 def place(strategy: Any, values: Any) -> Any:
@@ -142,7 +142,7 @@ def main() -> None:
         [tf.config.LogicalDeviceConfiguration()] * options.replicas,
     )
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(options.replicas)])
-    problem = mlp_problem.make(options.batch_size)
+    problem = mlp_problem.make(options.batch_size, options.layers)
     train_step = make_step(strategy, problem, options)
     images, labels = place(strategy, problem.images), place(strategy, problem.labels)
     run = make_run(train_step, images, labels)

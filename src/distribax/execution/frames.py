@@ -350,4 +350,4 @@ def detach(value: Any) -> Any:
     if frame is not None and jax_private.get_trace(value) is frame.trace:
         # Nothing is differentiated here, and the value keeps what is known of its origin.
         return value
-    return jax.lax.stop_gradient(value)
+    return jax.lax.stop_gradient(jax_private.settle(value))

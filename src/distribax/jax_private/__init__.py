@@ -27,6 +27,9 @@ from distribax.jax_private.closures import forget_closures as forget_closures
 from distribax.jax_private.closures import is_for_jit as is_for_jit
 from distribax.jax_private.closures import iterate_staging as iterate_staging
 from distribax.jax_private.closures import note_closures as note_closures
+from distribax.jax_private.eager_recording import EagerRecording as EagerRecording
+from distribax.jax_private.eager_recording import GradientProgram as GradientProgram
+from distribax.jax_private.eager_recording import WholeRecorded as WholeRecorded
 from distribax.jax_private.joint_calls import JointCall as JointCall
 from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
@@ -53,6 +56,7 @@ from distribax.jax_private.recording import get_trace_settings as get_trace_sett
 from distribax.jax_private.recording import make_array_type as make_array_type
 from distribax.jax_private.recording import make_function as make_function
 from distribax.jax_private.recording import set_description as set_description
+from distribax.jax_private.recording_trace import settle as settle
 from distribax.jax_private.tracing import Trace as Trace
 from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined

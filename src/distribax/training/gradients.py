@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from distribax.execution import overlay
 from distribax.execution.lookup_gradients import Inflow, Taps, open_taps
+from distribax.training import eager_gradients
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 
@@ -78,7 +79,7 @@ def value_and_grad(
 
         values = [leaf.read_value() for leaf in here]
         if not away:
-            result, gradients = jax.value_and_grad(of_values, has_aux=has_aux)(values)
+            result, gradients = eager_gradients.differentiate(fn, of_values, values, has_aux)
             return result, jax.tree.unflatten(tree, gradients)
         result, own, flows = _differentiate_remote(of_values, values, away, has_aux)
         by_leaf = dict(zip(here, own, strict=True))

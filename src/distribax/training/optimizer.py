@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
+from distribax.execution.function import Function
 from distribax.training import gradient_pairs
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
+from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
 from distribax.training.optimizer_state import StateLayout, apply_transformation
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
@@ -27,7 +30,7 @@ ExtraArg: TypeAlias = jax.Array | float | Sequence[jax.Array] | Callable[..., ob
 """What a transformation may take beside gradients and parameters: `value`, `grad`, `value_fn`."""
 
 
-class Optimizer:
+class Optimizer(Adjustable):
     """Applies an optax transformation to variables; its state lives beside them.
 
     In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the
@@ -37,13 +40,15 @@ class Optimizer:
     masks and labels are lists of that order, or functions of such a list.
 
     Args:
-        transformation: Any `optax.GradientTransformation`.
+        transformation: Any `optax.GradientTransformation`; or a function that returns one, whose
+            numbers can then be read and changed (`learning_rate`, `hyperparameters`).
         name: A prefix for the names of the state's variables.
         reduce_op: How the replicas' gradients are combined.
         gradient_accumulation_steps: Apply the mean of so many calls' gradients at once.
+        **hyperparameters: The arguments of that function: numbers, or schedules.
 
     Raises:
-        TypeError: If `transformation` is not an optax transformation.
+        TypeError: If `transformation` is neither, or does not take the hyperparameters.
         ValueError: If `gradient_accumulation_steps` is less than 1.
 
     Example:
@@ -58,16 +63,21 @@ class Optimizer:
 
     def __init__(
         self,
-        transformation: optax.GradientTransformation,
+        transformation: optax.GradientTransformation | Callable[..., optax.GradientTransformation],
         *,
         name: str = "Optimizer",
         reduce_op: ReduceOp | str = ReduceOp.SUM,
         gradient_accumulation_steps: int = 1,
+        **hyperparameters: float | jax.Array | Callable[..., object] | None,
     ) -> None:
+        self._made_by = getattr(transformation, "__name__", None)
         if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
+            transformation = inject(transformation, hyperparameters)
+        elif hyperparameters:
             raise TypeError(
-                f"dx.Optimizer: transformation={transformation!r} is not an optax transformation. "
-                "Pass one, for example dx.Optimizer(optax.adam(1e-3))."
+                f"dx.Optimizer: {sorted(hyperparameters)} cannot be given to a transformation that "
+                "is made already. Pass the function that makes it: "
+                "dx.Optimizer(optax.adam, learning_rate=1e-3)."
             )
         if gradient_accumulation_steps < 1:
             raise ValueError(
@@ -85,10 +95,14 @@ class Optimizer:
         self._reduce_op = ReduceOp.parse(reduce_op, "reduce_op")
         self._name = name
         self._targets: list[Target] | None = None
-        self._slots: list[Target] = []
-        self._layout: StateLayout | None = None
+        self._slots = []
+        self._layout = None
         self._iterations: Variable | None = None
-        self._compiled: Callable[..., Any] = jax.jit(self._step)
+        self._early = {}
+        # Eager: one program is made, and run, faster than one for each of many operations; and
+        # one for all copies faster than one for each, if they are where the replicas are.
+        self._compiled_step: Callable[..., Any] = jax.jit(self._step)
+        self._compiled_update = Function(self._update_all)
         self._served: contracts.RemoteUpdate | None = None
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
@@ -174,13 +188,14 @@ class Optimizer:
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
         slots: list[Target] = []
+        names = {index: name for name, (index, _) in find_places(layout.structure).items()}
         # Unlike variables of the user's, they are the same whether a trace creates or finds them.
         with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):
                 with strategy.extended.colocate_vars_with(targets[owner or 0]):
                     label = "" if owner is None else f"{targets[owner].name.removesuffix(':0')}/"
-                    name = f"{self._name}/{label}slot_{index}"
-                    slots.append(Variable(leaf, trainable=False, name=name))
+                    name = names.get(index, f"{label}slot_{index}")
+                    slots.append(self._create_slot(leaf, name))
             _ = self.iterations
         self._slots, self._targets, self._layout = slots, targets, layout
 
@@ -223,7 +238,12 @@ class Optimizer:
         )
         assert self._served is not None
         self._iterations = self._served.counter
-        self._slots, self._targets = self._served.slots, targets
+        self._slots, self._targets, self._layout = self._served.slots, targets, layout
+        run_now(self._keep_early)
+
+    def _keep_early(self) -> None:
+        for name, early in self._early.items():
+            self.hyperparameters[name].assign(early.numpy())
 
     def _get_or_create_uid(self) -> str:
         """Returns the optimizer's name in other processes."""
@@ -232,6 +252,7 @@ class Optimizer:
             named_objects.register(self._uid, self)
         return self._uid
 
+    @override
     def _find_targets(self) -> None:
         """Builds an optimizer that a worker has built, for the same variables."""
         # Only an optimizer of a strategy with servers has a name in other processes.
@@ -319,6 +340,24 @@ class Optimizer:
                 )
             replica.merge_call(self._merge, args=(grads, extra_args))
 
+    def _distributed_apply(
+        self,
+        distribution: contracts.Strategy,
+        grads_and_vars: Iterable[tuple[Grad | None, Target]],
+        global_step: Variable | None = None,
+    ) -> None:
+        """Applies the replicas' gradients in the cross-replica context, as TensorFlow 1 names it.
+
+        Args:
+            distribution: The strategy, which a merge function is given.
+            grads_and_vars: As for `apply_gradients`; gradients may differ per replica.
+            global_step: A variable that counts the updates, if there is one.
+        """
+        context.require_cross_replica(distribution, "_distributed_apply")
+        self.apply_gradients(grads_and_vars)
+        if global_step is not None:
+            distribution.extended.update(global_step, lambda step: step.assign_add(1))
+
     def _merge(
         self,
         strategy: contracts.Strategy,
@@ -328,7 +367,7 @@ class Optimizer:
         if not strategy.extended.single:
             given = [index for index, grad in enumerate(grads) if grad is not None]
             grads = self._reduce(strategy, grads, given)
-        self._apply(strategy, grads, extra_args)
+        self._apply(grads, extra_args)
 
     def _apply_outside(
         self,
@@ -338,7 +377,7 @@ class Optimizer:
     ) -> None:
         # What is one value for all replicas has been combined already.
         own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
-        self._apply(strategy, self._reduce(strategy, grads, own), extra_args)
+        self._apply(self._reduce(strategy, grads, own), extra_args)
 
     def _reduce(
         self, strategy: contracts.Strategy, grads: Sequence[Grad | None], indices: Sequence[int]
@@ -352,7 +391,6 @@ class Optimizer:
 
     def _apply(
         self,
-        strategy: contracts.Strategy,
         grads: Sequence[Grad | None],
         extra_args: Mapping[str, ExtraArg],
     ) -> None:
@@ -367,8 +405,16 @@ class Optimizer:
             self._served.apply(cast("Any", grads), cast("Any", extra_args))
             return
         assert self._targets is not None
+        replicas = self._targets[0].distribute_strategy.extended.local_devices
+        near = all(target.devices == replicas for target in self._targets)
+        update = self._compiled_update if near and _is_plain(extra_args) else self._update_all
+        update(grads, extra_args)
+
+    def _update_all(self, grads: Sequence[Grad | None], extra_args: Mapping[str, ExtraArg]) -> None:
+        assert self._targets is not None
         # All copies on one device change together, as a transformation may look at all gradients.
-        strategy.extended.update(self._targets[0], self._update, args=(grads, extra_args))
+        extended = self._targets[0].distribute_strategy.extended
+        extended.update(self._targets[0], self._update, args=(grads, extra_args))
 
     def _update(
         self, _: Variable, grads: list[jax.Array | None], extra_args: Mapping[str, ExtraArg]
@@ -376,15 +422,13 @@ class Optimizer:
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
         slots = [slot.read_value() for slot in self._slots]
-        # Eager: one program is made, and run, faster than one for each of many operations.
-        plain = all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
-        here = plain and not jax_private.is_tracing()
+        is_eager = _is_plain(extra_args) and not jax_private.is_tracing()
         try:
-            compute = self._compiled if here else self._step
+            compute = self._compiled_step if is_eager else self._step
             new, new_slots = compute(grads, slots, values, extra_args)
         except VariableInJitError:
             # It reads variables, so that it cannot be compiled once for all steps.
-            self._compiled = self._step
+            self._compiled_step = self._step
             new, new_slots = self._step(grads, slots, values, extra_args)
         for variable, value, grad in zip(self._targets, new, grads, strict=True):
             constraint = None if grad is None else variable.constraint
@@ -449,6 +493,11 @@ def _get_or_create(
     if targets is not None:
         optimizer.build(targets)
     return optimizer
+
+
+def _is_plain(extra_args: Mapping[str, ExtraArg]) -> bool:
+    """Tells whether all arguments can be inputs of a program."""
+    return all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
 
 
 def _check_no_functions(extra_args: Mapping[str, ExtraArg], reason: str) -> None:

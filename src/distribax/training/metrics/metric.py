@@ -148,7 +148,7 @@ class Sum(Metric):
         Raises:
             ValueError: The weights do not fit the values.
         """
-        self._total.assign_add(jnp.sum(_apply_weights(values, sample_weight, "Sum")[0]))
+        self._total.assign_add(jnp.sum(apply_weights(values, sample_weight, "Sum")[0]))
 
     @override
     def result(self) -> jax.Array:
@@ -188,7 +188,7 @@ class Mean(Metric):
         Raises:
             ValueError: The weights do not fit the values.
         """
-        weighted, weights = _apply_weights(values, sample_weight, "Mean")
+        weighted, weights = apply_weights(values, sample_weight, "Mean")
         self._total.assign_add(jnp.sum(weighted))
         self._count.assign_add(jnp.sum(weights))
 
@@ -265,7 +265,7 @@ def _decide_column(scores: jax.Array) -> jax.Array:
     return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
 
 
-def _apply_weights(
+def apply_weights(
     values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None, what: str
 ) -> tuple[jax.Array, jax.Array]:
     values = jnp.asarray(values, dtype=jnp.float32)

@@ -1,0 +1,205 @@
+"""Metrics of yes or no: how many of the predictions at each threshold are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from typing_extensions import override
+
+from distribax.training.metrics.metric import Metric, apply_weights
+from distribax.training.metrics.regression import fit_weights, match_ranks
+
+
+class _Confusion(Metric):
+    """Counts true and false predictions, at each of some thresholds."""
+
+    def __init__(self, thresholds: Sequence[float], name: str, dtype: jax.typing.DTypeLike) -> None:
+        super().__init__(name)
+        if not thresholds:
+            raise ValueError(f"{type(self).__name__}: thresholds is empty. Expected numbers.")
+        self._thresholds = tuple(thresholds)
+        shape = (len(self._thresholds),)
+        names = ("true_positives", "false_positives", "true_negatives", "false_negatives")
+        self._counts = [self.add_variable(each, dtype, shape) for each in names]
+
+    @override
+    def update_state(
+        self,
+        y_true: jax.typing.ArrayLike,
+        y_pred: jax.typing.ArrayLike,
+        sample_weight: jax.typing.ArrayLike | None = None,
+    ) -> None:
+        """Adds predictions with their labels.
+
+        Args:
+            y_true: The labels, 0 or 1.
+            y_pred: The probabilities of 1.
+            sample_weight: A weight for each label, for each example, or for all.
+
+        Raises:
+            ValueError: The shapes do not fit each other.
+        """
+        true, pred = match_ranks(jnp.asarray(y_true), jnp.asarray(y_pred), type(self).__name__)
+        weights = fit_weights(sample_weight, true)
+        _, weights = apply_weights(true, weights, type(self).__name__)
+        limits = jnp.asarray(self._thresholds).reshape(-1, 1)
+        is_yes, said_yes = (true > 0).reshape(1, -1), pred.reshape(1, -1) > limits
+        flat = weights.reshape(1, -1)
+        for count, (said, right) in zip(
+            self._counts, ((True, True), (True, False), (False, False), (False, True)), strict=True
+        ):
+            matches = (said_yes == said) & (is_yes == right)
+            count.assign_add(jnp.sum(jnp.where(matches, flat, 0.0), axis=1))
+
+    def _shape(self, values: jax.Array) -> jax.Array:
+        return values[0] if len(self._thresholds) == 1 else values
+
+
+class Precision(_Confusion):
+    """The share of right ones among the predictions of 1.
+
+    Args:
+        thresholds: A probability above it is a prediction of 1; with several, the result has one
+            number for each.
+        name: The name of the metric.
+        dtype: The data type of the counts.
+
+    Raises:
+        ValueError: `thresholds` is empty.
+
+    Example:
+        >>> import distribax as dx
+        >>> float(dx.metrics.Precision()([0, 1, 1, 1], [0.6, 0.2, 0.9, 0.4]))
+        0.5
+    """
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] = 0.5,
+        name: str = "precision",
+        dtype: jax.typing.DTypeLike = jnp.float32,
+    ) -> None:
+        super().__init__(_list_thresholds(thresholds), name, dtype)
+
+    @override
+    def result(self) -> jax.Array:
+        """Returns the precision over all replicas; 0 if nothing was predicted as 1."""
+        true_positives, false_positives, _, _ = self._totals()
+        return self._shape(_divide(true_positives, true_positives + false_positives))
+
+
+class Recall(_Confusion):
+    """The share of labels of 1 that are predicted as such.
+
+    Args:
+        thresholds: A probability above it is a prediction of 1; with several, the result has one
+            number for each.
+        name: The name of the metric.
+        dtype: The data type of the counts.
+
+    Raises:
+        ValueError: `thresholds` is empty.
+
+    Example:
+        >>> import distribax as dx
+        >>> float(dx.metrics.Recall()([0, 1, 1, 1], [0.6, 0.2, 0.9, 0.4])) * 3
+        1.0
+    """
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] = 0.5,
+        name: str = "recall",
+        dtype: jax.typing.DTypeLike = jnp.float32,
+    ) -> None:
+        super().__init__(_list_thresholds(thresholds), name, dtype)
+
+    @override
+    def result(self) -> jax.Array:
+        """Returns the recall over all replicas; 0 if there was no label of 1."""
+        true_positives, _, _, false_negatives = self._totals()
+        return self._shape(_divide(true_positives, true_positives + false_negatives))
+
+
+class AUC(_Confusion):
+    """The area under the ROC or the precision-recall curve, from evenly spaced thresholds.
+
+    Args:
+        num_thresholds: How many thresholds there are.
+        curve: "ROC" or "PR".
+        summation_method: "interpolation", "minoring" or "majoring".
+        name: The name of the metric.
+        dtype: The data type of the counts.
+
+    Raises:
+        ValueError: There are fewer than 2 thresholds, or a word is unknown.
+
+    Example:
+        >>> import distribax as dx
+        >>> round(float(dx.metrics.AUC()([0, 0, 1, 1], [0.0, 0.5, 0.3, 0.9])), 3)
+        0.75
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        summation_method: str = "interpolation",
+        name: str = "auc",
+        dtype: jax.typing.DTypeLike = jnp.float32,
+    ) -> None:
+        if num_thresholds < 2:
+            raise ValueError(f"AUC: num_thresholds={num_thresholds} is less than 2.")
+        for what, value, known in (
+            ("curve", curve, ("ROC", "PR")),
+            ("summation_method", summation_method, ("interpolation", "minoring", "majoring")),
+        ):
+            if value not in known:
+                raise ValueError(f"AUC: {what}={value!r} is unknown. Expected one of {known}.")
+        # The ends are beyond 0 and 1, so that all and none are predicted as 1 there.
+        inner = [(index + 1) / (num_thresholds - 1) for index in range(num_thresholds - 2)]
+        super().__init__((-1e-7, *inner, 1 + 1e-7), name, dtype)
+        self._curve = curve
+        self._method = summation_method
+
+    @override
+    def result(self) -> jax.Array:
+        """Returns the area over all replicas."""
+        yes, wrong_yes, no, wrong_no = self._totals()
+        if self._curve == "PR" and self._method == "interpolation":
+            return _interpolate_precision(yes, wrong_yes, wrong_no)
+        recall = _divide(yes, yes + wrong_no)
+        if self._curve == "ROC":
+            x, y = _divide(wrong_yes, wrong_yes + no), recall
+        else:
+            x, y = recall, _divide(yes, yes + wrong_yes)
+        if self._method == "interpolation":
+            heights = (y[:-1] + y[1:]) / 2
+        else:
+            heights = (jnp.minimum if self._method == "minoring" else jnp.maximum)(y[:-1], y[1:])
+        return jnp.sum((x[:-1] - x[1:]) * heights)
+
+
+def _interpolate_precision(yes: jax.Array, wrong_yes: jax.Array, wrong_no: jax.Array) -> jax.Array:
+    """Returns the area under the precision-recall curve.
+
+    Between two thresholds the true positives are linear in the positives, which makes the curve
+    of the precision a hyperbola: see Davis and Goadrich, 2006.
+    """
+    said = yes + wrong_yes
+    slope = _divide(yes[:-1] - yes[1:], jnp.maximum(said[:-1] - said[1:], 0))
+    offset = yes[1:] - slope * said[1:]
+    both = (said[:-1] > 0) & (said[1:] > 0)
+    ratio = jnp.where(both, said[:-1] / jnp.where(said[1:] > 0, said[1:], 1.0), 1.0)
+    parts = slope * ((yes[:-1] - yes[1:]) + offset * jnp.log(ratio))
+    return jnp.sum(_divide(parts, jnp.maximum(yes[1:] + wrong_no[1:], 0)))
+
+
+def _divide(above: jax.Array, below: jax.Array) -> jax.Array:
+    return jnp.where(below == 0, 0.0, above / jnp.where(below == 0, 1.0, below))
+
+
+def _list_thresholds(thresholds: float | Sequence[float]) -> Sequence[float]:
+    return thresholds if isinstance(thresholds, Sequence) else (thresholds,)
