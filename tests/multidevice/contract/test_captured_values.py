@@ -67,8 +67,8 @@ def test_it_is_used_like_an_array_in_a_replica(case: Case) -> None:
         total.assign_add(scalar)
         own.assign_add(scalar)
         gradient = jax.grad(lambda w: (w * value).sum())(2.0)
-        later = jnp.where(value > 3.0, value, 0.0).sum()
-        assert (value.shape, value.ndim, len(value)) == (value[:].shape, 1, value.size)
+        later = jnp.where(value > 3.0, value * 1, 0.0).sum()
+        assert (value.shape, value.ndim, len(value)) == (value[:].shape, 1, value[:].size)
         return joined, gradient, value[0] + value.astype(jnp.float32).sum(), later
 
     joined, gradient, mixed, later = case.run(replica_fn)
