@@ -35,7 +35,9 @@ def iterate_staging(outer: Trace | None) -> Iterator[Trace]:
 
 def is_for_jit(trace: Trace) -> bool:
     """Tells whether `jax.jit` stages code with this transformation."""
-    return bool(trace.frame.debug_info.traced_for == "jit")  # type: ignore[attr-defined]
+    # A recording of eager gradients says nothing of itself.
+    described = trace.frame.debug_info  # type: ignore[attr-defined]
+    return described is not None and bool(described.traced_for == "jit")
 
 
 def note_closures(staging: list[Trace]) -> None:
