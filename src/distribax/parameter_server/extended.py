@@ -13,7 +13,7 @@ from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
 from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.settings import RoundSettings
-from distribax.strategies.extended import get_colocated
+from distribax.strategies.colocation import get_colocated
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
 from distribax.types import VariableSynchronization

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
+from distribax.strategies.colocation import colocate, get_colocated
 from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
 from distribax.types import (
     ReduceOp,
@@ -24,13 +24,6 @@ from distribax.types import (
 )
 from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
-
-_colocated: ContextVar[object] = ContextVar("distribax_colocated", default=None)
-
-
-def get_colocated() -> object:
-    """Returns what variables are created beside now, or None."""
-    return _colocated.get()
 
 
 class StrategyExtended:
@@ -187,7 +180,7 @@ class StrategyExtended:
                 f"dx.Variable: {name!r} has synchronization=NONE, which no strategy supports. Use "
                 "ON_WRITE (the default) or ON_READ."
             )
-        beside = _colocated.get()
+        beside = get_colocated()
         if beside is not None and synchronization is not VariableSynchronization.ON_READ:
             if isinstance(beside, Variable):
                 # Beside a variable of which each replica has its own, a mirrored one is mirrored.
@@ -250,11 +243,8 @@ class StrategyExtended:
             colocate_with_variable = colocate_with_variable.variables[0]
         if isinstance(colocate_with_variable, Variable):
             self._check_owned(colocate_with_variable, "colocate_vars_with")
-        token = _colocated.set(colocate_with_variable)
-        try:
+        with colocate(colocate_with_variable):
             yield
-        finally:
-            _colocated.reset(token)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Tells whether `v` was created while this strategy was in scope.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.execution.function import Function
 from distribax.training import gradient_pairs
+from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_functions
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
@@ -25,9 +26,6 @@ from distribax.variables import Variable
 
 if TYPE_CHECKING:
     import optax
-
-ExtraArg: TypeAlias = jax.Array | float | Sequence[jax.Array] | Callable[..., object]
-"""What a transformation may take beside gradients and parameters: `value`, `grad`, `value_fn`."""
 
 
 class Optimizer(Adjustable):
@@ -333,7 +331,7 @@ class Optimizer(Adjustable):
             self._apply_outside(strategy, grads, extra_args)
         else:
             if strategy.num_replicas_in_sync > 1:
-                _check_no_functions(
+                check_no_functions(
                     extra_args,
                     "each replica would call its own, with its own part of the batch. Call "
                     "apply_gradients outside the replicas, with a function of the whole batch.",
@@ -397,7 +395,7 @@ class Optimizer(Adjustable):
         if self._served is not None:
             if self._needs_whole:
                 grads = [None if grad is None else jnp.asarray(grad) for grad in grads]
-            _check_no_functions(
+            check_no_functions(
                 extra_args,
                 "a parameter server, where the update runs, cannot call it. Use a transformation "
                 "that needs no function.",
@@ -407,7 +405,7 @@ class Optimizer(Adjustable):
         assert self._targets is not None
         replicas = self._targets[0].distribute_strategy.extended.local_devices
         near = all(target.devices == replicas for target in self._targets)
-        update = self._compiled_update if near and _is_plain(extra_args) else self._update_all
+        update = self._compiled_update if near and are_plain(extra_args) else self._update_all
         update(grads, extra_args)
 
     def _update_all(self, grads: Sequence[Grad | None], extra_args: Mapping[str, ExtraArg]) -> None:
@@ -422,7 +420,7 @@ class Optimizer(Adjustable):
         assert self._targets is not None
         values = [variable.read_value() for variable in self._targets]
         slots = [slot.read_value() for slot in self._slots]
-        is_eager = _is_plain(extra_args) and not jax_private.is_tracing()
+        is_eager = are_plain(extra_args) and not jax_private.is_tracing()
         try:
             compute = self._compiled_step if is_eager else self._step
             new, new_slots = compute(grads, slots, values, extra_args)
@@ -493,17 +491,6 @@ def _get_or_create(
     if targets is not None:
         optimizer.build(targets)
     return optimizer
-
-
-def _is_plain(extra_args: Mapping[str, ExtraArg]) -> bool:
-    """Tells whether all arguments can be inputs of a program."""
-    return all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
-
-
-def _check_no_functions(extra_args: Mapping[str, ExtraArg], reason: str) -> None:
-    for name, value in extra_args.items():
-        if callable(value):
-            raise ValueError(f"apply_gradients: {name}={value!r} is a function, and {reason}")
 
 
 def _list_names(variables: Sequence[Target]) -> list[str]:

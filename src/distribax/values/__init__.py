@@ -3,13 +3,13 @@
 from distribax.values import nests as nests
 from distribax.values.arithmetic import ArrayLike as ArrayLike
 from distribax.values.distributed import DistributedValues as DistributedValues
-from distribax.values.distributed import GlobalForm as GlobalForm
 from distribax.values.distributed import Mirrored as Mirrored
-from distribax.values.distributed import PaddedForm as PaddedForm
 from distribax.values.distributed import PerReplica as PerReplica
-from distribax.values.distributed import describe_form as describe_form
 from distribax.values.distributed import register_own_part as register_own_part
 from distribax.values.distributed import settle as settle
+from distribax.values.forms import GlobalForm as GlobalForm
+from distribax.values.forms import PaddedForm as PaddedForm
+from distribax.values.forms import describe_form as describe_form
 from distribax.values.idle import NONE_IDLE as NONE_IDLE
 from distribax.values.idle import IdleReplicas as IdleReplicas
 from distribax.values.idle import divide_by_count as divide_by_count

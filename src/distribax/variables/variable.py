@@ -15,15 +15,14 @@ from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
-from distribax.topology import local_devices
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
-from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
+from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
 from distribax.variables import context_rules, creation, duplication, late_values
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
-from distribax.variables.variable_copy import VariableCopy
+from distribax.variables.variable_copy import VariableCopy, wrap_copies
 
 
 class _CreatedByStrategy(type):
@@ -348,21 +347,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def distributed(self) -> DistributedValues:
         """Returns the copies as a distributed value, for reductions and gathers."""
-        frame = frames.current()
-        value = frame.read(self) if frame is not None else self.share()
-        mesh = self._placement.mesh
-        if frame is not None and isinstance(frame, frames.RunFrame):
-            return context_rules.wrap_local(self, value, frame)
-        if mesh is None or self.devices != local_devices(mesh):
-            return Mirrored([value])
-        if not self.per_replica:
-            return Mirrored.of(Global(value, mesh, mirrored=True))
-        if not self._shape:
-            return PerReplica.of(Global(value, mesh, stacked=True))
-        if frame is None:
-            return PerReplica.of(Pieces(tuple(self._placement.pieces(value)), mesh))
-        joined = (mesh.size * self._shape[0], *self._shape[1:])
-        return PerReplica.of(Global(value.reshape(joined), mesh))
+        return wrap_copies(self)
 
     def stop_waiting(self) -> None:
         """Remembers that whoever waits for new variables has seen this one."""

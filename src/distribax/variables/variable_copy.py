@@ -1,4 +1,4 @@
-"""One device's copy of a variable."""
+"""The copies of a variable: each on its device, and all as a distributed value."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.execution import frames
-from distribax.topology import device_name
-from distribax.values import ArrayLike, DistributedValues
+from distribax.topology import device_name, local_devices
+from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
+from distribax.variables import context_rules
 from distribax.variables.placement import PlacedVariable
 
 
@@ -82,3 +83,22 @@ class VariableCopy(ArrayLike):
         # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
         shown = repr(value) if value.ndim else str(value[()])
         return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"
+
+
+def wrap_copies(variable: CopiedVariable) -> DistributedValues:
+    """Returns the copies of a variable as a distributed value."""
+    frame = frames.current()
+    value = frame.read(variable) if frame is not None else variable.share()
+    mesh, shape = variable.placement.mesh, variable.shape
+    if frame is not None and isinstance(frame, frames.RunFrame):
+        return context_rules.wrap_local(variable, value, frame)
+    if mesh is None or variable.devices != local_devices(mesh):
+        return Mirrored([value])
+    if not variable.per_replica:
+        return Mirrored.of(Global(value, mesh, mirrored=True))
+    if not shape:
+        return PerReplica.of(Global(value, mesh, stacked=True))
+    if frame is None:
+        return PerReplica.of(Pieces(tuple(variable.placement.pieces(value)), mesh))
+    joined = (mesh.size * shape[0], *shape[1:])
+    return PerReplica.of(Global(value.reshape(joined), mesh))
