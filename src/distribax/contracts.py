@@ -41,7 +41,7 @@ class State(Hashable, Protocol):
         """Whether each replica has a value of its own."""
 
     @property
-    def sharding(self) -> Sharding | None:
+    def program_sharding(self) -> Sharding | None:
         """Where the value lives inside a compiled program, or None if that does not matter."""
 
     @property

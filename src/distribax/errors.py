@@ -61,6 +61,10 @@ class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
 
 
+class VariableInJitError(DistribaxError, RuntimeError):
+    """A variable was read inside `jax.jit`, which would keep the value of that moment."""
+
+
 class PeerLostError(DistribaxError, RuntimeError):
     """Another worker is lost, and this one cannot go on without it.
 

@@ -151,6 +151,19 @@ def _attributes_of_jax(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield f"jax.{attr}", node.lineno
 
 
+def questions_of_wrappers(modules: dict[str, Module]) -> list[str]:
+    """Whether something is wrapped is asked with `is_wrapped`: variables may be instances too."""
+    found: list[str] = []
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+                    named = {n.id for n in ast.walk(kinds) if isinstance(n, ast.Name)}
+                    if "DistributedValues" in named:
+                        found.append(f"{module.path}:{node.lineno}: ask is_wrapped() instead")
+    return found
+
+
 def long_files(paths: Iterable[Path]) -> list[str]:
     """No file is longer than 500 lines."""
     lengths = ((path, len(path.read_text().splitlines())) for path in paths)

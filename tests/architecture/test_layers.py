@@ -17,6 +17,7 @@ PACKAGE_RULES = (
     rules.import_cycles,
     rules.faces_with_code,
     rules.unstable_jax_names,
+    rules.questions_of_wrappers,
 )
 
 PackageRule = Callable[[dict[str, Module]], list[str]]
@@ -151,6 +152,11 @@ def test_a_good_package_has_no_violation(rule: PackageRule, tmp_path: Path) -> N
             rules.unstable_jax_names,
             {"data/a.py": "import jax\ndef f():\n    return jax.interpreters.ad.x\n"},
             "a.py:3: jax.interpreters",
+        ),
+        (
+            rules.questions_of_wrappers,
+            {"values/a.py": "isinstance(x, (int, DistributedValues))"},
+            "a.py:1: ask is_wrapped()",
         ),
     ],
 )

@@ -371,9 +371,11 @@ def test_replica_local_variables_are_aggregated_when_fetched(
     assert float(local) == expected
 
 
-def test_replica_local_variables_cannot_be_trainable(strategy: dx.MirroredStrategy) -> None:
-    with strategy.scope(), pytest.raises(ValueError, match="trainable=True and synchronization"):
-        tf.Variable(0.0, trainable=True, synchronization=tf.VariableSynchronization.ON_READ)
+def test_replica_local_variables_are_trainable_on_demand(strategy: dx.MirroredStrategy) -> None:
+    sync = tf.VariableSynchronization.ON_READ
+    with strategy.scope():
+        assert not tf.Variable(0.0, synchronization=sync).trainable
+        assert tf.Variable(0.0, trainable=True, synchronization=sync).trainable
 
 
 def test_replica_local_variables_have_the_first_replicas_random_value(

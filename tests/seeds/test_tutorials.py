@@ -90,9 +90,7 @@ def test_custom_training(tmp_path: Path) -> None:
             predictions = model(images)
             return compute_loss(labels, predictions, model.losses), predictions
 
-        (loss, predictions), gradients = dx.value_and_grad(
-            loss_fn, model.variables, has_aux=True
-        )()
+        (loss, predictions), gradients = dx.value_and_grad(loss_fn, model.variables, has_aux=True)()
         optimizer.apply_gradients(zip(gradients, model.variables, strict=True))
         train_accuracy.update_state(labels, predictions)
         return loss
@@ -215,9 +213,7 @@ def test_distributed_input() -> None:
     """Distributed input: data sets, specs, options, values from functions."""
     global_batch_size = 16
     mirrored_strategy = dx.MirroredStrategy(["GPU:0", "GPU:1"])
-    dataset = (
-        dx.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(global_batch_size)
-    )
+    dataset = dx.data.Dataset.from_tensors(([1.0], [1.0])).repeat(100).batch(global_batch_size)
     dist_dataset = mirrored_strategy.experimental_distribute_dataset(dataset)
     features, labels = next(iter(dist_dataset))
     assert [x.shape for x in mirrored_strategy.experimental_local_results(features)] == [(8, 1)] * 2
@@ -231,9 +227,7 @@ def test_distributed_input() -> None:
     def dataset_fn(input_context: dx.InputContext) -> Any:
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
         dataset = dx.data.Dataset.from_tensors(([1.0], [1.0])).repeat(64).batch(16)
-        dataset = dataset.shard(
-            input_context.num_input_pipelines, input_context.input_pipeline_id
-        )
+        dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
         return dataset.unbatch().batch(batch_size).prefetch(2)
 
     from_function = mirrored_strategy.distribute_datasets_from_function(dataset_fn)

@@ -137,3 +137,40 @@ def test_the_backend_has_started() -> None:
     assert jax_private.have_backends_started()
     assert jax_private.get_process_id() == 0
     assert jax_private.get_default_device() is None
+
+
+def test_a_trace_that_is_noted_is_forgotten() -> None:
+    """JAX keeps traces by function; see `jax_private.closures`."""
+    held = [1.0]
+
+    def read() -> float:
+        jax_private.note_closures(list(jax_private.iterate_staging(None)))
+        return held[0]
+
+    def body(carry: Any, x: Any) -> Any:
+        return carry + read() * x, None
+
+    def impatient(carry: Any, x: Any) -> Any:
+        total = carry + read() * x
+        # The trace is not finished: it can be forgotten later only.
+        jax_private.forget_closures()
+        return total, None
+
+    remembered = jax.checkpoint(lambda x: x * read())
+    for value in (1.0, 2.0):
+        held[0] = value
+        for fn in (body, impatient):
+            assert float(jax.lax.scan(fn, 0.0, jnp.ones(2))[0]) == 2 * value
+        assert float(remembered(1.0)) == value
+        jax_private.forget_closures()
+
+
+def test_arrays_can_have_methods() -> None:
+    array = jnp.ones(2)
+
+    def assign() -> int:
+        return 3
+
+    more: Any = jax_private.add_methods(array, [assign])
+    assert (more.assign(), more.tolist()) == (3, [1.0, 1.0])
+    assert not hasattr(array, "assign")

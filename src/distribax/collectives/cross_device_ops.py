@@ -21,6 +21,7 @@ from distribax.values import (
     Mirrored,
     PerReplica,
     is_slices,
+    is_wrapped,
 )
 
 
@@ -373,7 +374,7 @@ def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
         return (resolve_device(destinations),)
     if is_slices(destinations):
         destinations = destinations.values
-    if isinstance(destinations, DistributedValues):
+    if is_wrapped(destinations):
         return tuple(next(iter(piece.devices())) for piece in destinations.values)
     owned = getattr(destinations, "devices", None)
     if owned is not None:

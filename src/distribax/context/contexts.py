@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from typing_extensions import override
 
-from distribax import contracts
+from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import refuse_slices
 from distribax.context.replica_id import ReplicaId
 from distribax.types import CommunicationOptions, ReduceOp
@@ -66,9 +66,12 @@ class ContextEntry(contextlib.ContextDecorator):
         self._tokens: list[Token[tuple[Entry, ...]]] = []
 
     def __enter__(self) -> None:
+        # In another context a variable has another value.
+        jax_private.forget_closures()
         self._tokens.append(_stack.set((*_stack.get(), self._entry)))
 
     def __exit__(self, *error: object) -> None:
+        jax_private.forget_closures()
         _stack.reset(self._tokens.pop())
 
 
@@ -383,7 +386,7 @@ class ReplicaContext:
 
 def _as_own(leaf: Any) -> Any:
     """Returns the replica's part of a value that it has not been given, but found."""
-    return leaf.__jax_array__() if is_wrapped(leaf) else leaf
+    return jnp.asarray(leaf) if is_wrapped(leaf) else leaf
 
 
 def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:

@@ -128,7 +128,7 @@ class FunctionFrame(Frame):
     def _read_before(self, state: contracts.State) -> Any:
         self.touched[state] = None
         if state not in self.values:
-            if isinstance(state.sharding, NamedSharding) and jax_private.has_mesh():
+            if isinstance(state.program_sharding, NamedSharding) and jax_private.has_mesh():
                 raise NeedsOwnMesh
             # Not an input yet: its value is used as a constant, and the function is traced again.
             self.values[state] = state.program_value()
@@ -224,9 +224,11 @@ def current() -> Frame | None:
 def enter(frame: Frame | None) -> Iterator[None]:
     """Makes `frame` the innermost one."""
     token = _frame.set(frame)
+    jax_private.forget_closures()
     try:
         yield
     finally:
+        jax_private.forget_closures()
         _frame.reset(token)
 
 

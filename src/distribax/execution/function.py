@@ -117,6 +117,8 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapters.load_adapters()
+        # What the compiled step writes changes.
+        jax_private.forget_closures()
         here = context.current()
         if (
             frames.current() is not None

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import jax
 
-from distribax import context, contracts
+from distribax import context, contracts, jax_private
 
 Overlay: TypeAlias = dict[contracts.State, "jax.Array | Unread"]
 """The values that stand in for some variables."""
@@ -32,9 +32,11 @@ def lay_over(values: Mapping[contracts.Variable, jax.Array | Unread]) -> Iterato
     """Makes the given variables read as the given values: here, and in replicas run here."""
     overlay: Overlay = dict(values.items())
     token = _overlays.set((*_overlays.get(), (context.current(), overlay)))
+    jax_private.forget_closures()
     try:
         yield
     finally:
+        jax_private.forget_closures()
         _overlays.reset(token)
 
 

@@ -194,7 +194,10 @@ def build(
         if not lift.covers(frame):
             raise Relift(frame)
         arrays = results.take(result, frame)
-        new = [constrain(frame.values[variable], variable.sharding) for variable in lift.written]
+        new = [
+            constrain(frame.values[variable], variable.program_sharding)
+            for variable in lift.written
+        ]
         return arrays, new, effects.take(frame.deferred.effects)
 
     sources: dict[contracts.Source, list[int]] = {}
@@ -214,7 +217,10 @@ def build(
     on_mesh = (
         lift.has_replicas
         or form.has_wrapped
-        or any(isinstance(state.sharding, NamedSharding) for state in (*lift.written, *lift.read))
+        or any(
+            isinstance(state.program_sharding, NamedSharding)
+            for state in (*lift.written, *lift.read)
+        )
     )
     return Program(call, lift, results, effects, fetches, near, donated, on_mesh)
 

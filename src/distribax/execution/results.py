@@ -21,6 +21,7 @@ from distribax.values import (
     Layout,
     Mirrored,
     is_none_wrapped_or_opaque,
+    is_wrapped,
     nests,
 )
 
@@ -59,7 +60,7 @@ class Results:
         self._forms, arrays = [], []
         form: Plain | GlobalForm
         for leaf in leaves:
-            layout = _find_layout(leaf, frame) if isinstance(leaf, DistributedValues) else None
+            layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
             if isinstance(layout, Global):
                 form = GlobalForm.describe(type(leaf), layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))

@@ -15,6 +15,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.execution.iterators import LiftedIterator
 from distribax.values import (
+    ArrayLike,
     DistributedValues,
     Global,
     GlobalForm,
@@ -22,6 +23,7 @@ from distribax.values import (
     PerReplica,
     Pieces,
     is_opaque,
+    is_wrapped,
 )
 
 
@@ -92,7 +94,7 @@ def read(
             slots.append(_ARRAY)
             dynamic.append(_uncommit(leaf))
             continue
-        elif isinstance(leaf, DistributedValues) and _holds_arrays(leaf):
+        elif is_wrapped(leaf) and _holds_arrays(leaf):
             layout = leaf.layout if isinstance(leaf.layout, Global) else leaf.join()
             if layout is None:
                 raise Uneven
@@ -158,7 +160,8 @@ def _static_key(leaf: object) -> Hashable:
         hash(leaf)
     except TypeError:
         return _ById(leaf)
-    return _ById(leaf) if is_opaque(leaf) else (type(leaf), leaf)
+    # Variables are compared by value.
+    return _ById(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
 
 
 def closure_key(fn: Callable[..., object]) -> Hashable:

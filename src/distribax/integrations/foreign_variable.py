@@ -146,7 +146,7 @@ class Handle:
         return self.cell.name
 
     @property
-    def sharding(self) -> Any:
+    def program_sharding(self) -> Any:
         """The sharding of the value inside a compiled program, or None."""
         return self.placement.sharding
 

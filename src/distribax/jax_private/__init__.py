@@ -1,6 +1,9 @@
 """Every use of JAX names that are not stable; the rest of the code asks here."""
 
+from distribax.jax_private.array_types import make_array_type as make_array_type
+from distribax.jax_private.array_types import register_array_type as register_array_type
 from distribax.jax_private.arrays import add_dim as add_dim
+from distribax.jax_private.arrays import add_methods as add_methods
 from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
 from distribax.jax_private.arrays import is_key as is_key
@@ -21,6 +24,10 @@ from distribax.jax_private.backend import get_started_platforms as get_started_p
 from distribax.jax_private.backend import has_64_bits as has_64_bits
 from distribax.jax_private.backend import have_backends_started as have_backends_started
 from distribax.jax_private.backend import is_connected as is_connected
+from distribax.jax_private.closures import forget_closures as forget_closures
+from distribax.jax_private.closures import is_for_jit as is_for_jit
+from distribax.jax_private.closures import iterate_staging as iterate_staging
+from distribax.jax_private.closures import note_closures as note_closures
 from distribax.jax_private.multihost import agree_on as agree_on
 from distribax.jax_private.multihost import broadcast_from_first as broadcast_from_first
 from distribax.jax_private.multihost import exchange_text as exchange_text
@@ -41,7 +48,6 @@ from distribax.jax_private.tracing import get_outside_trace_state as get_outside
 from distribax.jax_private.tracing import get_trace as get_trace
 from distribax.jax_private.tracing import get_trace_state as get_trace_state
 from distribax.jax_private.tracing import has_mesh as has_mesh
-from distribax.jax_private.tracing import is_in_jit as is_in_jit
 from distribax.jax_private.tracing import is_tracer as is_tracer
 from distribax.jax_private.tracing import is_tracing as is_tracing
 from distribax.jax_private.tracing import leave_mesh as leave_mesh

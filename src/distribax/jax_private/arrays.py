@@ -80,6 +80,14 @@ def rewrap(array: jax.Array) -> jax.Array:
     return _array.ArrayImpl(array.aval, array.sharding, pieces, committed=len(pieces) > 1)  # type: ignore[arg-type]
 
 
+def add_methods(array: jax.Array, methods: Sequence[Callable[..., Any]]) -> jax.Array:
+    """Returns an array object of its own that has some methods more, by their names."""
+    own = rewrap(array)
+    for method in methods:
+        setattr(own, method.__name__, method)
+    return own
+
+
 def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
     """Returns the whole of `array` on one device, without a copy if it is there already."""
     if is_key(array):

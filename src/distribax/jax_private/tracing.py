@@ -56,17 +56,6 @@ def get_outside_trace_state() -> _core.OpaqueTraceState:
     return _core.OpaqueTraceState(_core.eval_trace._weakref)
 
 
-def is_in_jit(outer: Trace | None) -> bool:
-    """Tells whether `jax.jit` traces the code that runs now, inside the transformation `outer`."""
-    trace: Trace | None = get_innermost_trace()
-    while trace is not None and trace is not outer:
-        frame = getattr(trace, "frame", None)
-        if frame is not None and frame.debug_info.traced_for == "jit":
-            return True
-        trace = getattr(trace, "parent_trace", None)
-    return False
-
-
 def has_mesh() -> bool:
     """Tells whether the user has set a mesh with `jax.set_mesh`."""
     mesh = _config.device_context.value

@@ -22,7 +22,7 @@ from distribax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from distribax.values import DistributedValues
+from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
 
 _colocated: ContextVar[object] = ContextVar("distribax_colocated", default=None)
@@ -407,7 +407,7 @@ class StrategyExtended:
             ValueError: `tensor` is a distributed value already.
         """
         context.require_cross_replica(self.strategy, "broadcast_to")
-        if isinstance(tensor, DistributedValues):
+        if is_wrapped(tensor):
             raise ValueError(
                 f"broadcast_to: tensor={tensor!r} is a distributed value already. Pass one array."
             )

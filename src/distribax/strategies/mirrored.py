@@ -18,9 +18,9 @@ from distribax.strategies.strategy import Strategy
 from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
 from distribax.types import ValueContext, VariableSynchronization
 from distribax.values import (
-    DistributedValues,
     Local,
     Mirrored,
+    is_wrapped,
     is_wrapped_or_opaque,
     nests,
     regroup,
@@ -104,7 +104,7 @@ class MirroredExtended(StrategyExtended):
 def _unwrap(leaf: object) -> Any:
     if isinstance(leaf, Mirrored):
         return leaf.get()
-    if isinstance(leaf, DistributedValues) and isinstance(leaf.layout, Local):
+    if is_wrapped(leaf) and isinstance(leaf.layout, Local):
         return leaf.layout.value
     return leaf
 
@@ -115,7 +115,7 @@ def _put_on_default_device(leaf: object) -> object:
 
 def _take_part(nest: object, index: int, device: jax.Device) -> Any:
     def own(leaf: object) -> object:
-        if isinstance(leaf, DistributedValues):
+        if is_wrapped(leaf):
             leaf = leaf.part(index)
         return jax_private.move_to_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from distribax import context, contracts, jax_private
+from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.training import gradient_pairs
 from distribax.training.gradient_pairs import Grad, Target
@@ -87,7 +88,7 @@ class Optimizer:
         self._slots: list[Target] = []
         self._layout: StateLayout | None = None
         self._iterations: Variable | None = None
-        self._compiled = jax.jit(self._step)
+        self._compiled: Callable[..., Any] = jax.jit(self._step)
         self._served: contracts.RemoteUpdate | None = None
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
@@ -186,6 +187,13 @@ class Optimizer:
         import optax
 
         strategy = targets[0].distribute_strategy
+        for target in targets:
+            if target.constraint is not None:
+                raise ValueError(
+                    f"dx.Optimizer: {target.described} has a constraint, which a parameter "
+                    "server, where the update runs, cannot call. Apply it in the worker's "
+                    "function: v.assign(constraint(v.value()))."
+                )
         shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
         state = jax_private.run_outside_trace(
             lambda: jax.eval_shape(self._transformation.init, shapes)
@@ -246,8 +254,11 @@ class Optimizer:
     def _init_state(self, targets: Sequence[Variable]) -> optax.OptState:
         with frames.enter(None):
             # Compiled: one program is made faster than one for each operation and shape.
-            init = jax.jit(self._transformation.init)
-            return init([variable.host_value() for variable in targets])
+            values = [variable.host_value() for variable in targets]
+            try:
+                return jax.jit(self._transformation.init)(values)
+            except VariableInJitError:  # A rate that is a variable, for example.
+                return self._transformation.init(values)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Grad | None, Target]], **extra_args: ExtraArg
@@ -365,11 +376,18 @@ class Optimizer:
         slots = [slot.read_value() for slot in self._slots]
         # Eager: one program is made, and run, faster than one for each of many operations.
         plain = all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(extra_args))
-        compute = self._compiled if plain and not jax_private.is_tracing() else self._step
-        values, slots = compute(grads, slots, values, extra_args)
-        for variable, value in zip(self._targets, values, strict=True):
-            variable.assign(value)
-        for slot, value in zip(self._slots, slots, strict=True):
+        here = plain and not jax_private.is_tracing()
+        try:
+            compute = self._compiled if here else self._step
+            new, new_slots = compute(grads, slots, values, extra_args)
+        except VariableInJitError:
+            # It reads variables, so that it cannot be compiled once for all steps.
+            self._compiled = self._step
+            new, new_slots = self._step(grads, slots, values, extra_args)
+        for variable, value, grad in zip(self._targets, new, grads, strict=True):
+            constraint = None if grad is None else variable.constraint
+            variable.assign(value if constraint is None else constraint(value))
+        for slot, value in zip(self._slots, new_slots, strict=True):
             slot.assign(value)
         self.iterations.assign_add(1)
 

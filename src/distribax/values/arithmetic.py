@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 from typing_extensions import override
+
+from distribax import jax_private
 
 
 def _binary(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -46,10 +49,26 @@ def _forward(name: str) -> Any:
     return call
 
 
-class ArrayLike:
-    """Lets `x @ w + b`, `float(w)`, `np.asarray(w)` and f-strings work on a wrapped array.
+def _forward_property(name: str) -> Any:
+    def get(self: ArrayLike) -> Any:
+        return getattr(jnp.asarray(self.__jax_array__()), name)
 
-    Subclasses say what the array is (`__jax_array__`) and how the host reads it (`numpy`).
+    return property(get, doc=f"Like `jax.Array.{name}`, of the value.")
+
+
+def unwrap_index(index: object) -> Any:
+    """Returns an index in which what stands for an array is that array."""
+    if isinstance(index, tuple):
+        return tuple(map(_unwrap, index))
+    return _unwrap(index)
+
+
+class ArrayLike:
+    """Lets an object be used where the array that it stands for can: by JAX, NumPy and Python.
+
+    Subclasses say what the array is (`__jax_array__`) and how the host reads it (`numpy`). JAX
+    takes them as arrays and as leaves of nests, so that functions of `jax.numpy`, `jax.jit` and
+    `jax.grad` get the array, and `jax.tree.map` the object.
     """
 
     # NumPy must leave `ndarray + variable` to the operators below.
@@ -59,6 +78,10 @@ class ArrayLike:
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its array is: define __jax_array__(self)."
         )
+
+    def jax_type(self) -> Any:
+        """Returns the type of the array, as `jax.typeof` does."""
+        return jax.typeof(self.__jax_array__())
 
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""
@@ -75,22 +98,68 @@ class ArrayLike:
     __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
     __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
     __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
+    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
     __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
     __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
 
-    sum, mean, max, min = map(_forward, ("sum", "mean", "max", "min"))
-    reshape, astype, ravel = map(_forward, ("reshape", "astype", "ravel"))
-    transpose, dot, squeeze = map(_forward, ("transpose", "dot", "squeeze"))
+    # Compared by value like arrays, and hashed by identity: they can be keys of dicts and elements
+    # of sets, but `in` and `index` of a list compare values.
+    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
+    __hash__ = object.__hash__
+
+    sum, mean, max, min, prod = map(_forward, ("sum", "mean", "max", "min", "prod"))
+    std, var, ptp, any, all = map(_forward, ("std", "var", "ptp", "any", "all"))
+    argmax, argmin, argsort = map(_forward, ("argmax", "argmin", "argsort"))
+    argpartition, searchsorted = map(_forward, ("argpartition", "searchsorted"))
+    cumsum, cumprod, sort, clip = map(_forward, ("cumsum", "cumprod", "sort", "clip"))
+    reshape, astype, ravel, view = map(_forward, ("reshape", "astype", "ravel", "view"))
+    transpose, swapaxes, squeeze = map(_forward, ("transpose", "swapaxes", "squeeze"))
+    flatten, repeat, take, choose = map(_forward, ("flatten", "repeat", "take", "choose"))
+    compress, nonzero, diagonal = map(_forward, ("compress", "nonzero", "diagonal"))
+    trace, dot, round, conj = map(_forward, ("trace", "dot", "round", "conj"))
+    conjugate, copy, tolist = map(_forward, ("conjugate", "copy", "tolist"))
+    tobytes, block_until_ready = map(_forward, ("tobytes", "block_until_ready"))
+    T, mT, real, imag, at = map(_forward_property, ("T", "mT", "real", "imag", "at"))
 
     @property
-    def T(self) -> jax.Array:
-        """The value with its dimensions reversed."""
-        return self.transpose()
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return tuple(np.shape(self.__jax_array__()))
 
-    def __getitem__(self, index: object) -> jax.Array:
-        return jnp.asarray(self.__jax_array__())[index]
+    @property
+    def dtype(self) -> Any:
+        """The data type of the value."""
+        return jnp.asarray(self.__jax_array__()).dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of the value."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the value."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """The number of bytes of an element."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the value."""
+        return self.size * self.itemsize
+
+    def __getitem__(self, index: object) -> Any:
+        return jnp.asarray(self.__jax_array__())[unwrap_index(index)]
+
+    def __round__(self, ndigits: int = 0) -> Any:
+        return self.round(ndigits)
 
     def __len__(self) -> int:
         return len(self.__jax_array__())
@@ -122,4 +191,12 @@ class ArrayLike:
 
     @override
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        value = self.numpy()
+        return format(value if value.ndim else value[()], spec)
+
+
+jax_private.register_array_type(
+    ArrayLike, lambda value: value.__jax_array__(), lambda value: value.jax_type()
+)

@@ -22,8 +22,20 @@ from distribax.values.layout import Global, Layout, Local, Pieces, describe_kind
 _D = TypeVar("_D", bound="DistributedValues")
 
 
-class DistributedValues:
+class _CountsVariables(type):
+    """Makes variables that have a copy for each replica instances of `DistributedValues`."""
+
+    @override
+    def __instancecheck__(cls, instance: object) -> bool:
+        if super().__instancecheck__(instance):
+            return True
+        return cls is DistributedValues and getattr(instance, "has_copies", False) is True
+
+
+class DistributedValues(metaclass=_CountsVariables):
     """Holds one value for each replica; see `PerReplica` and `Mirrored`.
+
+    Mirrored and sync-on-read variables are instances as well.
 
     Instances come from distributed data sets, from `strategy.run` and from
     `strategy.experimental_distribute_values_from_function`.
@@ -272,6 +284,11 @@ class PerReplica(DistributedValues, ArrayLike):
         own = self.find_own()
         return NotImplemented if own is None else own == other
 
+    @override
+    def __ne__(self, other: object) -> Any:
+        own = self.find_own()
+        return NotImplemented if own is None else own != other
+
     __hash__ = object.__hash__
 
     @override
@@ -335,21 +352,6 @@ class PerReplica(DistributedValues, ArrayLike):
         """
         return np.array(self.__jax_array__())
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the replica's part."""
-        return tuple(self.__jax_array__().shape)
-
-    @property
-    def dtype(self) -> Any:
-        """The data type of the replica's part."""
-        return self.__jax_array__().dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the replica's part."""
-        return len(self.shape)
-
     @override
     def __format__(self, spec: str) -> str:
         if not spec or self.find_own() is not None:
@@ -409,18 +411,3 @@ class Mirrored(DistributedValues, ArrayLike):
     def numpy(self) -> np.ndarray:
         """Returns the value as a NumPy array of its own."""
         return np.array(self.values[0])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value in each replica."""
-        return tuple(np.shape(self.get()))
-
-    @property
-    def dtype(self) -> Any:
-        """The data type of the value."""
-        return self.get().dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value in each replica."""
-        return len(self.shape)

@@ -59,7 +59,7 @@ class IndexedSlices(ArrayLike):
         return self._dense_shape
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
+    def shape(self) -> tuple[int, ...] | None:  # type: ignore[override]
         """The table's shape, or None if it was not given."""
         return self._dense_shape
 

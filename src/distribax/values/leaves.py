@@ -6,11 +6,10 @@ and what a replica writes to a copy is lost. Such objects are opaque: passed on 
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import jax
+from typing_extensions import TypeIs
 
-from distribax.values.distributed import DistributedValues, Mirrored, PerReplica
+from distribax.values.distributed import DistributedValues
 from distribax.values.indexed_slices import IndexedSlices
 from distribax.values.layout import is_host_value
 
@@ -28,9 +27,10 @@ def is_opaque(leaf: object) -> bool:
     return isinstance(leaf, _opaque_types)
 
 
-def is_wrapped(leaf: object) -> TypeGuard[PerReplica | Mirrored]:
+def is_wrapped(leaf: object) -> TypeIs[DistributedValues]:
     """Tells whether `leaf` holds a value for each replica."""
-    return isinstance(leaf, DistributedValues)
+    # By class: variables with copies count as `DistributedValues` too, but are no such wrappers.
+    return issubclass(type(leaf), DistributedValues)
 
 
 def is_wrapped_or_opaque(leaf: object) -> bool:
@@ -38,7 +38,7 @@ def is_wrapped_or_opaque(leaf: object) -> bool:
     return is_wrapped(leaf) or is_opaque(leaf)
 
 
-def is_slices(leaf: object) -> TypeGuard[IndexedSlices]:
+def is_slices(leaf: object) -> TypeIs[IndexedSlices]:
     """Tells whether `leaf` is some rows with their numbers, which are combined as one value."""
     return isinstance(leaf, IndexedSlices)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 
-from distribax.values.distributed import DistributedValues
 from distribax.values.leaves import is_wrapped
 
 
@@ -21,5 +20,5 @@ def group(*inputs: object, name: str | None = None) -> None:
         >>> dx.group(jnp.ones(3) + 1, [jnp.zeros(2)])
     """
     for leaf in jax.tree.leaves(inputs, is_leaf=is_wrapped):
-        for value in leaf.values if isinstance(leaf, DistributedValues) else (leaf,):
+        for value in leaf.values if is_wrapped(leaf) else (leaf,):
             jax.block_until_ready(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol, TypeAlias
 
 import jax
@@ -10,13 +11,17 @@ import numpy as np
 from jax import lax
 
 from distribax import context, contracts, jax_private
+from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import DistributedValues, Local, Mirrored, PerReplica
+from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
+
+WHOLE = object()
+"""The index of a write that is not to a part of the variable."""
 
 Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
 """What a variable can be written with."""
@@ -32,6 +37,8 @@ class Described(Protocol):
 def read(variable: PlacedVariable) -> jax.Array:
     """Returns the variable's value as the current context sees it."""
     here = context.current()
+    if variable.placement.has_copies:
+        _check_strategy(variable, here, "read_value")
     frame = frames.current()
     if isinstance(frame, frames.RunFrame):
         value = frame.read(variable)
@@ -50,15 +57,37 @@ def read(variable: PlacedVariable) -> jax.Array:
     return jax_private.localize(variable.share())
 
 
-def refuse_in_jit(variable: Described) -> None:
-    """Raises if `jax.jit` inside a `dx.function` would remember the value being read."""
+def guard_read(variable: Described) -> None:
+    """Makes sure that no JAX transformation remembers the value being read.
+
+    Raises:
+        VariableInJitError: `jax.jit` is tracing, and would keep the value.
+    """
+    if not jax_private.is_tracing():
+        return
     frame = frames.current()
-    if frame is not None and jax_private.is_in_jit(frame.trace):
+    staging = list(jax_private.iterate_staging(None if frame is None else frame.trace))
+    if not staging:
+        return
+    if any(map(jax_private.is_for_jit, staging)):
+        inside = "" if frame is None else ", in a dx.function"
+        raise VariableInJitError(
+            f"read_value: {variable.described} is read inside jax.jit{inside}. jax.jit, "
+            "and jax.eval_shape, remember what they have traced, the value of the variable "
+            "included, and would use it again in later calls. Decorate the function with "
+            "@dx.function instead of @jax.jit, or pass it the variable as an argument: fn(x, v)."
+        )
+    jax_private.note_closures(staging)
+
+
+def _check_strategy(variable: PlacedVariable, here: context.Entry, what: str) -> None:
+    """Raises if another strategy than the variable's is in charge."""
+    if here.strategy is not variable.distribute_strategy and context.has_strategy():
         raise RuntimeError(
-            f"read_value: {variable.described} is read inside jax.jit, in a dx.function. jax.jit "
-            "remembers what it has traced, this trace's value of the variable included, and would "
-            "use it again in the next one. Decorate the inner function with @dx.function instead, "
-            "or pass it the value: fn(x, v.value())."
+            f"{what}: {variable.described} belongs to a "
+            f"{type(variable.distribute_strategy).__name__}, and was used where another strategy, "
+            f"a {type(here.strategy).__name__}, is in charge. Use it outside that scope, or create "
+            "it inside `with strategy.scope():` of the strategy that uses it."
         )
 
 
@@ -138,18 +167,27 @@ def take_first_replica(value: jax.Array) -> jax.Array:
 
 
 @jax_private.leave_mesh()
-def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
-    """Assigns, adds or subtracts `value`, by the rules of the current context."""
+def write(
+    variable: PlacedVariable, value: Assigned, kind: WriteKind, index: object = WHOLE
+) -> None:
+    """Assigns, adds or subtracts `value`, by the rules of the current context.
+
+    With an `index`, it is written to that part of the variable.
+    """
+    jax_private.forget_closures()
     if variable.source is not None:
+        assert index is WHOLE
         _send(variable, value, kind)
         return
     here = context.current()
+    if variable.placement.mesh is not None:
+        _check_strategy(variable, here, str(kind))
     in_replica = here.replica_context is not None and here.copy_id is None
     if not in_replica or here.strategy.extended.single:
         if here.copy_id is None and variable.per_replica:
-            _write_across(variable, value, kind)
+            _write_across(variable, value, kind, index)
         else:
-            _put(variable, _compute_new(variable, _unwrap(value), kind), here)
+            _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
         return
     if variable.distribute_strategy is not here.strategy:
         raise ValueError(
@@ -158,14 +196,14 @@ def write(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        _put(variable, _compute_new(variable, _unwrap(value), kind), here)
+        _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
         return
-    _write_together(variable, value, kind, here)
+    _write_together(variable, value, kind, index, here)
 
 
 def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
     """Writes a variable that lives in another process: there, and at once or after the step."""
-    value = _fit(variable, _unwrap(value), kind)
+    value = fit(variable, unwrap(value), kind)
     stand_in = overlay.find_overlay(variable)
     seen = None if stand_in is None else _change(variable.read_value(), value, kind)
     frame = frames.current()
@@ -180,7 +218,11 @@ def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
 
 
 def _write_together(
-    variable: PlacedVariable, value: Assigned, kind: WriteKind, here: context.Entry
+    variable: PlacedVariable,
+    value: Assigned,
+    kind: WriteKind,
+    index: object,
+    here: context.Entry,
 ) -> None:
     """Writes a mirrored variable from all replicas at once."""
     aggregation = variable.aggregation
@@ -205,7 +247,7 @@ def _write_together(
         _refuse_staged(variable, value)
 
     def together(strategy: contracts.Strategy, value: Assigned) -> None:
-        if isinstance(value, DistributedValues):
+        if is_wrapped(value):
             if aggregation is _FIRST:
                 value = strategy.extended.first_value(value, variable)
             else:
@@ -217,16 +259,24 @@ def _write_together(
                 "all replicas share; whether the sum counts it once or once per replica is not "
                 f"clear. Pass each replica's own, {kind}(x + 0), or use MEAN."
             )
-        strategy.extended.update(variable, lambda v, x: write(v, x, kind), args=(value,))
+        strategy.extended.update(variable, lambda v, x: write(v, x, kind, index), args=(value,))
 
     assert here.replica_context is not None
+    index = jax.tree.map(_share_index, index)
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = read(variable)
 
 
-def _write_across(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
+def _share_index(part: object) -> object:
+    """Returns the first replica's index, so that all write the same part of their copies."""
+    return take_first_replica(part) if jax_private.is_tracer(part) else part
+
+
+def _write_across(
+    variable: PlacedVariable, value: Assigned, kind: WriteKind, index: object
+) -> None:
     """Writes a variable that has a value in each replica from outside the replicas."""
     if variable.aggregation is VariableAggregation.SUM:
         if kind is not WriteKind.ASSIGN:
@@ -235,44 +285,56 @@ def _write_across(variable: PlacedVariable, value: Assigned, kind: WriteKind) ->
                 "replicas it is not clear which replica's part changes. Call it in "
                 "strategy.run(), or use assign(), which spreads the value evenly."
             )
-        value = jnp.asarray(_unwrap(value)) / variable.placement.num_copies
+        value = jnp.asarray(unwrap(value)) / variable.placement.num_copies
         value = value.astype(variable.dtype)
     frame = frames.current()
     count = variable.placement.num_copies
-    value = _fit(variable, _unwrap(value), kind)
+    value = fit(variable, unwrap(value), kind, index)
     if isinstance(frame, frames.RunFrame):
-        frame.write(variable, _change(frame.read(variable), value, kind))
+        frame.write(variable, _change(frame.read(variable), value, kind, index))
         return
-    stacked = jnp.broadcast_to(value, (count, *variable.shape))
     if frame is not None:
-        is_new = kind is WriteKind.ASSIGN
-        frame.write(variable, stacked if is_new else _change(frame.read(variable), stacked, kind))
+        stacked = jnp.broadcast_to(value, (count, *value.shape))
+        if kind is not WriteKind.ASSIGN or index is not WHOLE:
+            change = functools.partial(_change, kind=kind, index=index)
+            stacked = jax.vmap(change)(frame.read(variable), stacked)
+        frame.write(variable, stacked)
         return
     pieces = variable.placement.pieces(variable.share())
-    new = [_change(piece, value, kind) for piece in pieces]
+    new = [_change(piece, value, kind, index) for piece in pieces]
     variable.store(variable.placement.join(new, variable.share()))
 
 
 def _compute_new(
-    variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind
+    variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind, index: object
 ) -> jax.Array:
     """Returns the value that the variable, or the copy in this context, is to have."""
-    value = _fit(variable, value, kind)
-    if kind is WriteKind.ASSIGN:
+    value = fit(variable, value, kind, index)
+    if kind is WriteKind.ASSIGN and index is WHOLE:
         return value
     old = variable.read_value()
-    stand_in = overlay.find_overlay(variable)
-    return frames.detach(_change(old, value, kind)) if stand_in else _change(old, value, kind)
+    new = _change(old, value, kind, index)
+    return frames.detach(new) if overlay.find_overlay(variable) else new
 
 
-def _change(old: jax.Array, value: jax.Array, kind: WriteKind) -> jax.Array:
+def _change(old: jax.Array, value: jax.Array, kind: WriteKind, index: object = WHOLE) -> jax.Array:
+    if index is not WHOLE:
+        part = old.at[index]
+        if kind is WriteKind.ASSIGN:
+            return part.set(value)
+        return part.add(value if kind is WriteKind.ASSIGN_ADD else -value)
     if kind is WriteKind.ASSIGN:
         return value
     return (old + value if kind is WriteKind.ASSIGN_ADD else old - value).astype(old.dtype)
 
 
-def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:
-    """Returns `value` as an array of the variable's shape and data type."""
+def fit(
+    variable: PlacedVariable,
+    value: jax.typing.ArrayLike,
+    kind: WriteKind,
+    index: object = WHOLE,
+) -> jax.Array:
+    """Returns `value` as an array of the data type of the variable, and of its part's shape."""
     array = frames.detach(jnp.asarray(_leave_foreign_mesh(variable, value)))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
@@ -282,10 +344,15 @@ def _fit(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind)
             f"{kind}: a value of data type {given.name} does not fit {variable.described} of data "
             f"type {wanted.name}. Convert it first: value.astype({wanted.name!r})."
         )
-    if array.shape != variable.shape and not (kind is not WriteKind.ASSIGN and array.shape == ()):
+    shape = variable.shape
+    if index is not WHOLE:
+        shape = jax.eval_shape(lambda x: x[index], jax.ShapeDtypeStruct(shape, wanted)).shape
+    scalar_fits = index is not WHOLE or kind is not WriteKind.ASSIGN
+    if array.shape != shape and not (scalar_fits and array.shape == ()):
+        part = "" if index is WHOLE else f"[{index!r}] of "
         raise ValueError(
-            f"{kind}: a value of shape {tuple(array.shape)} does not fit {variable.described}. "
-            f"Expected shape {variable.shape}."
+            f"{kind}: a value of shape {tuple(array.shape)} does not fit {part}"
+            f"{variable.described}. Expected shape {shape}."
         )
     return array.astype(wanted)
 
@@ -296,14 +363,15 @@ def _leave_foreign_mesh(
     """Returns an array of the mesh that the user has set as one of the host."""
     if not isinstance(value, jax.Array) or jax_private.is_tracer(value):
         return value
-    meshes = [getattr(each, "mesh", None) for each in (value.sharding, variable.sharding)]
+    meshes = [getattr(each, "mesh", None) for each in (value.sharding, variable.program_sharding)]
     return value if meshes[0] is None or meshes[0] == meshes[1] else np.asarray(value)
 
 
-def _unwrap(value: Assigned) -> jax.typing.ArrayLike:
+def unwrap(value: Assigned) -> jax.typing.ArrayLike:
+    """Returns the one value to write outside the replicas."""
     if isinstance(value, Mirrored):
         return value.get()
-    if isinstance(value, DistributedValues):
+    if is_wrapped(value):
         own = value.find_own() if isinstance(value, PerReplica) else None
         if own is not None:
             return own

@@ -64,15 +64,42 @@ def get_policy(asked: Policy) -> Policy:
     return _imposed.get() or asked
 
 
-def decide_trainable(given: bool | None, sync: VariableSynchronization, name: str) -> bool:
-    """Returns whether the variable is trainable; an ON_READ variable cannot be."""
-    on_read = sync is VariableSynchronization.ON_READ
-    if given and on_read:
-        raise ValueError(
-            f"dx.Variable: {name!r} has trainable=True and synchronization=ON_READ. Each replica "
-            "has its own value of an ON_READ variable, so it cannot be trained. Drop one of them."
+def decide_trainable(given: bool | None, sync: VariableSynchronization) -> bool:
+    """Returns whether the variable is trainable; an ON_READ variable only if that is asked for."""
+    return sync is not VariableSynchronization.ON_READ if given is None else bool(given)
+
+
+def settle_synchronization(
+    sync: VariableSynchronization, placement: Placement
+) -> VariableSynchronization:
+    """Returns what AUTO has become: copies are kept the same by every write."""
+    if sync is VariableSynchronization.AUTO and placement.has_copies:
+        return VariableSynchronization.ON_WRITE
+    return sync
+
+
+def check_same_name(made: str, asked: object, place: str, replica_id: object) -> None:
+    """Raises if a replica creates a variable of another name than the first replica has."""
+    if asked is not None and asked != made:
+        raise RuntimeError(
+            f"dx.Variable: replica {replica_id} creates the variable {asked!r} at {place}, where "
+            f"replica 0 has created {made!r}. All replicas share one variable; give it the same "
+            "name in each."
         )
-    return not on_read if given is None else bool(given)
+
+
+def check_unsupported(variable_def: object, constraint: object, name: str) -> None:
+    """Raises for arguments of TensorFlow's variables that cannot have an effect."""
+    if variable_def is not None:
+        raise ValueError(
+            f"dx.Variable: {name!r} has variable_def={variable_def!r}. Variables are made from "
+            "initial values only; to get one back from a file, use dx.Checkpoint(v=v).restore()."
+        )
+    if constraint is not None and not callable(constraint):
+        raise ValueError(
+            f"dx.Variable: {name!r} has constraint={constraint!r}. Expected a function that takes "
+            "the value and returns one, such as lambda x: jnp.clip(x, 0, 1), or None."
+        )
 
 
 def check_aggregation(aggregation: VariableAggregation, dtype: np.dtype[Any], name: str) -> None:

@@ -26,6 +26,8 @@ class Placement(abc.ABC):
 
     # Whether each replica has a value of its own, which need not be the same.
     per_replica = False
+    # Whether every replica has a copy on its device.
+    has_copies = False
     # How `repr` calls a variable with this placement.
     label = "Variable"
     # Where the value is fetched from, and writes are sent to, if it lives in another process.
@@ -131,6 +133,7 @@ class Single(Placement):
 class Replicated(Placement):
     """The same value on every device of the mesh, kept the same by every write."""
 
+    has_copies = True
     label = "MirroredVariable"
 
     mesh: Mesh

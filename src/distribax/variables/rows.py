@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution import frames, lookup_gradients, overlay, remote_writes, row_lookups
@@ -16,6 +17,7 @@ from distribax.jax_private import jaxprs
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices, Mirrored
 from distribax.variables import context_rules
+from distribax.variables.reference import Reference
 from distribax.variables.sharded.division import Division, check_ids, check_kind
 
 Array: TypeAlias = "jax.Array | np.ndarray"
@@ -28,11 +30,13 @@ class RowAccess(ArrayLike):
 
     @property
     @abc.abstractmethod
+    @override
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
 
     @property
     @abc.abstractmethod
+    @override
     def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
 
@@ -49,6 +53,30 @@ class RowAccess(ArrayLike):
     @abc.abstractmethod
     def read_value(self) -> jax.Array:
         """Returns the value as an array."""
+
+    @override
+    def jax_type(self) -> Any:
+        """Returns the type of the value, as `jax.typeof` does."""
+        if jax_private.is_tracing():
+            return super().jax_type()
+        # Not read: that may take a message to a server, or a sum over replicas.
+        return jax_private.make_array_type(self.shape, self.dtype)
+
+    def ref(self: _R) -> Reference[_R]:
+        """Returns a reference to the variable, to find it by identity among others.
+
+        Returns:
+            An object that equals the other references to this variable; `deref()` returns it.
+        """
+        return Reference(self)
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Returns the shape of the value.
+
+        Returns:
+            The size of each dimension.
+        """
+        return self.shape
 
     @property
     def row_shards(self) -> list[tuple[int, Any]]:
@@ -162,7 +190,7 @@ def look_up(
     ids: Array = to_array(asked)
     if table.source is None or not _is_untouched(table):
         return take_rows(table.read_value(), ids, what, table.described)
-    context_rules.refuse_in_jit(table)
+    context_rules.guard_read(table)
     check_kind(what, table.shape, table.described, ids.dtype)
     frame = frames.current()
     if frame is not None:

@@ -15,13 +15,15 @@ from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
-from distribax.topology import device_name, local_devices
+from distribax.topology import local_devices
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation, late_values
+from distribax.variables import context_rules, creation, duplication, late_values
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
+from distribax.variables.slices import VariableSlice
+from distribax.variables.variable_copy import VariableCopy
 
 
 class _CreatedByStrategy(type):
@@ -37,15 +39,23 @@ class _CreatedByStrategy(type):
         def __call__(cls, *args: object, **kwargs: object) -> Any:
             extended = context.get_strategy().extended
             make = super().__call__
+            created = False
 
             def create() -> Any:
+                nonlocal created
+                created = True
                 return extended.create_variable(make, args, kwargs)
 
             replica = context.get_replica_context()
             if replica is None:
                 return create()
             place = creation.find_user_line(sys._getframe(1))
-            return replica.runner.create_variable(create, place)
+            variable = replica.runner.create_variable(create, place)
+            asked = kwargs.get("name", args[2] if len(args) > 2 else None)
+            if not created:
+                made = variable.name.removesuffix(":0")
+                creation.check_same_name(made, asked, place, replica.runner.replica_id)
+            return variable
 
 
 class Variable(RowAccess, metaclass=_CreatedByStrategy):
@@ -54,13 +64,19 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     Args:
         initial_value: An array, a number, or a function without arguments that returns one. A
             function is called once, whatever the number of replicas.
-        trainable: Whether optimizers should change it; True unless the variable is ON_READ.
+        trainable: Whether optimizers should change it; True by default unless it is ON_READ.
         name: A name for messages and checkpoints.
         dtype: The data type; that of the initial value by default.
         synchronization: When the copies are brought together: ON_WRITE (AUTO) keeps them the same,
             ON_READ lets each replica have its own until it is read outside the replicas.
-        aggregation: How values that replicas write, or have, are combined.
+        aggregation: How values that replicas write, or have, are combined; None means NONE.
         shape: If given, the initial value must have it.
+        constraint: A function that `dx.Optimizer` applies to the value after each update.
+        validate_shape: Accepted as in TensorFlow; it changes nothing.
+        caching_device: Accepted as in TensorFlow; it changes nothing.
+        variable_def: Refused unless it is None, as in TensorFlow without graphs.
+        import_scope: Accepted as in TensorFlow; it changes nothing.
+        experimental_enable_variable_lifting: Accepted as in TensorFlow; it changes nothing.
 
     Raises:
         ValueError: The initial value is missing or has another shape, or the arguments contradict
@@ -85,15 +101,24 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         dtype: jax.typing.DTypeLike | None = None,
         *,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        aggregation: VariableAggregation | str | None = VariableAggregation.NONE,
         shape: Sequence[int] | None = None,
+        constraint: Callable[[jax.Array], jax.typing.ArrayLike] | None = None,
+        validate_shape: bool = True,
+        caching_device: object = None,
+        variable_def: object = None,
+        import_scope: str | None = None,
+        experimental_enable_variable_lifting: bool = True,
     ) -> None:
+        aggregation = VariableAggregation.NONE if aggregation is None else aggregation
         policy = creation.get_policy(creation.Policy(synchronization, aggregation, trainable))
         sync = VariableSynchronization.parse(policy.synchronization, "synchronization")
         self._aggregation = VariableAggregation.parse(policy.aggregation, "aggregation")
         self._name = name or "Variable"
+        creation.check_unsupported(variable_def, constraint, self._name)
+        self._constraint = constraint
         self._strategy = context.get_strategy()
-        self._trainable = creation.decide_trainable(policy.trainable, sync, self._name)
+        self._trainable = creation.decide_trainable(policy.trainable, sync)
         self._where = creation.find_user_line(sys._getframe(1))
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
@@ -101,7 +126,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         self._placement: Placement = self._strategy.extended.variable_placement(
             sync, self._aggregation, self._name
         )
-        self._synchronization = sync
+        self._synchronization = creation.settle_synchronization(sync, self._placement)
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
@@ -130,16 +155,6 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return self._dtype
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the value."""
-        return int(np.prod(self._shape))
-
-    @property
     def trainable(self) -> bool:
         """Whether optimizers should change the variable."""
         return self._trainable
@@ -153,6 +168,28 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     def aggregation(self) -> VariableAggregation:
         """How the replicas' values are combined."""
         return self._aggregation
+
+    @property
+    def constraint(self) -> Callable[[jax.Array], jax.typing.ArrayLike] | None:
+        """The function that optimizers apply to the value after each update, or None."""
+        return self._constraint
+
+    @property
+    def initial_value(self) -> jax.Array:
+        """Not kept, as in TensorFlow without graphs.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(
+            f"initial_value: {self.described} does not keep its initial value. Keep it yourself: "
+            "initial = v.numpy() after creating the variable."
+        )
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether every replica has a copy on its device: mirrored, or one of its own."""
+        return self._placement.has_copies
 
     @property
     def distribute_strategy(self) -> contracts.Strategy:
@@ -187,7 +224,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
 
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
-        context_rules.refuse_in_jit(self)
+        context_rules.guard_read(self)
         stand_in = overlay.find_stand_in(self)
         return context_rules.read(self) if stand_in is None else stand_in
 
@@ -198,6 +235,10 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     @override
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
+
+    @override
+    def __getitem__(self, index: object) -> Any:
+        return VariableSlice(self, index).as_array()
 
     @override
     def numpy(self) -> np.ndarray:
@@ -330,7 +371,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return self._placement.per_replica
 
     @property
-    def sharding(self) -> Sharding | None:
+    def program_sharding(self) -> Sharding | None:
         """The sharding of the variable inside a compiled program, or None."""
         return self._placement.sharding
 
@@ -393,25 +434,25 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     def __str__(self) -> str:
         return repr(self)
 
-    __hash__ = object.__hash__
+    # Copying it, and sending it to another process.
 
-    # Sending it to another process.
+    def __copy__(self) -> Variable:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
+        duplication.check_copyable(self)
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        vars(clone).update(vars(self), _buffer=jnp.copy(self.share()), _shared=False)
+        return clone
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        description = {name: getattr(self, name) for name in duplication.DESCRIBED}
         if self.source is not None:
-            return _get_or_attach, (self._strategy, self._placement.specs, self._description())
-        if named_objects.get_destination() is not None:
-            raise TypeError(
-                f"{self.described} lives in this process only, so a function that refers to it "
-                "cannot run on a worker. Create it inside `with strategy.scope():` of the "
-                "ParameterServerStrategy, or pass the function its value: args=(v.numpy(),)."
-            )
-        return super().__reduce_ex__(protocol)
-
-    def _description(self) -> dict[str, Any]:
-        kept = ("_name", "_aggregation", "_synchronization", "_trainable", "_where", "_shape")
-        return {**{name: getattr(self, name) for name in kept}, "_dtype": np.dtype(self._dtype)}
+            return _get_or_attach, (self._strategy, self._placement.specs, description)
+        duplication.check_picklable(self)
+        return _make_again, (self.host_value(), description)
 
     @classmethod
     def attach(
@@ -439,6 +480,12 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         return variable
 
 
+def _make_again(value: np.ndarray, description: dict[str, Any]) -> Variable:
+    variable = Variable(value, trainable=description["_trainable"], name=description["_name"])
+    vars(variable).update(description)
+    return variable
+
+
 def _get_or_attach(
     strategy: contracts.ServingStrategy, specs: Sequence[Any], description: dict[str, Any]
 ) -> Variable:
@@ -448,60 +495,3 @@ def _get_or_attach(
             strategy, strategy.extended.served_placement(specs, description["_name"]), description
         ),
     )
-
-
-class VariableCopy(ArrayLike):
-    """One device's copy of a variable, to look at."""
-
-    def __init__(self, variable: Variable, index: int) -> None:
-        self.variable = variable
-        self._index = index
-
-    @property
-    def name(self) -> str:
-        """The variable's name, with the replica's index after the first."""
-        plain = self.variable.name.removesuffix(":0")
-        return f"{plain}:0" if self._index == 0 else f"{plain}/replica_{self._index}:0"
-
-    @property
-    def device(self) -> str:
-        """The name of the device that this copy is on."""
-        if self.variable.source is not None:
-            return self.variable.device
-        return device_name(next(iter(self._stored().devices())))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-        return self.variable.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The data type of the value."""
-        return self.variable.dtype
-
-    def _stored(self) -> jax.Array:
-        return self.variable.placement.pieces(self.variable.share())[self._index]
-
-    def read_value(self) -> jax.Array:
-        """Returns this copy's value."""
-        if frames.current() is not None:
-            # What is stored would be a constant of the compiled step.
-            return self.variable.distributed().values[self._index]
-        return self._stored()
-
-    def value(self) -> jax.Array:
-        """Returns this copy's value."""
-        return self.read_value()
-
-    @override
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
-
-    @override
-    def __repr__(self) -> str:
-        shape, dtype = self.variable.shape, np.dtype(self.variable.dtype).name
-        value = np.array(self._stored())
-        # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
-        shown = repr(value) if value.ndim else str(value[()])
-        return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"

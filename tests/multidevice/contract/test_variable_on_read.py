@@ -161,8 +161,7 @@ def test_updates_reach_every_copy(case: Case) -> None:
 
 def test_it_is_not_trainable_by_default(case: Case) -> None:
     assert _variable(case, 1.0, "SUM").trainable is False
-    with pytest.raises(ValueError, match=r"trainable=True and synchronization=ON_READ.*Drop one"):
-        case.variable(1.0, trainable=True, synchronization="ON_READ")
+    assert case.variable(1.0, trainable=True, synchronization="ON_READ").trainable is True
 
 
 def test_it_keeps_its_values_from_step_to_step(case: Case) -> None:

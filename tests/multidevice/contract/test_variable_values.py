@@ -173,11 +173,6 @@ def test_there_is_no_number_while_a_step_is_traced(strategy: Any) -> None:
         dx.function(lambda: float(variable))()
 
 
-def test_plain_jit_reads_a_variable_as_it_is(case: Case) -> None:
-    variable = case.variable(A)
-    assert jax.jit(lambda x: x @ variable.value())(jnp.asarray(B)).tolist() == (B @ A).tolist()
-
-
 def test_plain_jit_writes_no_variable(strategy: Any) -> None:
     with strategy.scope():
         variable = dx.Variable(1.0, name="w")

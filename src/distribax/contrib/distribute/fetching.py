@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from distribax import jax_private
 from distribax.execution import frames
-from distribax.values import DistributedValues, Mirrored, PerReplica
+from distribax.values import Mirrored, PerReplica, is_wrapped
 from distribax.variables import Variable
 
 
@@ -18,7 +18,7 @@ def fetch(value: object, device: jax.Device, fn: Callable[[Any], Any] | None) ->
     """Returns `value`, or `fn(value)` computed where the value is, on `device`."""
     if isinstance(value, Variable):
         value = value.read_value() if value.per_replica else value.distributed()
-    if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
+    if is_wrapped(value) and not isinstance(value, Mirrored):
         return PerReplica([_fetch_one(piece, device, fn) for piece in value.values])
     if isinstance(value, Mirrored):
         value = value.get() if frames.current() is not None else _nearest(value, device)

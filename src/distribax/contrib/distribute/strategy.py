@@ -16,7 +16,7 @@ from distribax.data.distributed import InputOptions
 from distribax.strategies import Strategy
 from distribax.topology import resolve_device
 from distribax.types import ReduceOp, VariableSynchronization
-from distribax.values import DistributedValues, PerReplica
+from distribax.values import PerReplica, is_wrapped
 from distribax.variables import Variable
 from distribax.variables.creation import Policy, impose
 
@@ -230,7 +230,7 @@ class DistributionStrategy:
             ValueError: `tensor` has a value for each tower already.
         """
         self._require_cross_tower("broadcast")
-        if isinstance(tensor, DistributedValues):
+        if is_wrapped(tensor):
             raise ValueError(
                 f"broadcast: tensor={tensor!r} has a value for each tower already. Pass one "
                 "array; combine the towers' values with distribution.reduce('sum', value)."

@@ -21,7 +21,6 @@ from distribax.execution.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (
-    DistributedValues,
     Global,
     GlobalForm,
     IndexedSlices,
@@ -31,6 +30,7 @@ from distribax.values import (
     PerReplica,
     is_none_wrapped_or_opaque,
     is_slices,
+    is_wrapped,
     is_wrapped_or_opaque,
     nests,
 )
@@ -131,14 +131,14 @@ class SpmdRunner:
 
     def unwrap(self, leaf: object) -> Any:
         """Returns the replica's own part of a wrapped value."""
-        if not isinstance(leaf, DistributedValues):
+        if not is_wrapped(leaf):
             return leaf
         layout = leaf.layout
         if isinstance(leaf, Mirrored):
             return self.frame.give_shared(leaf.get())
         if isinstance(layout, Local):
             return layout.value
-        return captured.lift(leaf).layout.value
+        return captured.read_in_program(leaf, self.frame)
 
 
 def _is_unit(leaf: object) -> bool:
@@ -199,7 +199,7 @@ def _run(
     stacked = [
         variable
         for variable in outer.function.lifted
-        if variable.per_replica and variable.sharding == NamedSharding(mesh, _SPLIT)
+        if variable.per_replica and variable.program_sharding == NamedSharding(mesh, _SPLIT)
     ]
     stacked_values = [outer.values[variable] for variable in stacked]
     found = [
@@ -304,7 +304,7 @@ class _Input:
 
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
-    if isinstance(leaf, DistributedValues):
+    if is_wrapped(leaf):
         layout = captured.lift(leaf).on_mesh(mesh)
         if layout is None and isinstance(leaf, Mirrored):
             return _Input(leaf.get(), _SAME, None)

@@ -28,6 +28,7 @@ from distribax.values import (
     Mirrored,
     Origins,
     PerReplica,
+    is_wrapped,
     is_wrapped_or_opaque,
     nests,
     regroup,
@@ -74,6 +75,8 @@ class _Replica(threading.Thread):
 
     def resume(self) -> None:
         """Lets the replica run until its next meeting point or its end."""
+        # Another replica has run, with other values of the variables.
+        jax_private.forget_closures()
         self._turn.release()
         self._paused.acquire()
 
@@ -206,9 +209,9 @@ def _refuse_tracers(what: str, leaves: Iterable[object]) -> None:
 
 def _find_starts(value: DistributedValues | jax.Array, axis: int, first: int) -> PerReplica:
     """Returns where the pieces of this process's replicas begin in the gathered value."""
-    shapes = value.shapes() if isinstance(value, DistributedValues) else [value.shape]
+    shapes = value.shapes() if is_wrapped(value) else [value.shape]
     sizes = [shape[axis] for shape in shapes]
-    count = len(value.values) if isinstance(value, DistributedValues) else 1
+    count = len(value.values) if is_wrapped(value) else 1
     return PerReplica([sum(sizes[:index]) for index in range(first, first + count)])
 
 
@@ -263,7 +266,7 @@ class _Run:
 
     def give(self, leaf: object, replica_id: int) -> Any:
         """Returns a replica's part of an argument, on its device."""
-        if isinstance(leaf, DistributedValues):
+        if is_wrapped(leaf):
             leaf.require_replicas(len(self.devices))
             piece = self._move(leaf.part(replica_id), replica_id)
             if isinstance(leaf, Mirrored):

@@ -105,16 +105,6 @@ class ShardedVariable(RowAccess):
         return self._variables[0].dtype
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions of the value."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the value."""
-        return int(np.prod(self._shape))
-
-    @property
     def trainable(self) -> bool:
         """Whether optimizers should change the variable."""
         return self._variables[0].trainable
@@ -133,6 +123,11 @@ class ShardedVariable(RowAccess):
     def distribute_strategy(self) -> contracts.Strategy:
         """The strategy that the variable was created under."""
         return self._variables[0].distribute_strategy
+
+    @property
+    def constraint(self) -> Callable[[jax.Array], jax.typing.ArrayLike] | None:
+        """The function that optimizers apply to each shard after each update, or None."""
+        return self._variables[0].constraint
 
     @property
     def per_replica(self) -> bool:
