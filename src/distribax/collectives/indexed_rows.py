@@ -57,10 +57,10 @@ def reduce_slices(
     Returns:
         The rows of all replicas with their numbers.
     """
-    like = next(part for part in (slices.values, slices.indices) if is_wrapped(part))
+    parts: list[Any] = [slices.values, slices.indices]
+    like: Any = next(part for part in parts if is_wrapped(part))
     values, indices = (
-        gather(part if is_wrapped(part) else _repeat(part, like))
-        for part in (slices.values, slices.indices)
+        gather(part) if is_wrapped(part) else gather(_repeat(part, like)) for part in parts
     )
     if reduce_op is ReduceOp.MEAN:
         layout = like.layout

@@ -20,7 +20,7 @@ from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import refuse_slices
 from distribax.context.replica_id import ReplicaId
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import IndexedSlices, Mirrored, PerReplica, is_slices, nests
+from distribax.values import IndexedSlices, is_slices, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
@@ -386,7 +386,7 @@ class ReplicaContext:
 
 def _as_own(leaf: Any) -> Any:
     """Returns the replica's part of a value that it has not been given, but found."""
-    return leaf.__jax_array__() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
+    return jnp.asarray(leaf) if is_wrapped(leaf) else leaf
 
 
 def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:

@@ -95,7 +95,7 @@ def lift(value: DistributedValues) -> Any:
     if isinstance(frame, frames.RunFrame):
         if isinstance(value, Mirrored):
             return Mirrored.of(Local(value.get(), frame.mesh))
-        return PerReplica.of(Local(_read_in_program(value, frame), frame.mesh))
+        return PerReplica.of(Local(read_in_program(value, frame), frame.mesh))
     if jax_private.has_mesh():
         raise NeedsOwnMesh
     state = None if _is_traced(value) else _find_state(value, value.layout.mesh)
@@ -121,7 +121,7 @@ def find_own_part(value: DistributedValues) -> Any:
     frame = frames.current()
     if isinstance(frame, frames.RunFrame):
         layout = value.layout
-        return layout.value if isinstance(layout, Local) else _read_in_program(value, frame)
+        return layout.value if isinstance(layout, Local) else read_in_program(value, frame)
     extended, index = here.strategy.extended, here.replica_context.runner.copy_id
     value.require_replicas(len(extended.local_devices))
     part = value.part(index)
@@ -133,7 +133,8 @@ def find_own_part(value: DistributedValues) -> Any:
 register_own_part(find_own_part)
 
 
-def _read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
+def read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
+    """Returns a replica's part of a value that its program has not been given."""
     if _is_traced(value):
         return _pick_own(value.layout, lax.axis_index(REPLICA_AXIS))
     state = _find_state(value, frame.mesh)

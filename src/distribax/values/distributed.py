@@ -313,6 +313,11 @@ class PerReplica(DistributedValues, ArrayLike):
         own = self.find_own()
         return NotImplemented if own is None else own == other
 
+    @override
+    def __ne__(self, other: object) -> Any:
+        own = self.find_own()
+        return NotImplemented if own is None else own != other
+
     __hash__ = object.__hash__
 
     @override
@@ -375,21 +380,6 @@ class PerReplica(DistributedValues, ArrayLike):
             TypeError: No replica runs.
         """
         return np.array(self.__jax_array__())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the replica's part."""
-        return tuple(self.__jax_array__().shape)
-
-    @property
-    def dtype(self) -> Any:
-        """The data type of the replica's part."""
-        return self.__jax_array__().dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the replica's part."""
-        return len(self.shape)
 
     @override
     def __format__(self, spec: str) -> str:

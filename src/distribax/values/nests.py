@@ -30,6 +30,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.values.distributed import DistributedValues
 from distribax.values.layout import is_host_value
+from distribax.values.leaves import is_wrapped
 
 IsLeaf: TypeAlias = Callable[[Any], bool]
 """Tells whether a part of a nest is taken as it is, although it could be opened."""
@@ -169,7 +170,7 @@ def _open_all(nest: object, is_leaf: IsLeaf | None, of_results: bool) -> Any:
 
 
 def _is_wanted(leaf: object, kind: _Kind, of_results: bool) -> bool:
-    if isinstance(leaf, DistributedValues) or jax_private.is_tracer(leaf):
+    if is_wrapped(leaf) or jax_private.is_tracer(leaf):
         return True
     if of_results:
         return isinstance(leaf, jax.Array) or is_host_value(leaf)

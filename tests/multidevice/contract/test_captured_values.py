@@ -40,7 +40,7 @@ def test_a_value_that_was_found(case: Case, name: str) -> None:
     def replica_fn(given: Any) -> Any:
         own = found.inner["a"][0]
         total = dx.get_replica_context().all_reduce("SUM", (own, given["x"]))
-        return own * 2 + given["x"], jnp.asarray(own) + total[0], total[1] - own
+        return own * 2 + given["x"], jnp.asarray(own) + total[0], total[1] - own, own
 
     def step() -> Any:
         results = strategy.run(replica_fn, args=({"x": value},))
@@ -49,7 +49,8 @@ def test_a_value_that_was_found(case: Case, name: str) -> None:
 
     compiled = case.step(step)
     for _ in range(2):
-        (both, more, less), (total,), local = compiled()
+        (both, more, less, same), (total,), local = compiled()
+        _check(case, same, lambda index: pieces[index])
         _check(case, both, lambda index: pieces[index] * 3)
         _check(case, more, lambda index: pieces[index] + sum(pieces))
         _check(case, less, lambda index: sum(pieces) - pieces[index])
@@ -67,7 +68,7 @@ def test_it_is_used_like_an_array_in_a_replica(case: Case) -> None:
         total.assign_add(scalar)
         own.assign_add(scalar)
         gradient = jax.grad(lambda w: (w * value).sum())(2.0)
-        later = jnp.where(value > 3.0, value * 1, 0.0).sum()
+        later = jnp.sum(jnp.where(value > 3.0, value, 0.0)) + 0 * jnp.sum(value)
         assert (value.shape, value.ndim, len(value)) == (value[:].shape, 1, value[:].size)
         return joined, gradient, value[0] + value.astype(jnp.float32).sum(), later
 

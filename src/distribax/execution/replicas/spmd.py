@@ -166,7 +166,7 @@ class SpmdRunner:
             return self.frame.give_shared(leaf.get())
         if isinstance(layout, Local):
             return layout.value
-        return captured.lift(leaf).layout.value
+        return captured.read_in_program(leaf, self.frame)
 
 
 def _is_unit(leaf: object) -> bool:
