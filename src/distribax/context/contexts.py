@@ -20,7 +20,7 @@ from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import refuse_slices
 from distribax.context.replica_id import ReplicaId
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import IndexedSlices, is_slices, nests
+from distribax.values import IndexedSlices, is_slices, is_wrapped, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
 
