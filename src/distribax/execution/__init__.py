@@ -1,7 +1,7 @@
 """Running steps: compiled by `dx.function`, or eagerly with a thread for each replica."""
 
+from distribax.execution.decorator import function as function
 from distribax.execution.function import Function as Function
-from distribax.execution.function import function as function
 from distribax.execution.function import run_replicas as run_replicas
 from distribax.execution.iterators import LiftedIterator as LiftedIterator
 from distribax.execution.iterators import Optional as Optional

@@ -7,7 +7,8 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, overload
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 from typing_extensions import override
@@ -16,6 +17,8 @@ from distribax import context, contracts, jax_private
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import adapters, frames, iterators, named_objects, signature
 from distribax.execution.call import Args, Call, Kwargs, Origin
+from distribax.execution.concrete_function import ConcreteFunction
+from distribax.execution.input_signature import fit, is_spec, make_example
 from distribax.execution.iterators import Pulled
 from distribax.execution.program import Program, Stale, TraceAgain, build
 from distribax.execution.variants import Variants
@@ -26,6 +29,23 @@ _logger = logging.getLogger(__name__)
 _MAX_HOST_RUNS = 64
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How a function is compiled.
+
+    Attributes:
+        static_argnums: The positions of arguments that are part of the signature.
+        static_argnames: The names of such arguments.
+        donate_argnums: The positions of arguments whose memory is used for the results.
+        input_signature: What the arguments must be like, if that was said.
+    """
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    donate_argnums: tuple[int, ...] = ()
+    input_signature: tuple[Any, ...] | None = None
+
+
 class Function:
     """A function that is traced once for each signature and then runs compiled.
 
@@ -33,25 +53,17 @@ class Function:
 
     Args:
         fn: The function.
-        static_argnums: The positions of arguments that are part of the signature.
-        static_argnames: The names of such arguments.
-        donate_argnums: The positions of arguments whose memory is used for the results.
+        settings: How it is compiled.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        static_argnums: Sequence[int] = (),
-        static_argnames: Sequence[str] = (),
-        donate_argnums: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], settings: Settings | None = None) -> None:
         functools.update_wrapper(self, fn)
         self._python = fn
-        self._static_argnums = tuple(static_argnums)
-        self._static_argnames = tuple(static_argnames)
-        self._donate_argnums = tuple(donate_argnums)
+        self._settings = settings or Settings()
         self._programs: dict[Hashable, Variants] = {}
         self._pulls: dict[Hashable, list[Origin]] = {}
+        # Elements of iterators that were fetched for a call which has not been made yet.
+        self._fetched: dict[Hashable, list[Pulled]] = {}
         self._called = False
         self._trace_count = 0
         self._runs: dict[Hashable, Function] = {}
@@ -85,12 +97,7 @@ class Function:
         bound = held.get(name) if held is not None else None
         # The copy of an object has the function of the original.
         if bound is None or getattr(bound.python_function, "__self__", None) is not instance:
-            bound = Function(
-                self._python.__get__(instance, owner),
-                self._static_argnums,
-                self._static_argnames,
-                self._donate_argnums,
-            )
+            bound = Function(self._python.__get__(instance, owner), self._settings)
             if held is not None:
                 held[name] = bound
         return bound
@@ -103,13 +110,48 @@ class Function:
         if self._uid is None:
             self._uid = named_objects.make_uid()
             named_objects.register(self._uid, self)
-        settings = (self._static_argnums, self._static_argnames, self._donate_argnums)
-        return _receive, (self._uid, self._python, settings)
+        return _receive, (self._uid, self._python, self._settings)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """Returns the program for some arguments, without running it.
+
+        Args:
+            *args: Arguments, or specs (`dx.data.TensorSpec`) with all sizes. None are needed if
+                the function has an `input_signature` with all sizes.
+            **kwargs: Keyword arguments, likewise.
+
+        Returns:
+            An object that can be called, lowered, and asked for its text and cost.
+
+        Raises:
+            ValueError: A spec does not tell all sizes, or the function is not one program.
+        """
+        adapters.load_adapters()
+        given = self._settings.input_signature if not args and not kwargs else args
+        described = (tuple(given or ()), dict(kwargs))
+        args, kwargs = jax.tree.map(
+            lambda leaf: make_example(self._name, leaf) if is_spec(leaf) else leaf,
+            described,
+            is_leaf=lambda leaf: is_spec(leaf) or is_none_or_opaque(leaf),
+        )
+        call = self._make_call(context.current(), args, kwargs)
+        program = self._find(call)[1] or self._prepare(call)[0]
+        if call.pulled:
+            # Fetched for the trace; the next call is the one that uses them.
+            self._fetched[call.key] = call.pulled
+        if not isinstance(program, Program):
+            raise ValueError(
+                f"get_concrete_function: {self._name} is not one program: it loops over input, or "
+                "its replicas cannot run as one. Take the step inside of it."
+            )
+        return ConcreteFunction(self, program, call.read_inputs()[1], self._name, described)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         adapters.load_adapters()
         # What the compiled step writes changes.
         jax_private.forget_closures()
+        if self._settings.input_signature is not None:
+            args = fit(self._python, self._settings.input_signature, args)
         here = context.current()
         frame = frames.current()
         if frame is not None:
@@ -158,35 +200,34 @@ class Function:
 
             if len(self._runs) >= _MAX_HOST_RUNS:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = _ReplicaRun(call, donate_argnums=self._donate_argnums)
+            run = self._runs[key] = _ReplicaRun(
+                call, Settings(donate_argnums=self._settings.donate_argnums)
+            )
         return run
 
     # One call.
 
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
-        leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
-        static = self._find_leaves(args, kwargs, self._static_argnums, self._static_argnames)
         try:
-            keys, slots, dynamic = signature.read(leaves, static)
+            call = self._make_call(here, args, kwargs)
         except signature.Uneven:
             return self._eager(args, kwargs, [])
-        if any(map(jax_private.is_tracer, dynamic)):
+        if any(map(jax_private.is_tracer, call.dynamic)):
             return self._python(*args, **kwargs)
-        where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
-        call = Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
         try:
-            call.fetch_all(self._pulls.get(call.key, ()))
+            if call.key in self._fetched:
+                call.pulled = self._fetched.pop(call.key)
+            else:
+                call.fetch_all(self._pulls.get(call.key, ()))
         except StopIteration:
             if not call.pulled:
                 raise
             # What the code does with the elements before is done before it gets to the end.
             return self._host(args, kwargs, call.pulled)
         try:
-            program_key, inputs = call.read_inputs()
+            variants, program, inputs = self._find(call)
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
-        variants = self._programs.get(program_key)
-        program = None if variants is None else variants.find()
         if isinstance(program, Program):
             try:
                 return program(inputs)
@@ -198,8 +239,29 @@ class Function:
             return self._first_call(call)
         return self._call_on_host(program, call)
 
+    def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
+        leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
+        settings = self._settings
+        static = self._find_leaves(args, kwargs, settings.static_argnums, settings.static_argnames)
+        keys, slots, dynamic = signature.read(leaves, static)
+        where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
+        return Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
+
+    def _find(self, call: Call) -> tuple[Variants | None, Program | HostMode | None, list[Any]]:
+        """Returns the programs for a call, the one that fits now, and its inputs."""
+        key, inputs = call.read_inputs()
+        variants = self._programs.get(key)
+        return variants, None if variants is None else variants.find(), inputs
+
     def _first_call(self, call: Call) -> Any:
         """Traces, compiles and calls."""
+        program, first = self._prepare(call)
+        if isinstance(program, HostMode):
+            return self._call_on_host(program, call)
+        return (first or program)(call.read_inputs()[1])
+
+    def _prepare(self, call: Call) -> tuple[Program | HostMode, Program | None]:
+        """Traces for a call, and keeps the program; see `_trace` for what it returns."""
         num_changes = adapters.count_changes()
         with adapters.watch() as guards:
             program, first = self._trace(call)
@@ -210,15 +272,14 @@ class Function:
             variants = self._programs.setdefault(key, Variants())
             variants.add(program, guards, num_changes)
             self._pulls[call.key] = [] if is_loop else call.find_origins()
-        if isinstance(program, HostMode):
-            return self._call_on_host(program, call)
-        self._called = True
-        self._trace_count += 1
-        if self._trace_count > 1:
-            _logger.info(
-                "%s: traced again for new arguments (trace %d)", self._name, self._trace_count
-            )
-        return (first or program)(call.read_inputs()[1])
+        if isinstance(program, Program):
+            self._called = True
+            self._trace_count += 1
+            if self._trace_count > 1:
+                _logger.info(
+                    "%s: traced again for new arguments (trace %d)", self._name, self._trace_count
+                )
+        return program, first
 
     def _trace(self, call: Call) -> tuple[Program | HostMode, Program | None]:
         """Returns the program, and the one for this call if that does something else."""
@@ -229,7 +290,7 @@ class Function:
             return self._trace_here(call)
 
     def _trace_here(self, call: Call) -> tuple[Program | HostMode, Program | None]:
-        found = self._find_leaves(call.args, call.kwargs, self._donate_argnums, ())
+        found = self._find_leaves(call.args, call.kwargs, self._settings.donate_argnums, ())
         trace = functools.partial(
             build, self._python, call, donated=_dynamic_positions(call.slots, found)
         )
@@ -348,83 +409,10 @@ def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> f
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)
 
 
-def _receive(uid: str, fn: Callable[..., Any], settings: tuple[Any, ...]) -> Function:
+def _receive(uid: str, fn: Callable[..., Any], settings: Settings) -> Function:
     def make() -> Function:
-        function = Function(fn, *settings)
+        function = Function(fn, settings)
         function._uid = uid
         return function
 
     return named_objects.get_or_create(uid, make)
-
-
-@overload
-def function(fn: Callable[..., Any], /) -> Function: ...
-@overload
-def function(
-    fn: None = None,
-    *,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    donate_argnums: int | Sequence[int] = ...,
-) -> Callable[[Callable[..., Any]], Function]: ...
-def function(
-    fn: Callable[..., Any] | None = None,
-    *,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    donate_argnums: int | Sequence[int] = (),
-) -> Function | Callable[[Callable[..., Any]], Function]:
-    """Compiles a function that may read and write variables and call `strategy.run`.
-
-    Arrays, distributed values and Python numbers are inputs; bools, strings and other objects are
-    part of the signature, as are arguments named static.
-
-    Args:
-        fn: The function; without it, a decorator is returned.
-        static_argnums: The positions of arguments that are part of the signature.
-        static_argnames: The names of such arguments.
-        donate_argnums: The positions of arguments whose memory is used for the results, as with
-            `jax.jit`. Variables are always donated.
-
-    Returns:
-        The compiled function, which is called like `fn`.
-
-    Raises:
-        TypeError: `fn` is not callable.
-
-    Example:
-        >>> import distribax as dx
-        >>> count = dx.Variable(0)
-        >>> @dx.function
-        ... def step(x):
-        ...     count.assign_add(1)
-        ...     return x * 2
-        >>> float(step(3.0)), int(count)
-        (6.0, 1)
-    """
-    numbers = _as_tuple(static_argnums)
-    donated = _as_tuple(donate_argnums)
-    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    if fn is None:
-        return lambda inner: _make_function(inner, numbers, names, donated)
-    return _make_function(fn, numbers, names, donated)
-
-
-def _as_tuple(given: int | Sequence[int]) -> tuple[int, ...]:
-    return (given,) if isinstance(given, int) else tuple(given)
-
-
-def _make_function(
-    fn: object,
-    static_argnums: tuple[int, ...],
-    static_argnames: tuple[str, ...],
-    donate_argnums: tuple[int, ...],
-) -> Function:
-    if isinstance(fn, Function):
-        return fn
-    if not callable(fn):
-        raise TypeError(
-            f"dx.function: fn={fn!r} is not callable. Use it as @dx.function above a `def`, or as "
-            "dx.function(fn)."
-        )
-    return Function(fn, static_argnums, static_argnames, donate_argnums)

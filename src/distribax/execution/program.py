@@ -96,6 +96,18 @@ class Program:
         self.effects.commit(done)
         return self.results.rebuild(arrays)
 
+    def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
+        """Returns the program as JAX has it before it is compiled, for some inputs."""
+        if not isinstance(self.call, jax.stages.Wrapped):
+            raise ValueError(
+                f"lower: {self.name} looks up rows of tables on parameter servers, which is "
+                "several programs. Lower the part that computes with the rows."
+            )
+        given = [variable.program_value() for variable in self.lift.donated]
+        own, rest = _split(dynamic, self.donated)
+        with jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext():
+            return self.call.lower(given, own, self._read(), rest)
+
     def _record(
         self, dynamic: list[Any]
     ) -> contextlib.AbstractContextManager[jax_private.JointCall]:

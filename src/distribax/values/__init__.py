@@ -24,6 +24,7 @@ from distribax.values.layout import Padded as Padded
 from distribax.values.layout import Pieces as Pieces
 from distribax.values.layout import copy_to_mesh as copy_to_mesh
 from distribax.values.layout import get_local_pieces as get_local_pieces
+from distribax.values.layout import is_host_value as is_host_value
 from distribax.values.leaves import is_none_or_opaque as is_none_or_opaque
 from distribax.values.leaves import is_none_wrapped_or_opaque as is_none_wrapped_or_opaque
 from distribax.values.leaves import is_number as is_number

@@ -14,6 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import contracts, jax_private
+from distribax.execution import Function
 from distribax.topology import InputTarget
 from distribax.training.gradients import AnyVariable
 from distribax.types import VariableAggregation
@@ -241,7 +242,7 @@ class _Search:
             self._above.discard(id(value))
 
     def _enter(self, name: str, value: Any, put: Put) -> bool:
-        if isinstance(value, (type, FunctionType, MethodType, ModuleType)):
+        if isinstance(value, (type, Function, FunctionType, MethodType, ModuleType)):
             return False
         for kind, tracker in _trackers.items():
             if isinstance(value, kind):
