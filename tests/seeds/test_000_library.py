@@ -237,7 +237,7 @@ def test_default_strategy_has_the_same_api() -> None:
     dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
     assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
     with strategy.scope():
-        assert tf.distribute.in_cross_replica_context()
+        assert not tf.distribute.in_cross_replica_context()
         v = tf.Variable(1.0)
     assert strategy.extended.update(v, lambda v, x: float(v.assign(x)), args=(2.0,)) == 2.0
     ctx = tf.distribute.get_replica_context()

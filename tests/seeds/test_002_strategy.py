@@ -275,9 +275,9 @@ def test_reduce_of_a_partial_batch_needs_an_axis(
 ) -> None:
     per_example = _per_replica(strategy, [0.0, 1.0, 2.0, 3.0], [4.0, 5.0])
 
-    @execution
     def reduce(value: Any, axis: int | None) -> Any:
-        return strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=axis)
+        step = execution(lambda x: strategy.reduce(tf.distribute.ReduceOp.MEAN, x, axis=axis))
+        return step(value)
 
     with pytest.raises(ValueError, match=r"different shapes, \[\(4,\), \(2,\)\].*axis=0"):
         reduce(per_example, None)

@@ -209,7 +209,6 @@ class RunFrame(Frame):
         self.mesh = mesh
         # What goes into the replicas, and how it is divided among them.
         self._inputs = inputs
-        self._split = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
         # Which sizes of the replicas' pieces are being traced, if the sizes differ.
         self.variant = variant
         self.values.update(local)
@@ -229,12 +228,6 @@ class RunFrame(Frame):
         assert self.parent is not None
         value = self.parent.read(state)
         if state.per_replica:
-            if state not in per_replica_states.find(self._split):
-                raise RuntimeError(
-                    f"read_value: {state.described} has a value in each replica of another "
-                    "strategy, so the replicas of this one have none. Read it outside "
-                    "strategy.run() and pass the value, or create it in this strategy's scope."
-                )
             # The replicas' values, stacked along dimension 0, are no input of this run: the
             # variable was just created. The function is traced again, so only the type matters.
             self.function.is_incomplete = True

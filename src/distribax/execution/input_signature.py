@@ -33,7 +33,7 @@ class ReplicaSpecs(Protocol):
 
 def is_spec(leaf: object) -> TypeGuard[ArraySpec | ReplicaSpecs]:
     """Tells whether `leaf` describes an array, and is none."""
-    if isinstance(leaf, (jax.Array, np.ndarray, np.generic, DistributedValues)):
+    if is_wrapped(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
         return False
     return isinstance(leaf, (ArraySpec, ReplicaSpecs))
 

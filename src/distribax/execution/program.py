@@ -48,6 +48,14 @@ class Lift:
     written: list[contracts.State]
     device: jax.Device | None
 
+    def is_same(self, other: Lift) -> bool:
+        """Tells whether another one is about the same variables, in the same order."""
+        mine, others = (
+            [[id(state) for state in part] for part in (lift.read, lift.donated, lift.written)]
+            for lift in (self, other)
+        )
+        return mine == others and self.device == other.device
+
 
 @dataclass(frozen=True)
 class Program:
@@ -71,7 +79,7 @@ class Program:
 
     def does_same(self, other: Program) -> bool:
         """Tells whether another trace of the same code has led to the same computation."""
-        return self.size == other.size and self.lift == other.lift
+        return self.size == other.size and self.lift.is_same(other.lift)
 
     def __call__(self, dynamic: list[Any]) -> Any:
         if self.on_mesh and jax_private.has_mesh():

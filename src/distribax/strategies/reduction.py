@@ -266,6 +266,11 @@ def _check_axis(shape: Sequence[int], axis: object) -> tuple[int, ...]:
     rank = len(shape)
     given = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     for each in given:
+        if jax_private.is_tracer(each):
+            raise ValueError(
+                "reduce: axis is a number that was given to a dx.function, and so is not known "
+                "while the function is traced. Name it static: dx.function(static_argnames='axis')."
+            )
         if isinstance(each, bool) or not isinstance(each, int) or not -rank <= each < rank:
             hint = "; a scalar has no axis, use axis=None" if not rank else ""
             raise ValueError(

@@ -89,7 +89,7 @@ def _if_argument(batch: Any, *, scale: Any) -> Any:
 def test_a_compiled_condition_says_what_to_write(pair: Any, fn: Callable[..., Any]) -> None:
     step = dx.function(lambda x: pair.run(fn, args=(x,)))
     message = (
-        rf"(?s)the function {fn.__name__} at \S*test_replica_id.py:\d+ for dx.function\. .*"
+        rf"(?s)the function {fn.__name__} at \S*test_replica_id.py:\d+ for strategy.run\. .*"
         r"replica_id_in_sync_group is such a value.*jnp.where.*jax.lax.cond"
     )
     with pytest.raises(jax.errors.JAXTypeError, match=message):

@@ -128,7 +128,8 @@ class DistributionStrategy:
     @contextlib.contextmanager
     def scope(self) -> Iterator[DistributionStrategy]:
         """Makes this strategy current, and enters its cross-tower context."""
-        with self._strategy.scope():
+        # The scope of the default strategy stays in the context of its only replica.
+        with self._strategy.scope(), context.enter(context.Entry(self._strategy)):
             yield self
 
     def colocate_vars_with(
