@@ -122,7 +122,7 @@ def train(strategy):
 """
 
 
-def test_one_device_first_and_more_later(run_forked: RunFresh) -> None:
+def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
     program = STRATEGIES + (
         "one = dx.OneDeviceStrategy('CPU:0')\n"
         "with one.scope():\n    kept = dx.Variable(1.0)\n"
@@ -131,10 +131,10 @@ def test_one_device_first_and_more_later(run_forked: RunFresh) -> None:
         "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
         "print(train(one), train(two), float(kept), dx.MirroredStrategy().num_replicas_in_sync)\n"
     )
-    assert run_forked(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
+    assert run_fresh(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
 
 
-def test_jax_is_started_again_where_no_array_is_alive(run_forked: RunFresh) -> None:
+def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> None:
     program = STRATEGIES + (
         "jax.numpy.ones(3)\n"
         "one = dx.OneDeviceStrategy('CPU:0')\n"
@@ -149,7 +149,7 @@ def test_jax_is_started_again_where_no_array_is_alive(run_forked: RunFresh) -> N
         "print(train(one), train(two), train(three), len(jax.devices()))\n"
         "print([batch.tolist() for batch in distributed])\n"
     )
-    assert run_forked(program, NPROC="1").splitlines() == [
+    assert run_fresh(program, NPROC="1").splitlines() == [
         "2.0",
         "4.0 2",
         "2.0 4.0 6.0 3",
