@@ -8,14 +8,8 @@ import pytest
 
 from tests.architecture.reference import find_gaps, public_objects
 
-PENDING = ("distribax.training",)
-"""Folders whose reference is not complete yet; each leaves this list when it is."""
-
-
 @pytest.mark.parametrize("name", sorted(public_objects()))
 def test_public_names_are_documented(name: str) -> None:
-    if name.startswith(PENDING):
-        pytest.skip("the reference of this folder is not complete yet")
     assert list(find_gaps(name, public_objects()[name])) == []
 
 

@@ -114,11 +114,16 @@ STRATEGIES = """
 import jax
 import distribax as dx
 
+own = lambda x: x * (1.0 + 0.0 * dx.get_replica_context().replica_id_in_sync_group)
+total = dx.function(
+    lambda strategy, x: strategy.reduce("SUM", strategy.run(own, args=(x,)), axis=None)
+)
+
 def train(strategy):
     with strategy.scope():
         v = dx.Variable(1.0)
-    total = dx.function(lambda: strategy.reduce("SUM", strategy.run(lambda: v * 2), axis=None))
-    return float(total())
+    double = dx.function(lambda: v * 2)
+    return float(total(strategy, float(double())))
 """
 
 

@@ -26,7 +26,7 @@ from distribax.errors import NeedsOwnMesh
 from distribax.execution.remote_writes import RemoteWrites
 from distribax.execution.variant import Variant
 from distribax.jax_private import jaxprs
-from distribax.topology import REPLICA_AXIS, launch_lock
+from distribax.topology import launch_lock
 from distribax.types import WriteKind
 from distribax.values import NONE_IDLE, IdleReplicas
 

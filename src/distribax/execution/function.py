@@ -22,6 +22,7 @@ from distribax.execution.input_signature import fit, is_spec, make_example
 from distribax.execution.iterators import Pulled
 from distribax.execution.program import Program, Stale, TraceAgain, build
 from distribax.execution.variants import Variants
+from distribax.topology import Renew, follow
 from distribax.values import is_none_or_opaque, nests
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +70,17 @@ class Function:
         self._runs: dict[Hashable, Function] = {}
         # Its name in other processes, once it has been sent to one.
         self._uid: str | None = None
+        follow(self)
+
+    def renew_devices(self, renew: Renew) -> None:
+        """Forgets what was compiled, because JAX has been started again with more devices.
+
+        Args:
+            renew: Returns the device that replaces another.
+        """
+        self._programs.clear()
+        self._pulls.clear()
+        self._runs.clear()
 
     @property
     def python_function(self) -> Callable[..., Any]:
