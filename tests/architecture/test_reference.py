@@ -8,6 +8,7 @@ import pytest
 
 from tests.architecture.reference import find_gaps, public_objects
 
+
 @pytest.mark.parametrize("name", sorted(public_objects()))
 def test_public_names_are_documented(name: str) -> None:
     assert list(find_gaps(name, public_objects()[name])) == []

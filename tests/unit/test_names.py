@@ -158,3 +158,35 @@ def test_tensor_shapes() -> None:
         dx.TensorShape([-2])
     with pytest.raises(TypeError, match="is not a shape"):
         dx.TensorShape(["a"])  # type: ignore[list-item]
+
+
+def test_wrapped_values_are_found_by_device() -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    value = strategy.run(lambda: dx.get_replica_context().replica_id_in_sync_group + jnp.ones(2))
+    assert value.devices == strategy.extended.worker_devices
+    assert value.get("CPU:1").tolist() == [2.0, 2.0]
+    assert value.get(jax.local_devices()[0]).tolist() == [1.0, 1.0]
+    inside = strategy.run(lambda: value.get() * 10)
+    assert inside.get("/cpu:1").tolist() == [20.0, 20.0]
+    with pytest.raises(ValueError, match=r"device='CPU:3' has no value. It has values on .*CPU:0"):
+        value.get("CPU:3")
+    with pytest.raises(ValueError, match="device=None has no value"):
+        value.get()
+    same = strategy.run(lambda: dx.get_replica_context().all_reduce("SUM", jnp.ones(())))
+    assert float(same.get()) == float(same.get("CPU:1")) == 2.0
+    with pytest.raises(ValueError, match="device='CPU:3' has no value"):
+        same.get("CPU:3")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_numpy_rows_are_distributed_without_batches(count: int) -> None:
+    strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(count)])
+    rows = strategy.experimental_make_numpy_dataset(np.arange(3.0))
+    distributed = strategy.experimental_distribute_dataset(rows)
+    seen = [
+        [np.asarray(piece).tolist() for piece in strategy.experimental_local_results(element)]
+        for element in distributed
+    ]
+    assert seen == ([[0.0], [1.0], [2.0]] if count == 1 else [[[0.0], [1.0]], [[2.0], []]])
+    batched = strategy.experimental_distribute_dataset(rows.shuffle(3).batch(2))
+    assert len(list(batched)) == 2

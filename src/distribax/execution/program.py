@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
@@ -294,7 +295,11 @@ def _compile(
         inputs = jax.tree.leaves((given, own, read, dynamic))
         if not jax_private.fits(recorded, inputs):
             raise Stale
-        return jax.tree.unflatten(form, run(*inputs))
+        # Constants are arrays too, also where `jax.disable_jit` runs the program step by step.
+        outputs = [
+            each if isinstance(each, jax.Array) else jnp.asarray(each) for each in run(*inputs)
+        ]
+        return jax.tree.unflatten(form, outputs)
 
     replay.__name__ = getattr(fn, "__name__", replay.__name__)
     return jax.jit(replay, donate_argnums=(0, 1))

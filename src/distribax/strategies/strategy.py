@@ -275,6 +275,9 @@ class Strategy:
     ) -> Dataset:
         """Makes a data set of the rows of arrays; batch and distribute it afterwards.
 
+        Distributed without batches, it gives one replica its rows as they are, and several of them
+        a batch of one row each.
+
         Args:
             numpy_input: Arrays with the same first dimension, also nested in containers.
             session: Accepted as in TensorFlow 1; it changes nothing.
@@ -282,7 +285,7 @@ class Strategy:
         Returns:
             A data set with an element for each row.
         """
-        return _input().Dataset.from_tensor_slices(numpy_input)
+        return _input().make_numpy_rows(numpy_input)
 
     def experimental_distribute_datasets_from_function(
         self,

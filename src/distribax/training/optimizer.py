@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -193,7 +194,8 @@ class Optimizer(Adjustable):
                 with strategy.extended.colocate_vars_with(targets[owner or 0]):
                     label = "" if owner is None else f"{targets[owner].name.removesuffix(':0')}/"
                     name = names.get(index, f"{label}slot_{index}")
-                    slots.append(self._create_slot(leaf, name))
+                    make = functools.partial(self._create_slot, leaf, name)
+                    slots.append(jax_private.run_outside_trace(make))
             _ = self.iterations
         self._slots, self._targets, self._layout = slots, targets, layout
 

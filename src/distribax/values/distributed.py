@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.topology import replica_mesh
+from distribax.topology import canonical_name, device_name, replica_mesh
 from distribax.values.arithmetic import ArrayLike
 from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import (
@@ -97,6 +97,41 @@ class DistributedValues(metaclass=_CountsVariables):
     def values(self) -> tuple[Any, ...]:
         """The values of this process's replicas, in the order of the replicas."""
         return self._layout.pieces
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that the values are on, in the order of the replicas."""
+        return tuple(
+            device_name(next(iter(value.devices())))
+            for value in self.values
+            if isinstance(value, jax.Array) and not jax_private.is_tracer(value)
+        )
+
+    def get(self, device: str | jax.Device | None = None) -> Any:
+        """Returns the value on a device, or of the replica that runs now.
+
+        Args:
+            device: The device, or its name; by default that of the replica.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: There is no value on the device, or no replica runs and none is named.
+        """
+        if device is None:
+            own = find_own_part(self)
+            if own is not None:
+                return own
+        else:
+            wanted = canonical_name(device)
+            for name, value in zip(self.devices, self.values, strict=False):
+                if name == wanted:
+                    return value
+        raise ValueError(
+            f"get: device={device!r} has no value. It has values on {', '.join(self.devices)}; "
+            "outside a replica, name one of them."
+        )
 
     def require_replicas(self, num_replicas: int) -> None:
         """Raises if the value has parts for more replicas than there are: they would be lost.
@@ -293,6 +328,12 @@ def register_own_part(find: Callable[[DistributedValues], Any]) -> None:
     _find_own_part = find
 
 
+def find_own_part(value: DistributedValues) -> Any:
+    """Returns the part of the replica that runs now; None where no replica runs."""
+    assert _find_own_part is not None, "the engine says how parts are found"
+    return _find_own_part(value)
+
+
 class PerReplica(DistributedValues, ArrayLike):
     """A value that may differ from replica to replica.
 
@@ -305,8 +346,7 @@ class PerReplica(DistributedValues, ArrayLike):
         Returns:
             The part.
         """
-        assert _find_own_part is not None, "the engine says how parts are found"
-        return _find_own_part(self)
+        return find_own_part(self)
 
     @override
     def __eq__(self, other: object) -> Any:
@@ -394,8 +434,21 @@ class PerReplica(DistributedValues, ArrayLike):
 class Mirrored(DistributedValues, ArrayLike):
     """A value that is the same in all replicas; it can be used like the array it holds."""
 
-    def get(self) -> Any:
-        """Returns the value itself."""
+    @override
+    def get(self, device: str | jax.Device | None = None) -> Any:
+        """Returns the value itself, or its copy on a device.
+
+        Args:
+            device: The device, or its name; any copy by default.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: There is no copy on the device.
+        """
+        if device is not None:
+            return super().get(device)
         layout = self._layout
         if isinstance(layout, Local):
             return layout.value

@@ -171,9 +171,7 @@ def test_a_value_in_each_replica_of_another_strategy(pair: Any) -> None:
     other = dx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
     with other.scope():
         count = dx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
-    with pytest.raises(
-        RuntimeError, match=r"belongs to a MirroredStrategy, and was used"
-    ):
+    with pytest.raises(RuntimeError, match=r"belongs to a MirroredStrategy, and was used"):
         dx.function(lambda: pair.run(lambda: count.read_value()))()
 
 

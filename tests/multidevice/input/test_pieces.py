@@ -229,11 +229,21 @@ def test_many_kinds_of_input(strategy: Any, source: Any) -> None:
     assert flat(strategy, strategy.experimental_distribute_dataset(source())) == list(range(7))
 
 
-def test_numpy_dataset_has_rows_and_must_be_batched(strategy: Any) -> None:
-    dataset = strategy.experimental_make_numpy_dataset(np.arange(6.0, dtype=np.float32))
+def test_numpy_dataset_has_rows_and_others_must_be_batched(strategy: Any) -> None:
+    rows = np.arange(6.0, dtype=np.float32)
+    dataset = strategy.experimental_make_numpy_dataset(rows)
     assert flat(strategy, strategy.experimental_distribute_dataset(dataset.batch(4))) == [*range(6)]
-    with pytest.raises(ValueError, match="not batched"):
-        strategy.experimental_distribute_dataset(dataset)
+    # Each replica has a batch of one row; one replica takes the rows as they are.
+    elements = list(strategy.experimental_distribute_dataset(dataset))
+    count = strategy.num_replicas_in_sync
+    assert len(elements) == -(-6 // count)
+    plain = dx.data.Dataset.from_tensor_slices(rows)
+    if count == 1:
+        first = next(iter(strategy.experimental_distribute_dataset(plain)))
+        assert np.shape(strategy.experimental_local_results(first)[0]) == ()
+    else:
+        with pytest.raises(ValueError, match="not batched"):
+            strategy.experimental_distribute_dataset(plain)
 
 
 def test_generator_can_be_iterated_once_and_not_be_saved() -> None:

@@ -25,7 +25,7 @@ def test_arrays_give_rows_to_be_batched() -> None:
         dataset = as_dataset(value)
         assert len(dataset) == 4
         with pytest.raises(ValueError, match="not batched"):
-            auto_shard(dataset, 1, 0)
+            auto_shard(dataset, 2, 0)
     jnp = pytest.importorskip("jax.numpy")
     assert values_of(as_dataset(jnp.arange(2)).batch(2)) == [[0, 1]]
 

@@ -321,7 +321,9 @@ def test_positions_under_file_sharding_do_not_fit_other_numbers_of_workers(
 )
 def test_data_that_was_not_batched_is_an_error(dataset: Dataset) -> None:
     with pytest.raises(ValueError, match="not batched"):
-        auto_shard(dataset, 1, 0)
+        auto_shard(dataset, 1, 0, replicas_per_worker=2)
+    # One replica takes it as it is.
+    auto_shard(dataset, 1, 0)
 
 
 def test_batches_without_rows_are_an_error_when_they_come() -> None:

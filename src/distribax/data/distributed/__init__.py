@@ -15,3 +15,4 @@ from distribax.data.distributed.distributed_iterator import (
 from distribax.data.distributed.input_options import InputContext as InputContext
 from distribax.data.distributed.input_options import InputOptions as InputOptions
 from distribax.data.distributed.input_options import InputReplicationMode as InputReplicationMode
+from distribax.data.numpy_rows import make_numpy_rows as make_numpy_rows

@@ -26,6 +26,7 @@ from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec
+from distribax.data.numpy_rows import NumpyRows
 from distribax.data.plan.passes import number_steps
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
@@ -127,6 +128,8 @@ def distribute_dataset(
             "function for each replica. Use distribute_datasets_from_function(fn, options)."
         )
     whole = as_dataset(dataset)
+    if isinstance(whole, NumpyRows):
+        whole = whole.batch_for(target.num_replicas_in_sync)
     if target.num_workers > 1:
         number_steps(whole.plan, (target.num_workers, target.worker_id))
     part, decision = auto_shard(

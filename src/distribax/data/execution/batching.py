@@ -10,7 +10,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.plan.padding import PadTo
-from distribax.data.plan.pieces import WorkerPart, piece_size, split
+from distribax.data.plan.pieces import SplitBatch, WorkerPart, piece_size, split
 from distribax.data.plan.transforms import PaddedBatch
 
 
@@ -92,6 +92,9 @@ class AlignedPart:
 
     def __call__(self, batch: Element) -> Element:
         share = self._node.share
+        if share.num_pieces == 1:
+            # All of it, which need not be a batch.
+            return SplitBatch(batch, (batch,)) if self._node.split else batch
         size = nests.num_rows(batch)
         part = nests.take_rows(batch, *share.rows(size))
         if not self._node.split:

@@ -92,6 +92,8 @@ class WorkerPart(UnaryNode):
         return (part,) * self.share.replicas_per_worker if self.split else part
 
     def _part_of(self, batch: TensorSpec) -> TensorSpec:
+        if self.share.num_pieces == 1:
+            return batch
         rows = batch.shape[0] if batch.shape else None
         pieces = 1 if self.split else self.share.replicas_per_worker
         # Only a batch that never varies and that divides has parts of one known size.

@@ -67,7 +67,8 @@ def auto_shard(
         )
     if replicas_per_worker < 1:
         raise ValueError(f"replicas_per_worker={replicas_per_worker} must be at least 1.")
-    require_batched(dataset.plan, runner.first_element)
+    if num_workers * replicas_per_worker > 1:
+        require_batched(dataset.plan, runner.first_element)
     if policy is None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
     wanted = AutoShardPolicy.parse(policy or AutoShardPolicy.AUTO, "auto_shard_policy")

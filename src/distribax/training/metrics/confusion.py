@@ -104,8 +104,8 @@ class Recall(_Confusion):
 
     Example:
         >>> import distribax as dx
-        >>> float(dx.metrics.Recall()([0, 1, 1, 1], [0.6, 0.2, 0.9, 0.4])) * 3
-        1.0
+        >>> float(dx.metrics.Recall()([0, 1, 1, 0], [0.6, 0.2, 0.9, 0.4]))
+        0.5
     """
 
     def __init__(

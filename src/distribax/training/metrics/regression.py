@@ -6,6 +6,7 @@ import abc
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import override
 
 from distribax.training.metrics.metric import Mean, Metric, apply_weights
@@ -200,9 +201,9 @@ class MeanTensor(Metric):
         Raises:
             ValueError: The array has another shape, or the weights do not fit it.
         """
-        if jnp.shape(values) != self._shape:
+        if np.shape(values) != self._shape:
             raise ValueError(
-                f"MeanTensor: values of shape {jnp.shape(values)} do not fit the shape "
+                f"MeanTensor: values of shape {np.shape(values)} do not fit the shape "
                 f"{self._shape} of the metric. Make it with the shape of the values."
             )
         weighted, weights = apply_weights(values, sample_weight, "MeanTensor")
