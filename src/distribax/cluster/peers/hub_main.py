@@ -256,13 +256,15 @@ class Hub:
         """Returns two workers that have made different calls; none if all agree."""
         first = min(known)
         marks, agreed = known[first].marks, []
-        for number, at in known.items():
+        others = {number: at for number, at in known.items() if number != first}
+        for number, at in others.items():
             common = marks.keys() & at.marks.keys()
             agreed.append(max((n for n in common if marks[n] == at.marks[n]), default=0))
             if common and marks[last := max(common)] != at.marks[last]:
                 self._agreed = max(self._agreed, agreed[-1])
                 return [first, number]
-        self._agreed = max(self._agreed, min(agreed))
+        if len(known) == len(self._members) and agreed:
+            self._agreed = max(self._agreed, min(agreed))
         return []
 
     def _list_places(self, numbers: list[int]) -> list[str]:
