@@ -125,7 +125,7 @@ TABLE: Final = (
     Name(
         "Variable",
         "dx.Variable",
-        "Counts as an array in `jnp` functions; `jax.lax` wants `v.value()`.",
+        "JAX takes it wherever it takes an array, but does not read it inside `jax.jit`.",
     ),
     Name(
         "function",
@@ -145,6 +145,10 @@ TABLE: Final = (
     Name("data.TextLineDataset", "dx.data.TextLineDataset"),
     Name("train.Checkpoint", "dx.Checkpoint", "Orbax's format, readable under any strategy."),
     Name("train.CheckpointManager", "dx.CheckpointManager"),
+    Name("train.latest_checkpoint", "dx.train.latest_checkpoint"),
+    Name("train.checkpoints_iterator", "dx.train.checkpoints_iterator"),
+    Name("train.list_variables", "dx.train.list_variables"),
+    Name("train.load_variable", "dx.train.load_variable"),
     Name("keras.optimizers", "dx.Optimizer", "Takes any optax transformation."),
     Name("keras.metrics", "dx.metrics"),
     Name("config.set_soft_device_placement", "dx.set_soft_device_placement"),
