@@ -16,7 +16,8 @@ from distribax.types import VariableAggregation, VariableSynchronization, WriteK
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation
 from distribax.variables.context_rules import Assigned
-from distribax.variables.rows import Array, RowAccess, look_up, to_array
+from distribax.variables.row_writes import Array, to_array
+from distribax.variables.rows import RowAccess, look_up
 from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
