@@ -356,3 +356,32 @@ def test_the_same_initial_values_where_nothing_is_divided(strategy: Any) -> None
         assert (variable.shape, variable.dtype) == ((5, 3), jnp.bfloat16)
     # A function that does not tell what it takes.
     assert float(dx.Variable(functools.partial(max, 1.0, 2.0), shape=())) == 2
+
+
+def test_its_average_is_divided_alike(table: Any) -> None:
+    ema = dx.train.ExponentialMovingAverage(0.5)
+    ema.apply([table])
+    table.assign_add(jnp.full((), 2.0))
+    dx.function(lambda: ema.apply([table]))()
+    average = ema.average(table)
+    np.testing.assert_array_equal(average.numpy(), VALUE + 1)
+    assert [part.shape for part in average] == [part.shape for part in table]
+    assert [part.device for part in average] == [part.device for part in table]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(ema)).variables[0].numpy(), VALUE + 1)
+
+
+def test_averages_and_generators_are_saved(tmp_path: Any) -> None:
+    v, ema, generator = (
+        dx.Variable(1.0),
+        dx.train.ExponentialMovingAverage(0.5),
+        dx.random.Generator(1),
+    )
+    ema.apply([v])
+    generator.key()
+    checkpoint = dx.Checkpoint(ema=ema, generator=generator)
+    path = checkpoint.write(str(tmp_path / "c"))
+    expected = generator.normal()
+    v.assign(3.0)
+    ema.apply([v])
+    checkpoint.restore(path)
+    assert float(ema.average(v)) == 1.0 and float(generator.normal()) == float(expected)
