@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from distribax import coordinator as coordinator
     from distribax import data as data
     from distribax import partitioners as partitioners
+    from distribax import random as random
     from distribax import train as train
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
@@ -111,6 +112,7 @@ _ON_USE = {
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",
+    "random": "distribax.random",
     "train": "distribax.train",
     "DistributedDataset": "distribax.data.distributed",
     "DistributedIterator": "distribax.data.distributed",

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         ExperimentalMultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
     from distribax.strategies.tpu import TPUStrategy as TPUStrategy
+    from distribax.training.moving_averages import (
+        ExponentialMovingAverage as ExponentialMovingAverage,
+    )
 
 __all__ = [
     "CentralStorageStrategy",
@@ -34,6 +37,7 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "ExponentialMovingAverage",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
@@ -47,6 +51,10 @@ __all__ = [
 
 # Loaded on use, as in `distribax` itself.
 _ON_USE = {
+    "ExponentialMovingAverage": (
+        "distribax.training.moving_averages",
+        "ExponentialMovingAverage",
+    ),
     "MultiWorkerMirroredStrategy": (
         "distribax.strategies.multi_worker",
         "ExperimentalMultiWorkerMirroredStrategy",

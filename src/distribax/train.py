@@ -13,12 +13,14 @@ from distribax.training.checkpoints.directory import checkpoints_iterator as che
 from distribax.training.checkpoints.directory import latest_checkpoint as latest_checkpoint
 from distribax.training.checkpoints.directory import list_variables as list_variables
 from distribax.training.checkpoints.directory import load_variable as load_variable
+from distribax.training.moving_averages import ExponentialMovingAverage as ExponentialMovingAverage
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "ClusterDef",
     "ClusterSpec",
+    "ExponentialMovingAverage",
     "JobDef",
     "Server",
     "ServerDef",

@@ -79,11 +79,18 @@ class VariableAggregation(ParsedEnum):
 
 
 class WriteKind(enum.Enum):
-    """How a variable is written; the value is the name of the method that does it."""
+    """How a variable is written; the value is the name of the method that does it.
+
+    The last four are for parts of a variable only.
+    """
 
     ASSIGN = "assign"
     ASSIGN_ADD = "assign_add"
     ASSIGN_SUB = "assign_sub"
+    MAX = "scatter_max"
+    MIN = "scatter_min"
+    MUL = "scatter_mul"
+    DIV = "scatter_div"
 
     @override
     def __str__(self) -> str:

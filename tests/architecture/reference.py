@@ -19,6 +19,7 @@ FACES = (
     "distribax.experimental",
     "distribax.metrics",
     "distribax.partitioners",
+    "distribax.random",
     "distribax.testing",
 )
 """The modules whose names users may use."""

@@ -149,9 +149,48 @@ def scatter_rows(
 
     Indices that it does not have are left out.
     """
+    return change_part(array, kind, make_index(indices, array.shape, start), jnp.asarray(rows))
+
+
+def make_index(indices: ArrayLike, shape: Sequence[int], start: int) -> tuple[jax.Array, ...]:
+    """Returns an index of an array for rows, or elements, of a table that it is a part of.
+
+    Args:
+        indices: Numbers of rows; or, in two dimensions, the place of an element (or of a smaller
+            array) in each line.
+        shape: The shape of the array.
+        start: Which row of the table its first row is.
+
+    Returns:
+        An index for `array.at[...]`, which writes nothing where the array has no such element.
+    """
     indices = jnp.asarray(indices)
     # Numbers of 8 bits cannot be subtracted from.
     wide = indices.astype(jnp.promote_types(indices.dtype, jnp.int32))
-    at = array.at[wide - start]
-    write = at.set if kind is WriteKind.ASSIGN else at.add
-    return write(rows, mode="drop", wrap_negative_indices=False)
+    first, *others = [wide] if wide.ndim == 1 else wide.T
+    return tuple(
+        # JAX would count those below zero from the end.
+        jnp.where(place < 0, size, place)
+        for place, size in zip((first - start, *others), shape, strict=False)
+    )
+
+
+def change_part(array: jax.Array, kind: WriteKind, index: Any, value: jax.Array) -> jax.Array:
+    """Returns an array of which a part is written; elements that occur twice are written twice."""
+    part = array.at[index]
+    match kind:
+        case WriteKind.ASSIGN:
+            return part.set(value)
+        case WriteKind.ASSIGN_ADD:
+            return part.add(value)
+        case WriteKind.ASSIGN_SUB:
+            return part.add(-value)
+        case WriteKind.MAX:
+            return part.max(value)
+        case WriteKind.MIN:
+            return part.min(value)
+        case WriteKind.MUL:
+            return part.multiply(value)
+        case WriteKind.DIV:
+            # Integers stay integers, rounded towards zero.
+            return jax.lax.div(array, jnp.ones_like(array).at[index].multiply(value))

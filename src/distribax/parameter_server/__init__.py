@@ -19,6 +19,7 @@ from distribax.parameter_server.protocol.operations import AssignAdd as AssignAd
 from distribax.parameter_server.protocol.operations import AssignRows as AssignRows
 from distribax.parameter_server.protocol.operations import Op as Op
 from distribax.parameter_server.protocol.operations import Rows as Rows
+from distribax.parameter_server.protocol.operations import Scatter as Scatter
 from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec

@@ -25,12 +25,13 @@ from distribax.parameter_server import (
     Op,
     ParameterClient,
     ParameterSpec,
+    Scatter,
 )
 from distribax.topology.host_memory import aligned_empty
 from distribax.types import WriteKind
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.placement import Placement
-from distribax.variables.sharded.division import check_ids
+from distribax.variables.sharded.division import check_ids, check_places
 
 ServerOp: TypeAlias = tuple[int, Op]
 """An operation, and the server that it is for."""
@@ -234,13 +235,27 @@ def make_row_operations(
     table: contracts.Table, kind: WriteKind, indices: np.ndarray, rows: np.ndarray
 ) -> list[ServerOp]:
     """Returns the operations of a write to some rows, one for each shard that has some of them."""
-    check_ids("scatter", table.shape, table.described, indices)
-    operation = AssignRows if kind is WriteKind.ASSIGN else AddRows
-    return [
-        (spec.server, operation(spec.uid, own, rows[places]))
-        for variable, places, own in _split_ids(table, indices)
-        for spec in _specs_of(variable)
-    ]
+    check_places("scatter", table.shape, table.described, indices)
+    ids = indices.reshape(len(indices), -1)[:, 0]
+    operations: list[ServerOp] = []
+    for variable, places, own in _split_ids(table, ids):
+        for spec in _specs_of(variable):
+            operation: Op
+            if indices.ndim == 2:
+                inside = np.column_stack([own, indices[places, 1:]])
+                operation = Scatter(spec.uid, kind.value, inside, rows[places])
+            elif kind in _OF_ROWS:
+                operation = _OF_ROWS[kind](spec.uid, own, rows[places])
+            else:
+                operation = Scatter(spec.uid, kind.value, own, rows[places])
+            operations.append((spec.server, operation))
+    return operations
+
+
+_OF_ROWS: dict[WriteKind, Callable[[str, np.ndarray, np.ndarray], Op]] = {
+    WriteKind.ASSIGN: AssignRows,
+    WriteKind.ASSIGN_ADD: AddRows,
+}
 
 
 def _join_rows(

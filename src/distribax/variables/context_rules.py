@@ -12,7 +12,7 @@ from jax import lax
 
 from distribax import context, contracts, jax_private
 from distribax.errors import VariableInJitError
-from distribax.execution import frames, overlay
+from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
 from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
@@ -187,8 +187,7 @@ def write(
     here = context.current()
     if variable.placement.mesh is not None:
         _check_strategy(variable, here, str(kind))
-    in_replica = here.replica_context is not None and here.copy_id is None
-    if not in_replica or here.strategy.extended.single:
+    if not _is_one_of_several(here):
         if here.copy_id is None and variable.per_replica:
             _write_across(variable, value, kind, index)
         else:
@@ -207,6 +206,20 @@ def write(
         _put(variable, new, here)
         return
     _write_together(variable, value, kind, index, here)
+
+
+def _is_one_of_several(here: context.Entry) -> bool:
+    """Tells whether the code runs for one replica, where others write the same variables."""
+    in_replica = here.replica_context is not None and here.copy_id is None
+    return in_replica and not here.strategy.extended.single
+
+
+def is_written_together(variable: PlacedVariable) -> bool:
+    """Tells whether all replicas write a variable at once, so that their values become one."""
+    here = context.current()
+    if not _is_one_of_several(here) or variable.source is not None or variable.per_replica:
+        return False
+    return variable.distribute_strategy is here.strategy
 
 
 def _leave_out(variable: PlacedVariable, new: jax.Array) -> jax.Array:
@@ -228,10 +241,23 @@ def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
         frame.function.defer(variable, kind, value)
     else:
         assert variable.source is not None
-        _refuse_staged(variable, value)
+        refuse_staged(variable, value)
         variable.source.write(variable, kind, value)
     if stand_in is not None:
         stand_in[variable] = frames.detach(seen)
+
+
+def check_combinable(variable: PlacedVariable, what: str) -> None:
+    """Raises if it is not known how the values that replicas write to a variable become one."""
+    if variable.aggregation is VariableAggregation.NONE:
+        raise ValueError(
+            f"{what}: {variable.described} is mirrored and has aggregation=NONE, so it is not "
+            "clear how the replicas' values become one. Say it when you create it, "
+            "dx.Variable(..., aggregation=dx.VariableAggregation.MEAN) (or SUM, "
+            "ONLY_FIRST_REPLICA), or write it outside the replicas: "
+            "dx.get_replica_context().merge_call(lambda strategy, x: "
+            f"strategy.extended.update(v, lambda v, x: v.{what}(x), args=(x,)), args=(x,))."
+        )
 
 
 def _write_together(
@@ -243,15 +269,7 @@ def _write_together(
 ) -> None:
     """Writes a mirrored variable from all replicas at once."""
     aggregation = variable.aggregation
-    if aggregation is VariableAggregation.NONE:
-        raise ValueError(
-            f"{kind}: {variable.described} is mirrored and has aggregation=NONE, so it is not "
-            "clear how the replicas' values become one. Say it when you create it, "
-            "dx.Variable(..., aggregation=dx.VariableAggregation.MEAN) (or SUM, "
-            "ONLY_FIRST_REPLICA), or write it outside the replicas: "
-            "dx.get_replica_context().merge_call(lambda strategy, x: "
-            "strategy.extended.update(v, lambda v, x: v.assign(x), args=(x,)), args=(x,))."
-        )
+    check_combinable(variable, str(kind))
     if is_python_number(value):
         if aggregation is VariableAggregation.SUM:
             raise ValueError(
@@ -261,7 +279,7 @@ def _write_together(
             )
     else:
         value = frames.detach(jnp.asarray(value, dtype=None))
-        _refuse_staged(variable, value)
+        refuse_staged(variable, value)
 
     def together(strategy: contracts.Strategy, value: Assigned) -> None:
         if is_wrapped(value):
@@ -336,10 +354,7 @@ def _compute_new(
 
 def _change(old: jax.Array, value: jax.Array, kind: WriteKind, index: object = WHOLE) -> jax.Array:
     if index is not WHOLE:
-        part = old.at[index]
-        if kind is WriteKind.ASSIGN:
-            return part.set(value)
-        return part.add(value if kind is WriteKind.ASSIGN_ADD else -value)
+        return remote_writes.change_part(old, kind, index, value)
     if kind is WriteKind.ASSIGN:
         return value
     return (old + value if kind is WriteKind.ASSIGN_ADD else old - value).astype(old.dtype)
@@ -404,7 +419,7 @@ def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> Non
     if frame is not None:
         frame.write(variable, value)
     else:
-        _refuse_staged(variable, value)
+        refuse_staged(variable, value)
         index = copy_index(variable, here)
         placement = variable.placement
         if index is None:
@@ -418,7 +433,8 @@ def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> Non
         stand_in[variable] = value
 
 
-def _refuse_staged(variable: PlacedVariable, value: object) -> None:
+def refuse_staged(variable: PlacedVariable, value: object) -> None:
+    """Raises if a value belongs to a JAX transformation that would end without writing it."""
     if frames.current() is None and jax_private.is_tracer(value):
         raise RuntimeError(
             f"assign: {variable.described} was given a value of a JAX transformation that is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ import numpy as np
 from distribax import jax_private
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
+from distribax.variables import initializers
 from distribax.variables.placement import Placement
 
 _T = TypeVar("_T")
@@ -140,7 +142,8 @@ def compute_initial(
         frame.function.has_created = True
     made: Any
     if callable(value):
-        made = jax_private.run_outside_trace(lambda: _call_unframed(value))
+        make = functools.partial(initializers.make_whole, value, shape, dtype)
+        made = jax_private.run_outside_trace(lambda: _call_unframed(make))
     else:
         made = value
     if jax_private.is_tracer(made):

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
 from distribax import contracts, jax_private
-from distribax.execution import frames, lookup_gradients, overlay, remote_writes, row_lookups
+from distribax.execution import frames, lookup_gradients, overlay, row_lookups
 from distribax.jax_private import jaxprs
 from distribax.types import WriteKind
-from distribax.values import ArrayLike, IndexedSlices, Mirrored
-from distribax.variables import context_rules
+from distribax.values import ArrayLike, IndexedSlices
+from distribax.variables import context_rules, row_writes
 from distribax.variables.reference import Reference
-from distribax.variables.sharded.division import Division, check_ids, check_kind
-
-Array: TypeAlias = "jax.Array | np.ndarray"
+from distribax.variables.row_writes import Array, to_array
+from distribax.variables.sharded.division import Division, check_ids, check_kind, check_places
 
 _R = TypeVar("_R", bound="RowAccess")
 
@@ -102,51 +100,23 @@ class RowAccess(ArrayLike):
         """
         return look_up(self, indices, "sparse_read")
 
-    def scatter_add(
-        self: _R,
-        sparse_delta: IndexedSlices,
-        use_locking: bool = False,
-        name: str | None = None,
-    ) -> _R:
-        """Adds to some rows; an index that occurs twice is added twice.
+    def gather_nd(
+        self, indices: jax.typing.ArrayLike | Sequence[object], name: str | None = None
+    ) -> jax.Array:
+        """Returns elements, or smaller arrays; of a server only the rows that have them are read.
 
         Args:
-            sparse_delta: The rows and their indices.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
+            indices: Integers; the `k` numbers along the last dimension are a place in the
+                variable's first `k` dimensions.
             name: Accepted as in TensorFlow; it changes nothing.
 
         Returns:
-            The variable itself.
+            An array of shape `indices.shape[:-1] + self.shape[k:]`.
 
         Raises:
-            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
-            ValueError: The indices or rows do not fit the variable.
+            ValueError: The indices are no places in the variable.
         """
-        indices, rows = _split(sparse_delta, "scatter_add")
-        return self._write_rows("scatter_add", WriteKind.ASSIGN_ADD, indices, rows)
-
-    def scatter_sub(
-        self: _R,
-        sparse_delta: IndexedSlices,
-        use_locking: bool = False,
-        name: str | None = None,
-    ) -> _R:
-        """Subtracts from some rows; an index that occurs twice is subtracted twice.
-
-        Args:
-            sparse_delta: The rows and their indices.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
-            ValueError: The indices or rows do not fit the variable.
-        """
-        indices, rows = _split(sparse_delta, "scatter_sub")
-        return self._write_rows("scatter_sub", WriteKind.ASSIGN_ADD, indices, -rows)
+        return gather_elements(self, indices, "gather_nd")
 
     def scatter_update(
         self: _R,
@@ -167,16 +137,288 @@ class RowAccess(ArrayLike):
         Raises:
             TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
             ValueError: The indices or rows do not fit the variable.
+            NotImplementedError: Replicas write a mirrored variable, and its aggregation does not
+                say whose rows stay.
         """
-        indices, rows = _split(sparse_delta, "scatter_update")
-        return self._write_rows("scatter_update", WriteKind.ASSIGN, indices, rows)
+        row_writes.write_rows(self, "scatter_update", WriteKind.ASSIGN, sparse_delta)
+        return self
 
-    def _write_rows(self: _R, what: str, kind: WriteKind, indices: Array, rows: Array) -> _R:
-        _check_rows(self, what, indices, rows)
-        if self.source is None:
-            _write_here(self, kind, indices, rows)
-        else:
-            _send(self, what, kind, indices, rows)
+    def scatter_add(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Adds to some rows; an index that occurs twice is added twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        row_writes.write_rows(self, "scatter_add", WriteKind.ASSIGN_ADD, sparse_delta)
+        return self
+
+    def scatter_sub(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Subtracts from some rows; an index that occurs twice is subtracted twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        row_writes.write_rows(self, "scatter_sub", WriteKind.ASSIGN_SUB, sparse_delta)
+        return self
+
+    def scatter_max(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Replaces the elements of some rows that are smaller than the given ones.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+            NotImplementedError: Replicas write a mirrored variable, and its aggregation does not
+                say whose rows stay.
+        """
+        row_writes.write_rows(self, "scatter_max", WriteKind.MAX, sparse_delta)
+        return self
+
+    def scatter_min(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Replaces the elements of some rows that are larger than the given ones.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+            NotImplementedError: Replicas write a mirrored variable, and its aggregation does not
+                say whose rows stay.
+        """
+        row_writes.write_rows(self, "scatter_min", WriteKind.MIN, sparse_delta)
+        return self
+
+    def scatter_mul(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Multiplies some rows; an index that occurs twice is multiplied twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        row_writes.write_rows(self, "scatter_mul", WriteKind.MUL, sparse_delta)
+        return self
+
+    def scatter_div(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Divides some rows; integers are rounded towards zero.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
+        row_writes.write_rows(self, "scatter_div", WriteKind.DIV, sparse_delta)
+        return self
+
+    def batch_scatter_update(
+        self: _R,
+        sparse_delta: IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> _R:
+        """Replaces, in each array along the first dimensions, what its own indices name.
+
+        With indices of shape `(b, n)`, `self[i, indices[i, j]]` becomes `values[i, j]`; with those
+        of one dimension it is `scatter_update`.
+
+        Args:
+            sparse_delta: The indices, and values of `indices.shape + self.shape[indices.ndim:]`.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_batches(self, "batch_scatter_update", sparse_delta)
+        return self
+
+    def scatter_nd_update(
+        self: _R,
+        indices: jax.typing.ArrayLike | Sequence[object],
+        updates: jax.typing.ArrayLike | Sequence[object],
+        name: str | None = None,
+    ) -> _R:
+        """Replaces elements, or smaller arrays.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_elements(self, "scatter_nd_update", WriteKind.ASSIGN, indices, updates)
+        return self
+
+    def scatter_nd_add(
+        self: _R,
+        indices: jax.typing.ArrayLike | Sequence[object],
+        updates: jax.typing.ArrayLike | Sequence[object],
+        name: str | None = None,
+    ) -> _R:
+        """Adds to elements, or smaller arrays; a place that occurs twice is added to twice.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_elements(self, "scatter_nd_add", WriteKind.ASSIGN_ADD, indices, updates)
+        return self
+
+    def scatter_nd_sub(
+        self: _R,
+        indices: jax.typing.ArrayLike | Sequence[object],
+        updates: jax.typing.ArrayLike | Sequence[object],
+        name: str | None = None,
+    ) -> _R:
+        """Subtracts from elements, or smaller arrays.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_elements(self, "scatter_nd_sub", WriteKind.ASSIGN_SUB, indices, updates)
+        return self
+
+    def scatter_nd_max(
+        self: _R,
+        indices: jax.typing.ArrayLike | Sequence[object],
+        updates: jax.typing.ArrayLike | Sequence[object],
+        name: str | None = None,
+    ) -> _R:
+        """Replaces elements that are smaller than the given ones.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_elements(self, "scatter_nd_max", WriteKind.MAX, indices, updates)
+        return self
+
+    def scatter_nd_min(
+        self: _R,
+        indices: jax.typing.ArrayLike | Sequence[object],
+        updates: jax.typing.ArrayLike | Sequence[object],
+        name: str | None = None,
+    ) -> _R:
+        """Replaces elements that are larger than the given ones.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
+        row_writes.write_elements(self, "scatter_nd_min", WriteKind.MIN, indices, updates)
         return self
 
 
@@ -209,6 +451,29 @@ def look_up(
     return lookup_gradients.tap_rows(table, rows, ids)
 
 
+def gather_elements(
+    table: RowAccess, places: jax.typing.ArrayLike | Sequence[object], what: str
+) -> jax.Array:
+    """Returns elements of a table, or smaller arrays; only their rows are fetched."""
+    indices: Array = to_array(places)
+    row_writes.check_depth(what, table, indices)
+    depth = indices.shape[-1]
+    ids, *others = (indices[..., column] for column in range(depth))
+    if not others:
+        return look_up(table, ids, what)
+    if not jax_private.is_tracer(indices):
+        lines = np.asarray(indices).reshape(-1, depth)
+        check_places(what, table.shape, table.described, lines)
+    if table.source is None:
+        return _take(table.read_value(), (ids, *others))
+    rows = look_up(table, ids, what)
+    return _take(rows, (*np.ix_(*map(np.arange, ids.shape)), *others))
+
+
+def _take(array: jax.Array, index: tuple[Array, ...]) -> jax.Array:
+    return array.at[index].get(mode="fill", wrap_negative_indices=False)
+
+
 def take_rows(value: jax.Array, ids: Array, what: str, described: str) -> jax.Array:
     """Returns rows of an array that is here."""
     if jax_private.is_tracer(ids):
@@ -216,19 +481,6 @@ def take_rows(value: jax.Array, ids: Array, what: str, described: str) -> jax.Ar
     else:
         check_ids(what, value.shape, described, np.asarray(ids))
     return value.at[ids].get(mode="fill", wrap_negative_indices=False)
-
-
-def to_array(array: object) -> Any:
-    """Returns what JAX, or else NumPy, computes with; NumPy's large integers stay what they are."""
-    if isinstance(array, Mirrored):
-        array = array.get()
-    if isinstance(array, ArrayLike):
-        array = array.__jax_array__()
-    if isinstance(array, jax.Array):
-        return array
-    # A list may be one of values that are traced.
-    is_traced = any(map(jax_private.is_tracer, jax.tree.leaves(array)))
-    return jnp.asarray(array) if is_traced else np.asarray(array)
 
 
 def _is_untouched(table: RowAccess) -> bool:
@@ -240,69 +492,3 @@ def _is_untouched(table: RowAccess) -> bool:
     return all(map(overlay.is_unread, variables)) and lookup_gradients.can_tap_rows(
         table, variables
     )
-
-
-# Writing.
-
-
-def _split(sparse: object, what: str) -> tuple[Array, Array]:
-    if not isinstance(sparse, IndexedSlices):
-        raise TypeError(
-            f"{what}: sparse_delta={sparse!r} is not a dx.IndexedSlices. Pass the rows and their "
-            "indices: dx.IndexedSlices(values, indices)."
-        )
-    return to_array(sparse.indices), to_array(sparse.values)
-
-
-def _check_rows(table: RowAccess, what: str, indices: Array, rows: Array) -> None:
-    if jax_private.is_tracer(indices):
-        check_kind(what, table.shape, table.described, indices.dtype)
-    else:
-        check_ids(what, table.shape, table.described, np.asarray(indices))
-    if indices.ndim != 1 or rows.shape != (*indices.shape, *table.shape[1:]):
-        raise ValueError(
-            f"{what}: values of shape {tuple(rows.shape)} with indices of shape "
-            f"{tuple(indices.shape)} do not fit {table.described}. Expected indices of one "
-            f"dimension, and values of shape {('n', *table.shape[1:])}."
-        )
-    if not np.can_cast(rows.dtype, table.dtype, "same_kind"):
-        raise ValueError(
-            f"{what}: values of data type {rows.dtype.name} do not fit {table.described} of data "
-            f"type {np.dtype(table.dtype).name}. Convert them first."
-        )
-
-
-def _write_here(table: RowAccess, kind: WriteKind, indices: Array, rows: Array) -> None:
-    for start, variable in table.row_shards:
-        if kind is WriteKind.ASSIGN:
-            changed = remote_writes.scatter_rows(variable.read_value(), kind, indices, rows, start)
-            variable.assign(changed)
-        else:
-            zeros = jnp.zeros(variable.shape, variable.dtype)
-            variable.assign_add(remote_writes.scatter_rows(zeros, kind, indices, rows, start))
-
-
-def _send(table: RowAccess, what: str, kind: WriteKind, indices: Array, rows: Array) -> None:
-    """Writes rows of a table that lives in another process: there, at once or after the step."""
-    indices, rows = frames.detach(indices), frames.detach(rows).astype(table.dtype)
-    # What stands in for the table, in a function that is being differentiated, changes as well.
-    standing = [
-        (values, start, variable, variable.read_value())
-        for start, variable in table.row_shards
-        if (values := overlay.find_overlay(variable)) is not None
-    ]
-    frame = frames.current()
-    if frame is not None:
-        frame.function.defer_rows(table, kind, jnp.asarray(indices), jnp.asarray(rows))
-    elif jax_private.is_tracer(indices) or jax_private.is_tracer(rows):
-        raise RuntimeError(
-            f"{what}: {table.described} was given values of a JAX transformation that is still "
-            "tracing. Use @dx.function instead of @jax.jit; for other transformations return the "
-            "rows, and write them outside."
-        )
-    else:
-        assert table.source is not None
-        table.source.write_rows(table, kind, np.asarray(indices), np.asarray(rows))
-    for values, start, variable, old in standing:
-        changed = remote_writes.scatter_rows(old, kind, indices, rows, start)
-        values[variable] = frames.detach(changed)

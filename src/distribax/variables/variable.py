@@ -61,8 +61,9 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
-        initial_value: An array, a number, or a function without arguments that returns one. A
-            function is called once, whatever the number of replicas.
+        initial_value: An array, a number, or a function that returns one. A function is called
+            once, whatever the number of replicas. One that takes `partition_shape` and
+            `partition_offset`, with `shape` given here, makes each shard of a divided variable.
         trainable: Whether optimizers should change it; True by default unless it is ON_READ.
         name: A name for messages and checkpoints.
         dtype: The data type; that of the initial value by default.
@@ -96,7 +97,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         initial_value: jax.typing.ArrayLike
         | Sequence[object]
         | ArrayLike
-        | Callable[[], jax.typing.ArrayLike]
+        | Callable[..., jax.typing.ArrayLike]
         | None = None,
         trainable: bool | None = None,
         name: str | None = None,

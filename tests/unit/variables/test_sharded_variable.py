@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -307,3 +308,80 @@ def test_state_that_cannot_be_divided(strategy: Any) -> None:
         optimizer = dx.Optimizer(optax.adafactor(0.1))
     with pytest.raises(ValueError, match=r"cannot be divided like its shards.*partitioner"):
         optimizer.build([table])
+
+
+def test_each_shard_has_an_initial_value_of_its_own(strategy: Any) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def make(shape: Any, dtype: Any = None, scale: float = 2.0, **partition: Any) -> Any:
+        calls.append({"shape": shape, "dtype": dtype, **partition})
+        first = partition["partition_offset"][0]
+        rows = np.arange(partition["partition_shape"][0])[:, None] + first
+        return np.broadcast_to(rows * scale, partition["partition_shape"])
+
+    settings: dict[str, Any] = {"shape": (5, 3), "dtype": np.float32}
+    with strategy.scope():
+        table = dx.Variable(make, name="table", trainable=False, **settings)
+        ignored = dx.Variable(lambda **_: VALUE, **settings)
+        named = dx.Variable(
+            lambda partition_shape, partition_offset: np.ones(partition_shape, int), shape=(5,)
+        )
+    assert [part.name for part in table] == ["table/part_0:0", "table/part_1:0"]
+    assert not table.trainable and table.dtype == np.float32
+    np.testing.assert_array_equal(table.numpy(), np.arange(5)[:, None] * [2.0, 2.0, 2.0])
+    assert calls == [
+        {**settings, "partition_shape": (3, 3), "partition_offset": (0, 0)},
+        {**settings, "partition_shape": (2, 3), "partition_offset": (3, 0)},
+    ]
+    np.testing.assert_array_equal(ignored.numpy(), VALUE)
+    assert [part.shape for part in named] == [(3,), (2,)] and named.dtype == np.int32
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"asked for.*\(3, 3\).*has shape \(1,\)"),
+    ):
+        dx.Variable(lambda **_: np.ones(1), **settings)
+
+
+def test_the_same_initial_values_where_nothing_is_divided(strategy: Any) -> None:
+    def make(partition_shape: Any, partition_offset: Any, dtype: Any) -> Any:
+        assert partition_offset == (0, 0)
+        return np.ones(partition_shape, dtype)
+
+    settings: dict[str, Any] = {"shape": (5, 3), "dtype": jnp.bfloat16}
+    strategy.variable_partitioner = dx.partitioners.MinSizePartitioner(max_shards=2)
+    with strategy.scope():
+        served = dx.Variable(make, **settings)
+    for variable in (served, dx.Variable(make, **settings)):
+        assert isinstance(variable, dx.Variable)
+        assert (variable.shape, variable.dtype) == ((5, 3), jnp.bfloat16)
+    # A function that does not tell what it takes.
+    assert float(dx.Variable(functools.partial(max, 1.0, 2.0), shape=())) == 2
+
+
+def test_its_average_is_divided_alike(table: Any) -> None:
+    ema = dx.train.ExponentialMovingAverage(0.5)
+    ema.apply([table])
+    table.assign_add(jnp.full((), 2.0))
+    dx.function(lambda: ema.apply([table]))()
+    average = ema.average(table)
+    np.testing.assert_array_equal(average.numpy(), VALUE + 1)
+    assert [part.shape for part in average] == [part.shape for part in table]
+    assert [part.device for part in average] == [part.device for part in table]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(ema)).variables[0].numpy(), VALUE + 1)
+
+
+def test_averages_and_generators_are_saved(tmp_path: Any) -> None:
+    v, ema, generator = (
+        dx.Variable(1.0),
+        dx.train.ExponentialMovingAverage(0.5),
+        dx.random.Generator(1),
+    )
+    ema.apply([v])
+    generator.key()
+    checkpoint = dx.Checkpoint(ema=ema, generator=generator)
+    path = checkpoint.write(str(tmp_path / "c"))
+    expected = generator.normal()
+    v.assign(3.0)
+    ema.apply([v])
+    checkpoint.restore(path)
+    assert float(ema.average(v)) == 1.0 and float(generator.normal()) == float(expected)

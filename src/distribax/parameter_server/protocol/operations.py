@@ -51,6 +51,20 @@ class AddRows:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """Changes some rows of a parameter, or some elements, where it is.
+
+    `kind` is the value of a `WriteKind`. With indices of two dimensions, each line is the place of
+    an element, or of a smaller array. What occurs twice is changed twice.
+    """
+
+    uid: str
+    kind: str
+    indices: Any
+    updates: Any
+
+
+@dataclass(frozen=True)
 class Rows:
     """A gradient that is zero but for some rows; rows of an index that occurs twice are summed."""
 
@@ -76,10 +90,13 @@ class Apply:
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
 
-Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Apply
+Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Scatter | Apply
 
 APPLY: Final = "apply"
 """What an encoded `Apply` has under "do"."""
+
+SCATTER: Final = "scatter"
+"""What an encoded `Scatter` has under "do"."""
 
 _WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
     "assign": Assign,
@@ -118,6 +135,9 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
             case AddRows(uid, indices, rows):
                 at = [place(indices), place(rows)]
                 return {"do": "add_rows", "uid": uid, "rows": at}
+            case Scatter(uid, kind, indices, updates):
+                at = [place(indices), place(updates)]
+                return {"do": SCATTER, "uid": uid, "kind": kind, "rows": at}
             case Apply(optimizer, gradients, extra_args):
                 return {
                     "do": APPLY,
@@ -126,8 +146,8 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
                     "extra": {name: place(value) for name, value in extra_args.items()},
                 }
         raise TypeError(
-            f"A push cannot carry {operation!r}: expected Assign, AssignAdd, AssignRows, AddRows "
-            "or Apply."
+            f"A push cannot carry {operation!r}: expected Assign, AssignAdd, AssignRows, AddRows, "
+            "Scatter or Apply."
         )
 
     return [encode_one(operation) for operation in operations], arrays
@@ -148,6 +168,9 @@ def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> lis
         if do in _WITH_ROWS:
             indices, rows = item["rows"]
             return _WITH_ROWS[do](uid, arrays[indices], arrays[rows])
+        if do == SCATTER:
+            indices, updates = item["rows"]
+            return Scatter(uid, item["kind"], arrays[indices], arrays[updates])
         gradients = tuple(decode_gradient(at) for at in item["gradients"])
         return Apply(uid, gradients, {name: arrays[at] for name, at in item["extra"].items()})
 

@@ -16,6 +16,7 @@ from distribax.parameter_server.protocol.operations import (
     Gradient,
     Op,
     Rows,
+    Scatter,
 )
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.stored_parameter import Form
@@ -30,6 +31,8 @@ def check_operation(
             check_value(form_of(uid), value)
         case AssignRows(uid, indices, rows) | AddRows(uid, indices, rows):
             _check_rows(form_of(uid), indices, rows)
+        case Scatter(uid, _, indices, updates):
+            _check_scatter(form_of(uid), indices, updates)
         case Apply(optimizer, gradients):
             update = update_of(optimizer)
             if len(gradients) != len(update.targets):
@@ -74,6 +77,22 @@ def _check_rows(form: Form, indices: Array, rows: Array) -> None:
             f"Rows of parameter {form.name!r} have shape {rows.shape} and dtype {rows.dtype} for "
             f"indices of shape {indices.shape}; expected {expected} and {form.dtype} for indices "
             "of one dimension."
+        )
+
+
+def _check_scatter(form: Form, indices: Array, updates: Array) -> None:
+    if indices.ndim == 1:
+        _check_rows(form, indices, updates)
+        return
+    depth = indices.shape[-1]
+    expected = (len(indices), *form.shape[depth:])
+    fits = updates.shape == expected and np.can_cast(updates.dtype, form.dtype, "same_kind")
+    inside = (indices >= 0) & (indices < form.shape[:depth]) if depth <= len(form.shape) else None
+    if not fits or inside is None or not inside.all():
+        raise ValueError(
+            f"Elements of parameter {form.name!r} of shape {form.shape} and dtype {form.dtype} "
+            f"were pushed with indices of shape {indices.shape}, and values of shape "
+            f"{updates.shape} and dtype {updates.dtype}, which do not all fit."
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array
 from distribax.topology.host_memory import aligned_empty
+from distribax.types import WriteKind
 
 _FEW: Final = 16
 
@@ -46,6 +47,40 @@ def keep_last_rows(indices: Array, rows: Array) -> RowSet:
     """Returns one row per index: the last of its rows."""
     distinct, places = np.unique(indices[::-1], return_index=True)
     return RowSet(distinct, rows[::-1][places])
+
+
+def scatter(value: Array, kind: WriteKind, indices: Array, updates: Array) -> RowSet:
+    """Returns the rows of a table that change when some rows, or elements, are written."""
+    places = indices.reshape(len(indices), -1)
+    touched, of_row = np.unique(places[:, 0], return_inverse=True)
+    rows = np.take(value, touched, axis=0)
+    index = (of_row.reshape(-1), *places[:, 1:].T)
+    match kind:
+        case WriteKind.ASSIGN:
+            rows[index] = updates
+        case WriteKind.DIV:
+            divisors = np.ones_like(rows)
+            np.multiply.at(divisors, index, updates)
+            rows = _divide(rows, divisors)
+        case _:
+            _CHANGES[kind].at(rows, index, updates)
+    return RowSet(touched, rows)
+
+
+_CHANGES: Final[dict[WriteKind, np.ufunc]] = {
+    WriteKind.ASSIGN_ADD: np.add,
+    WriteKind.MAX: np.maximum,
+    WriteKind.MIN: np.minimum,
+    WriteKind.MUL: np.multiply,
+}
+
+
+def _divide(rows: Array, divisors: Array) -> Array:
+    """Returns a quotient of the same data type; integers are rounded towards zero."""
+    if rows.dtype.kind not in "iu":
+        return rows / divisors
+    below = rows // divisors
+    return below + ((rows % divisors != 0) & ((rows < 0) != (divisors < 0))).astype(rows.dtype)
 
 
 def gather_rows(value: Array, indices: Array) -> Array:

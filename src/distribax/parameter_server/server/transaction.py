@@ -15,11 +15,13 @@ from distribax.parameter_server.protocol.operations import (
     AssignAdd,
     AssignRows,
     Op,
+    Scatter,
 )
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.rounds import Round, average
-from distribax.parameter_server.server.sparse import RowSet, keep_last_rows, sum_rows
+from distribax.parameter_server.server.sparse import RowSet, keep_last_rows, scatter, sum_rows
 from distribax.parameter_server.server.stored_parameter import Change, StoredParameter
+from distribax.types import WriteKind
 
 
 class Transaction:
@@ -61,6 +63,9 @@ class Transaction:
                 added = sum_rows(indices, rows)
                 old = np.take(self.read_host(uid), added.indices, axis=0)
                 self._set_rows(uid, RowSet(added.indices, old + added.rows))
+            case Scatter(uid, kind, indices, updates):
+                value = self.read_host(uid)
+                self._set_rows(uid, scatter(value, WriteKind(kind), indices, updates))
             case Apply():
                 self._contribute(operation)
 

@@ -63,6 +63,21 @@ def check_ids(what: str, shape: Sequence[int], described: str, ids: np.ndarray) 
         )
 
 
+def check_places(what: str, shape: Sequence[int], described: str, indices: np.ndarray) -> None:
+    """Raises if these are not indices of rows or, in two dimensions, places of elements."""
+    if indices.ndim == 1:
+        check_ids(what, shape, described, indices)
+        return
+    check_kind(what, shape, described, indices.dtype)
+    outside = (indices < 0) | (indices >= np.asarray(shape[: indices.shape[1]]))
+    if outside.any():
+        line = int(np.argwhere(outside)[0][0])
+        raise ValueError(
+            f"{what}: indices[{line}] is {indices[line].tolist()}, which is no place in "
+            f"{described}."
+        )
+
+
 def check_kind(what: str, shape: Sequence[int], described: str, dtype: np.dtype[Any]) -> None:
     """Raises if a table of this shape has no rows, or ids of this type cannot name them."""
     if not len(shape):

@@ -14,9 +14,10 @@ from distribax import contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import IndexedSlices, PerReplica
-from distribax.variables import creation
+from distribax.variables import creation, initializers
 from distribax.variables.context_rules import Assigned
-from distribax.variables.rows import Array, RowAccess, look_up, to_array
+from distribax.variables.row_writes import Array, to_array
+from distribax.variables.rows import RowAccess, look_up
 from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
@@ -356,38 +357,79 @@ def create_divided(
 ) -> Variable | ShardedVariable:
     """Creates a variable, divided as `partitioner` says."""
     name = arguments.get("name") or "Variable"
-    value = creation.compute_initial(
-        arguments.get("initial_value"), arguments.get("dtype"), arguments.get("shape"), name
-    )
+    initial, dtype = arguments.get("initial_value"), arguments.get("dtype")
+    shape = arguments.get("shape")
+    if shape and initializers.takes_part(initial):
+        return _create_parts(create, arguments, partitioner, name)
+    value = creation.compute_initial(initial, dtype, shape, name)
     arguments = {**arguments, "initial_value": value}
     if not value.shape:
         return create(**arguments)
-    num_shards = _num_shards(partitioner, value, name)
+    num_shards = _num_shards(partitioner, tuple(value.shape), value.dtype, name)
     if num_shards == 1:
         return create(**arguments)
-    arguments.pop("shape", None)
     value = np.asarray(value)
+    return _create_shards(create, arguments, value.shape[0], num_shards, value.__getitem__, name)
+
+
+def _create_parts(
+    create: Callable[..., Variable],
+    arguments: dict[str, Any],
+    partitioner: Callable[..., Sequence[int]],
+    name: str,
+) -> Variable | ShardedVariable:
+    """Creates a variable whose initial value is made one shard at a time."""
+    initial, dtype = arguments["initial_value"], arguments.get("dtype")
+    shape = tuple(arguments["shape"])
+    # What it returns has the last word; the size is needed before.
+    assumed = np.dtype(jax.dtypes.canonicalize_dtype(dtype or float))
+    num_shards = _num_shards(partitioner, shape, assumed, name)
+    if num_shards == 1:
+        return create(**arguments)
+
+    def make_rows(rows: slice) -> Callable[[], Any]:
+        part = initializers.Part(shape, rows)
+        return lambda: initializers.make_part(initial, part, dtype, name)
+
+    return _create_shards(create, arguments, shape[0], num_shards, make_rows, name)
+
+
+def _create_shards(
+    create: Callable[..., Variable],
+    arguments: dict[str, Any],
+    num_rows: int,
+    num_shards: int,
+    make_rows: Callable[[slice], Any],
+    name: str,
+) -> ShardedVariable:
+    """Creates the shards, each with the initial value that `make_rows` has for its rows."""
+    common = {key: value for key, value in arguments.items() if key != "shape"}
     shards = []
-    for index, rows in enumerate(Division.even(value.shape[0], num_shards).slices):
-        part = {"initial_value": value[rows], "name": f"{name}/part_{index}"}
-        shards.append(create(**{**arguments, **part}))
+    for index, rows in enumerate(Division.even(num_rows, num_shards).slices):
+        part = {"initial_value": make_rows(rows), "name": f"{name}/part_{index}"}
+        shards.append(create(**{**common, **part}))
     return ShardedVariable(shards, name)
 
 
-def _num_shards(partitioner: Callable[..., Sequence[int]], value: Array, name: str) -> int:
-    parts = partitioner(shape=tuple(value.shape), dtype=value.dtype)
+def _num_shards(
+    partitioner: Callable[..., Sequence[int]],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    name: str,
+) -> int:
+    parts = partitioner(shape=shape, dtype=dtype)
     numbers = list(parts) if isinstance(parts, (list, tuple)) else []
-    fits = len(numbers) == value.ndim and all(
+    fits = len(numbers) == len(shape) and all(
         isinstance(number, (int, np.integer)) and number >= 1 for number in numbers
     )
     if not fits or any(number != 1 for number in numbers[1:]):
         raise ValueError(
-            f"variable_partitioner: for variable {name!r} of shape {tuple(value.shape)} it "
+            f"variable_partitioner: for variable {name!r} of shape {shape} it "
             f"returned {parts!r}. Expected a list with a number for each dimension, which is 1 for "
             "all but the first: variables are divided by rows, as by "
             "dx.partitioners.MinSizePartitioner(min_shard_bytes=256 << 10, max_shards=2)."
         )
-    return min(int(numbers[0]), int(value.shape[0]) or 1)
+    return min(int(numbers[0]), int(shape[0]) or 1)
 
 
 def _check_shards(variables: Sequence[Variable]) -> None:
