@@ -18,6 +18,7 @@ from distribax.execution import adapters, frames, iterators, named_objects, sign
 from distribax.execution.call import Args, Call, Kwargs, Origin
 from distribax.execution.iterators import Pulled
 from distribax.execution.program import Program, Stale, TraceAgain, build
+from distribax.execution.siblings import Siblings
 from distribax.execution.variants import Variants
 from distribax.values import is_none_or_opaque, nests
 
@@ -52,6 +53,7 @@ class Function:
         self._donate_argnums = tuple(donate_argnums)
         self._programs: dict[Hashable, Variants] = {}
         self._pulls: dict[Hashable, list[Origin]] = {}
+        self._siblings = Siblings()
         self._called = False
         self._trace_count = 0
         self._runs: dict[Hashable, Function] = {}
@@ -174,8 +176,11 @@ class Function:
             return self._python(*args, **kwargs)
         where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
         call = Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
+        pulls = self._pulls.get(call.key)
+        if pulls is None:
+            pulls = self._siblings.find_pulls(call) or []
         try:
-            call.fetch_all(self._pulls.get(call.key, ()))
+            call.fetch_all(pulls)
         except StopIteration:
             if not call.pulled:
                 raise
@@ -186,6 +191,9 @@ class Function:
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
         variants = self._programs.get(program_key)
+        if variants is None and (variants := self._siblings.find(call)) is not None:
+            self._programs[program_key] = variants
+            self._pulls[call.key] = call.find_origins()
         program = None if variants is None else variants.find()
         if isinstance(program, Program):
             try:
@@ -210,6 +218,8 @@ class Function:
             variants = self._programs.setdefault(key, Variants())
             variants.add(program, guards, num_changes)
             self._pulls[call.key] = [] if is_loop else call.find_origins()
+            if isinstance(program, Program):
+                self._siblings.add(call, program, variants, self._python)
         if isinstance(program, HostMode):
             return self._call_on_host(program, call)
         self._called = True
@@ -377,7 +387,9 @@ def function(
     """Compiles a function that may read and write variables and call `strategy.run`.
 
     Arrays, distributed values and Python numbers are inputs; bools, strings and other objects are
-    part of the signature, as are arguments named static.
+    part of the signature, as are arguments named static. Variables are inputs, too: what was
+    compiled for one is used for others of the same shape and kind, unless the code can tell them
+    apart (by a name, or as it also finds one in a closure).
 
     Args:
         fn: The function; without it, a decorator is returned.

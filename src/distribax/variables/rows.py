@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution import frames, lookup_gradients, overlay, remote_writes, row_lookups
+from distribax.execution.roles import RoleArgument, list_objects
 from distribax.jax_private import jaxprs
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices, Mirrored
@@ -25,7 +26,7 @@ Array: TypeAlias = "jax.Array | np.ndarray"
 _R = TypeVar("_R", bound="RowAccess")
 
 
-class RowAccess(ArrayLike):
+class RowAccess(ArrayLike, RoleArgument):
     """TensorFlow's `sparse_read` and `scatter_*`, for variables."""
 
     @property
@@ -68,7 +69,26 @@ class RowAccess(ArrayLike):
         Returns:
             An object that equals the other references to this variable; `deref()` returns it.
         """
+        self.note_identity()
         return Reference(self)
+
+    @property
+    @override
+    def form(self) -> Hashable:
+        """What code can know of it, but for its value and which one it is."""
+        return (type(self), *map(_describe_form, self.states))
+
+    @property
+    @override
+    def states(self) -> list[Any]:
+        """The variables that it consists of."""
+        return [variable for _, variable in self.row_shards]
+
+    def note_identity(self) -> None:
+        """Remembers that code which is being traced asks which variable it is."""
+        frame = frames.current()
+        if frame is not None:
+            frame.function.identified.update(map(id, list_objects([self])))
 
     def get_shape(self) -> tuple[int, ...]:
         """Returns the shape of the value.
@@ -181,6 +201,17 @@ class RowAccess(ArrayLike):
 
 
 # Reading.
+
+
+def _describe_form(variable: Any) -> Hashable:
+    placement = variable.placement
+    return (
+        *(type(variable), variable.shape, variable.dtype, variable.trainable),
+        *(variable.distribute_strategy, variable.aggregation, variable.synchronization),
+        *(type(placement), placement.devices, placement.sharding, placement.source),
+        # Of functions and other objects: what is equal may still do something else.
+        id(variable.constraint),
+    )
 
 
 def look_up(

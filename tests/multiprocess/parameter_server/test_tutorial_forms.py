@@ -41,3 +41,40 @@ def test_data_set_functions_refer_to_the_coordinators_strategy(coordinator: Any)
         assert set(map(int, coordinator.fetch(values))) <= {1, 5}
     here = coordinator.schedule(lambda: dx.get_strategy() is coordinator.strategy)
     assert here.fetch()
+
+
+def test_functions_are_not_traced_again_for_tables_of_the_same_form(
+    strategy: dx.ParameterServerStrategy, coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitioner = dx.partitioners.FixedShardsPartitioner(2)
+    monkeypatch.setattr(strategy, "variable_partitioner", partitioner)
+    values = [np.arange(12, dtype=np.float32).reshape(6, 2) + 100 * i for i in range(3)]
+    with strategy.scope():
+        tables = [dx.Variable(value, name=f"table_{i}") for i, value in enumerate(values)]
+        monkeypatch.setattr(strategy, "variable_partitioner", None)
+        counts = [dx.Variable(0, name=f"count_{i}") for i in range(3)]
+
+    @dx.function
+    def step(table: Any, count: Any, ids: Any) -> Any:
+        rows = dx.embedding_lookup(table, ids)
+        table.scatter_add(dx.IndexedSlices(jnp.ones_like(rows), ids))
+        count.assign_add(1)
+        # The second lookup depends on the rows of the first.
+        first = dx.embedding_lookup(table, (rows[:, 0] % 2).astype(jnp.int32))
+        return rows, first, jnp.sum(table.read_value()), count.read_value()
+
+    def work(table: Any, count: Any, ids: Any) -> Any:
+        return (*step(table, count, ids), step.trace_count)
+
+    ids = np.array([1, 4])
+    for _ in range(2):
+        for table, count, value in zip(tables, counts, values, strict=True):
+            before = value.copy()
+            value[ids] += 1
+            scheduled = coordinator.schedule(work, args=(table, count, ids))
+            rows, _, total, _, traces = scheduled.fetch()
+            np.testing.assert_array_equal(rows, before[ids])
+            assert total == value.sum() and traces == 1
+    for table, count, value in zip(tables, counts, values, strict=True):
+        np.testing.assert_array_equal(table.numpy(), value)
+        assert int(count.numpy()) == 2

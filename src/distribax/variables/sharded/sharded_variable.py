@@ -90,6 +90,7 @@ class ShardedVariable(RowAccess):
     @property
     def name(self) -> str:
         """The variable's name."""
+        self.note_identity()
         return self._name
 
     @property
