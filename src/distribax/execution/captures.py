@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -39,36 +39,40 @@ def find_variables(roots: Iterable[object]) -> frozenset[int] | None:
     waiting = list(roots)
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or isinstance(thing, _ends):
+        # Not `isinstance`, which may run code of the object.
+        if id(thing) in seen or issubclass(type(thing), _ends):
             continue
         if len(kept) == _MOST_OBJECTS:
             return None
         seen.add(id(thing))
         kept.append(thing)
-        if isinstance(thing, RoleArgument):
-            found.update(map(id, list_objects([thing])))
+        if issubclass(type(thing), RoleArgument):
+            found.update(map(id, list_objects([cast("RoleArgument", thing)])))
         else:
             waiting.extend(_look_inside(thing))
     return frozenset(found)
 
 
 def _look_inside(thing: Any) -> Iterator[Any]:
-    if isinstance(thing, FunctionType):
+    kind = type(thing)
+    if kind is FunctionType:
         yield from (thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__)
         if not jax_private.is_library_code(thing.__code__):
             known = thing.__globals__
             yield from (known[name] for name in _list_names(thing.__code__) if name in known)
-    elif isinstance(thing, weakref.ref):
+    elif issubclass(kind, weakref.ref):
         yield thing()
-    elif isinstance(thing, type):
+    elif issubclass(kind, type):
         if thing.__module__ != "builtins":
             yield from vars(thing).values()
             yield from thing.__bases__
     else:
-        # What a compiled function has been traced for is no way for its code.
-        inner = getattr(thing, "python_function", None)
-        yield from gc.get_referents(thing) if inner is None else (inner,)
-        yield type(thing)
+        yield kind
+        if hasattr(kind, "python_function"):
+            # What a compiled function has been traced for is no way for its code.
+            yield thing.python_function
+        else:
+            yield from gc.get_referents(thing)
 
 
 def _list_names(code: CodeType) -> Iterator[str]:

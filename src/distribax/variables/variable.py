@@ -468,6 +468,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         Returns:
             The new object; nothing is created where the value lives.
         """
+        assert description.keys() == set(duplication.DESCRIBED)
         variable = cls.__new__(cls)
         vars(variable).update(
             description,

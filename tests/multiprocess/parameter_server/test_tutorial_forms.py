@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import distribax as dx
@@ -56,6 +57,7 @@ def test_functions_are_not_traced_again_for_tables_of_the_same_form(
 
     @dx.function
     def step(table: Any, count: Any, ids: Any) -> Any:
+        assert dx.get_strategy() is coordinator.strategy
         rows = dx.embedding_lookup(table, ids)
         table.scatter_add(dx.IndexedSlices(jnp.ones_like(rows), ids))
         count.assign_add(1)
@@ -78,3 +80,21 @@ def test_functions_are_not_traced_again_for_tables_of_the_same_form(
     for table, count, value in zip(tables, counts, values, strict=True):
         np.testing.assert_array_equal(table.numpy(), value)
         assert int(count.numpy()) == 2
+
+
+def test_optimizers_keep_tables_apart(
+    strategy: dx.ParameterServerStrategy, coordinator: Any
+) -> None:
+    with strategy.scope():
+        tables = [dx.Variable(np.zeros((3, 2), np.float32)) for _ in range(2)]
+        optimizer = dx.Optimizer(optax.sgd(1.0, momentum=0.5))
+        optimizer.build(tables)
+
+    @dx.function
+    def step(table: Any) -> None:
+        optimizer.apply_gradients([(jnp.ones((3, 2)), table)])
+
+    for expected in (-1.0, -2.5):
+        for table in tables:
+            coordinator.schedule(step, args=(table,)).fetch()
+            np.testing.assert_array_equal(table.numpy(), np.full((3, 2), expected))
