@@ -16,6 +16,7 @@ from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
+from distribax.coordinator.printing import hide_printed, show_printed
 from distribax.coordinator.progress import ViewChoice, make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
@@ -74,6 +75,8 @@ class ClusterCoordinator:
             `WorkersLostError` is raised.
         view: How long work is shown: "live" (a progress bar), "lines" (a line every ten seconds),
             "none", or "auto", which is "live" in a terminal and "lines" elsewhere.
+        show_prints: Whether what functions print on workers is printed here, too, with the worker's
+            name before each line ("worker 1: ...").
 
     Raises:
         ValueError: If the strategy has no workers, or an argument is out of range.
@@ -104,6 +107,7 @@ class ClusterCoordinator:
         worker_timeout: float = 20.0,
         all_workers_timeout: float = 60.0,
         view: ViewChoice = "auto",
+        show_prints: bool = True,
     ) -> None:
         if strategy.cluster_coordinator is self:
             return  # `__new__` has returned the strategy's coordinator: it stays as it is.
@@ -139,7 +143,13 @@ class ClusterCoordinator:
             rounds.look(dispatcher.status(), dispatcher.queue.num_ready)
 
         dispatcher = Dispatcher(
-            queue_size, workers, policy, read_servers, view_of_work.update, while_waiting
+            queue_size,
+            workers,
+            policy,
+            read_servers,
+            view_of_work.update,
+            while_waiting,
+            show_printed if show_prints else hide_printed,
         )
         self._strategy = strategy
         self._num_workers = len(workers)
@@ -310,13 +320,20 @@ class ClusterCoordinator:
             self._strategy.cluster_coordinator = None
 
     @override
-    def __reduce__(self) -> tuple[type[AbsentCoordinator], tuple[()]]:
+    def __reduce__(self) -> tuple[type[AbsentCoordinator], tuple[CoordinatedStrategy]]:
         # An object whose method is scheduled may hold its coordinator.
-        return AbsentCoordinator, ()
+        return AbsentCoordinator, (self._strategy,)
 
 
 class AbsentCoordinator:
-    """Takes the coordinator's place on a worker, where nothing can be scheduled."""
+    """Takes the coordinator's place on a worker, where nothing can be scheduled.
+
+    Args:
+        strategy: The strategy, as the worker sees it.
+    """
+
+    def __init__(self, strategy: object) -> None:
+        self.strategy = strategy
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(

@@ -53,6 +53,7 @@ class Dispatcher:
         read_servers: Returns what is known of each parameter server.
         on_beat: Called with the status a few times per second.
         while_waiting: Called a few times per second in threads that wait for closures.
+        on_print: Called with a worker's index and what functions have printed there.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Dispatcher:
         read_servers: Callable[[], Sequence[Mapping[str, Any]]],
         on_beat: Callable[[CoordinatorStatus], None],
         while_waiting: Callable[[], None],
+        on_print: Callable[[int, str], None],
     ) -> None:
         self._queue = ClosureQueue(queue_size, self.wake, while_waiting)
         self._workers = workers
         self._policy = policy
         self._read_servers = read_servers
         self._on_beat = on_beat
+        self._on_print = on_print
         self._sizer = BatchSizer()
         self._events: queues.SimpleQueue[Callable[[], None]] = queues.SimpleQueue()
         self._ending: str | None = None
@@ -215,6 +218,8 @@ class Dispatcher:
     def _on_pulse(self, worker: WorkerHandle, pulse: Pulse) -> None:
         worker.is_asked = False
         worker.has_been_heard = True
+        if pulse.printed:
+            self._on_print(worker.index, pulse.printed)
 
     def _on_reply(self, worker: WorkerHandle, data: bytes, number: int) -> None:
         reply: Reply = pickle.loads(data)
@@ -222,6 +227,9 @@ class Dispatcher:
             # Ray has started the process again before the death of the last one was noticed.
             self._lose(worker, "its process has died")
             return
+        # Before anybody who waits for the functions goes on.
+        if reply.printed:
+            self._on_print(worker.index, reply.printed)
         batch = worker.batches.pop(number)
         worker.answered_at = time.monotonic()
         for function, timing in reply.timings.items():

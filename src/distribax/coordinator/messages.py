@@ -51,11 +51,13 @@ class Reply(NamedTuple):
             If there are fewer than closures, the others were not run.
         timings: How long each function took, by its number.
         refused: Whether nothing was run, as the batch was meant for another process.
+        printed: What the functions have printed since that was last told.
     """
 
     outcomes: list[Any]
     timings: dict[int, Timing]
     refused: bool = False
+    printed: str = ""
 
 
 class Greeting(NamedTuple):
@@ -67,7 +69,14 @@ class Greeting(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """A sign of life: the batch that runs, and how many of its closures have been started."""
+    """A sign of life.
+
+    Attributes:
+        batch: The batch that runs.
+        started: How many of its closures have been started.
+        printed: The lines that functions have printed since that was last told.
+    """
 
     batch: int
     started: int
+    printed: str = ""

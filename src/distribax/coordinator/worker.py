@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Timing
 from distribax.coordinator.outcomes import Raised, pack_error, pack_result
+from distribax.coordinator.printing import PrintCapture
 from distribax.coordinator.worker_objects import WorkerObjects
 
 LONGEST_SECONDS: Final = 0.4
@@ -46,6 +47,7 @@ class Worker:
         self._boot = secrets.token_hex(8)
         self._strategy: WorkerStrategy | None = None
         self._objects = WorkerObjects()
+        self._printed = PrintCapture()
         # The batch that runs, and how many of its closures have been started. The thread that runs
         # them writes this before it looks at `_recalled`, and `recall` reads it after it has
         # written `_recalled`: what `recall` does not count as started is never started.
@@ -75,14 +77,15 @@ class Worker:
             return pickle.dumps(Reply([], {}, refused=True), 5)
         self._objects.add(batch.shipments)
         self._objects.remove(batch.forgotten)
-        with strategy.scope():
-            outcomes, timings = self._run_closures(batch)
-        try:
-            strategy.flush()
-        except Exception as error:
-            # The functions have ended well, but what they wrote has not arrived.
-            outcomes = [pack_error(error)] * len(outcomes)
-        return pickle.dumps(Reply(outcomes, timings), 5)
+        with self._printed.capture():
+            with strategy.scope():
+                outcomes, timings = self._run_closures(batch)
+            try:
+                strategy.flush()
+            except Exception as error:
+                # The functions have ended well, but what they wrote has not arrived.
+                outcomes = [pack_error(error)] * len(outcomes)
+        return pickle.dumps(Reply(outcomes, timings, printed=self._printed.take_all()), 5)
 
     def _run_closures(self, batch: Batch) -> tuple[list[Any], dict[int, Timing]]:
         objects, number = self._objects, batch.number
@@ -111,8 +114,8 @@ class Worker:
     # At any time.
 
     def ping(self) -> Pulse:
-        """Answers, which shows that the process is alive."""
-        return Pulse(*self._at)
+        """Answers, which shows that the process is alive, with what long functions print."""
+        return Pulse(*self._at, self._printed.take())
 
     def recall(self, number: int) -> Pulse:
         """Starts no more closures of batches up to that number; tells which have been started."""

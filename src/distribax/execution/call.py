@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
-from distribax.execution import frames, signature
+from distribax.execution import frames, roles, signature
 from distribax.execution.iterators import LiftedIterator, Pulled
+from distribax.execution.roles import RoleArgument
 from distribax.values import is_none_or_opaque, is_wrapped
 
 Args: TypeAlias = tuple[Any, ...]
@@ -31,7 +33,7 @@ class Call:
     tree: PyTreeDef
     slots: list[signature.Slot]
     dynamic: list[Any]
-    key: Hashable
+    key: tuple[Hashable, ...]
     pulled: list[Pulled] = field(default_factory=list)
     # The distributed values that replicas have found in a trace, and not been given.
     captured: dict[contracts.State, None] = field(default_factory=dict)
@@ -67,7 +69,33 @@ class Call:
                 return index
         return iterator
 
-    def read_inputs(self) -> tuple[Hashable, list[Any]]:
+    @functools.cached_property
+    def role_arguments(self) -> list[RoleArgument]:
+        """The variables among the arguments."""
+        return [slot.value for slot in self.slots if isinstance(slot, signature.RoleSlot)]
+
+    @functools.cached_property
+    def role_key(self) -> Hashable:
+        """Like `key`, for all calls with variables of the same forms."""
+        where, tree, *keys = self.key
+        others = [
+            None if isinstance(slot, signature.RoleSlot) else key
+            for slot, key in zip(self.slots, keys, strict=True)
+        ]
+        return (where, tree, *others, roles.describe(self.role_arguments))
+
+    @property
+    def static_objects(self) -> list[object]:
+        """The arguments that are part of the signature, but for variables and iterators."""
+        slots = (slot for slot in self.slots if type(slot) is signature.StaticSlot)
+        return [slot.value for slot in slots if not isinstance(slot.value, LiftedIterator)]
+
+    def read_role_key(self) -> Hashable:
+        """Returns the key of programs for this call and others with variables of these forms."""
+        _, *elements = self.read_inputs()[0] if self.pulled else (None,)
+        return (self.role_key, *elements)
+
+    def read_inputs(self) -> tuple[tuple[Hashable, ...], list[Any]]:
         """Returns the key of the program for this call, and its inputs, with the elements."""
         if not self.pulled:
             return self.key, self.dynamic

@@ -38,7 +38,9 @@ def function(
     """Compiles a function that may read and write variables and call `strategy.run`.
 
     Arrays, distributed values and Python numbers are inputs; bools, strings and other objects are
-    part of the signature, as are arguments named static.
+    part of the signature, as are arguments named static. Variables are inputs, too: what was
+    compiled for one is used for others of the same shape and kind, unless the code can tell them
+    apart (by a name, or as it also finds one in a closure).
 
     Args:
         fn: The function; without it, a decorator is returned.

@@ -122,6 +122,8 @@ class FunctionFrame(Frame):
         self.mesh: Mesh | None = None
         # Whether there are parts that the host could run as compiled steps of their own.
         self.has_steps = False
+        # The ids of the variables among the arguments whose identity the code has asked for.
+        self.identified: set[int] = set()
         # Whether replicas have read a variable that was no input of theirs.
         self.is_incomplete = False
         # What to do where variables of other processes live, after the step has run.

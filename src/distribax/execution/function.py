@@ -21,6 +21,7 @@ from distribax.execution.concrete_function import ConcreteFunction
 from distribax.execution.input_signature import fit, is_spec, make_example
 from distribax.execution.iterators import Pulled
 from distribax.execution.program import Program, Stale, TraceAgain, build
+from distribax.execution.siblings import Siblings
 from distribax.execution.variants import Variants
 from distribax.topology import Renew, follow
 from distribax.values import is_none_or_opaque, nests
@@ -65,6 +66,7 @@ class Function:
         self._pulls: dict[Hashable, list[Origin]] = {}
         # Elements of iterators that were fetched for a call which has not been made yet.
         self._fetched: dict[Hashable, list[Pulled]] = {}
+        self._siblings = Siblings()
         self._called = False
         self._trace_count = 0
         self._runs: dict[Hashable, Function] = {}
@@ -81,6 +83,7 @@ class Function:
         self._programs.clear()
         self._pulls.clear()
         self._runs.clear()
+        self._siblings = Siblings()
 
     @property
     def python_function(self) -> Callable[..., Any]:
@@ -230,7 +233,7 @@ class Function:
             if call.key in self._fetched:
                 call.pulled = self._fetched.pop(call.key)
             else:
-                call.fetch_all(self._pulls.get(call.key, ()))
+                call.fetch_all(self._find_pulls(call))
         except StopIteration:
             if not call.pulled:
                 raise
@@ -259,10 +262,18 @@ class Function:
         where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
         return Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
 
+    def _find_pulls(self, call: Call) -> list[Origin]:
+        """Returns where the elements that a call needs come from, as far as that is known."""
+        pulls = self._pulls.get(call.key)
+        return self._siblings.find_pulls(call) or [] if pulls is None else pulls
+
     def _find(self, call: Call) -> tuple[Variants | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
         key, inputs = call.read_inputs()
         variants = self._programs.get(key)
+        if variants is None and (variants := self._siblings.find(call)) is not None:
+            self._programs[key] = variants
+            self._pulls[call.key] = call.find_origins()
         return variants, None if variants is None else variants.find(), inputs
 
     def _first_call(self, call: Call) -> Any:
@@ -285,6 +296,7 @@ class Function:
             variants.add(program, guards, num_changes)
             self._pulls[call.key] = [] if is_loop else call.find_origins()
         if isinstance(program, Program):
+            self._siblings.add(call, program, variants, self._python)
             self._called = True
             self._trace_count += 1
             if self._trace_count > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from distribax.execution.call import Call, rebuild
 from distribax.execution.iterators import LiftedIterator
 from distribax.execution.remote_writes import Effects
 from distribax.execution.results import Results, constrain
+from distribax.execution.roles import Exchange, RoleArgument
 from distribax.execution.row_lookups import StagedCall
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
@@ -75,8 +77,42 @@ class Program:
     on_mesh: bool
     # Whether its trace has created variables, so that another one may do something else.
     has_created: bool
+    # The ids of the variables whose identity the traced code has asked for.
+    identified: frozenset[int]
     size: int
     name: str
+
+    @functools.cached_property
+    def is_exchangeable(self) -> bool:
+        """Whether it is known of all that it reads, writes and returns which variable it is."""
+        return (
+            not self.has_created
+            and all(isinstance(state, RoleArgument) for state in self.states)
+            and self.results.is_exchangeable
+        )
+
+    @property
+    def states(self) -> list[contracts.State]:
+        """The variables that it reads or replaces in this process."""
+        return [*self.lift.read, *self.lift.donated, *self.lift.written]
+
+    def exchange(self, exchange: Exchange) -> Program:
+        """Returns the same program with other variables."""
+        read, donated, written = (
+            [exchange(state) for state in part]
+            for part in (self.lift.read, self.lift.donated, self.lift.written)
+        )
+        near, fetches = _sort_by_source(read)
+        call = self.call
+        return dataclasses.replace(
+            self,
+            call=call.exchange(exchange) if isinstance(call, StagedCall) else call,
+            lift=dataclasses.replace(self.lift, read=read, donated=donated, written=written),
+            results=self.results.exchange(exchange),
+            effects=self.effects.exchange(exchange),
+            fetches=fetches,
+            near=near,
+        )
 
     def does_same(self, other: Program) -> bool:
         """Tells whether another trace of the same code has led to the same computation."""
@@ -201,6 +237,7 @@ def build(
         donated,
         on_mesh,
         frame.has_created,
+        frozenset(frame.identified),
         jax_private.count_operations(recorded),
         getattr(fn, "__qualname__", type(fn).__qualname__),
     )
@@ -287,8 +324,7 @@ def _compile(
     """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
     cut = jaxprs.Cut(recorded)
     if cut.tables:
-        staged = StagedCall(cut, num_donated, _release_launch_lock)
-        return lambda *inputs: jax.tree.unflatten(form, staged(jax.tree.leaves(inputs)))
+        return StagedCall(cut, num_donated, form, _release_launch_lock)
     run = jax_private.make_function(recorded)
 
     def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from distribax import contracts
+from distribax.execution.roles import Exchange
 from distribax.types import WriteKind
 
 
@@ -67,10 +68,28 @@ class Effects:
         self.groups = [_Group(sink, [each.what for each in own]) for sink, own in by_sink.items()]
         return [[each.arrays for each in own] for own in by_sink.values()]
 
+    def exchange(self, exchange: Exchange) -> Effects:
+        """Returns the same effects on other variables."""
+        return Effects(
+            [
+                _Group(group.sink, [_exchange(kind, exchange) for kind in group.kinds])
+                for group in self.groups
+            ]
+        )
+
     def commit(self, arrays: Sequence[list[Any]]) -> None:
         """Carries out the effects of one call."""
         for group, given in zip(self.groups, arrays, strict=True):
             group.sink.commit(group.kinds, given)
+
+
+def _exchange(kind: object, exchange: Exchange) -> object:
+    if isinstance(kind, Write):
+        return Write(exchange(kind.variable), kind.kind)
+    if isinstance(kind, WriteRows):
+        return WriteRows(exchange(kind.table), kind.kind)
+    # An optimizer's update. Code that has the optimizer can reach its variables.
+    return kind
 
 
 _Read: TypeAlias = Callable[[], jax.Array]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
 from distribax.execution.frames import FunctionFrame
+from distribax.execution.roles import Exchange, RoleArgument
 from distribax.values import (
     DistributedValues,
     Global,
@@ -43,6 +46,7 @@ class Plain:
 
 
 _PLAIN = Plain()
+_PLAIN_OBJECTS = (type(None), bool, int, float, complex, str, bytes, jax.Array, np.ndarray)
 
 
 class Results:
@@ -90,6 +94,23 @@ class Results:
             else:
                 leaves.append(self._localize(place, next(remaining)))
         return jax.tree.unflatten(self._tree, leaves)
+
+    @property
+    def is_exchangeable(self) -> bool:
+        """Whether no object that is returned may refer to a variable in a way of its own."""
+        return all(
+            isinstance(form.value, (RoleArgument, *_PLAIN_OBJECTS))
+            for form in self._forms
+            if isinstance(form, Held)
+        )
+
+    def exchange(self, exchange: Exchange) -> Results:
+        """Returns the same form, with other variables where it has some."""
+        made = copy.copy(self)
+        made._forms = [
+            Held(exchange(form.value)) if isinstance(form, Held) else form for form in self._forms
+        ]
+        return made
 
     def _localize(self, place: int, array: jax.Array) -> jax.Array:
         sharding = array.sharding

@@ -7,6 +7,7 @@ that do not depend on each other's rows are fetched together.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
 from distribax.execution import frames
+from distribax.execution.roles import Exchange
 from distribax.jax_private import jaxprs
 
 
@@ -53,6 +56,7 @@ class StagedCall:
     Args:
         cut: The program, cut at its lookups.
         num_donated: How many of its inputs, the first ones, may be overwritten.
+        form: The nest of its results.
         unlocked: Lets other threads start programs while this one waits.
     """
 
@@ -60,9 +64,11 @@ class StagedCall:
         self,
         cut: jaxprs.Cut,
         num_donated: int,
+        form: PyTreeDef,
         unlocked: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._num_donated = num_donated
+        self._form = form
         self._unlocked = unlocked
         self._tables = cut.tables
         self._stages: list[_Stage] = []
@@ -82,19 +88,27 @@ class StagedCall:
 
         self._whole = jax.jit(step, donate_argnums=0)
 
-    def __call__(self, inputs: list[Any]) -> list[jax.Array]:
+    def exchange(self, exchange: Exchange) -> StagedCall:
+        """Returns the same program, which looks up rows of other tables."""
+        made = copy.copy(self)
+        made._tables = [exchange(table) for table in self._tables]
+        return made
+
+    def __call__(self, *nests: object) -> Any:
         """Runs the program.
 
         Args:
-            inputs: Its inputs.
+            *nests: Its inputs.
 
         Returns:
             Its results.
         """
+        inputs: list[Any] = jax.tree.leaves(nests)
         rows: list[jax.Array | None] = [None] * len(self._tables)
         for stage in self._stages:
             self._fetch(stage, inputs, rows)
-        return self._whole(inputs[: self._num_donated], inputs[self._num_donated :], rows)
+        given, others = inputs[: self._num_donated], inputs[self._num_donated :]
+        return jax.tree.unflatten(self._form, self._whole(given, others, rows))
 
     def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[jax.Array | None]) -> None:
         """Fetches the rows of a stage, those of one source together, into `rows`."""

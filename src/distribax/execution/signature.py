@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution.iterators import LiftedIterator
+from distribax.execution.roles import RoleArgument
 from distribax.values import (
     ArrayLike,
     DistributedValues,
@@ -74,6 +75,11 @@ class StaticSlot(Slot):
         return self.value
 
 
+@dataclass(frozen=True, eq=False)
+class RoleSlot(StaticSlot):
+    """A variable: programs can be called with another one of the same form."""
+
+
 _NUMBERS = (int, float, complex)
 _ARRAY = ArraySlot()
 _HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
@@ -119,6 +125,10 @@ def read(
         elif isinstance(leaf, LiftedIterator):
             keys.append((LiftedIterator,))
             slots.append(StaticSlot(leaf))
+            continue
+        elif isinstance(leaf, RoleArgument):
+            keys.append(_ById(leaf))
+            slots.append(RoleSlot(leaf))
             continue
         keys.append(_static_key(leaf))
         slots.append(StaticSlot(leaf))

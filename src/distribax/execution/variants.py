@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distribax.errors import HostMode
 from distribax.execution import adapters
 from distribax.execution.program import Program
+from distribax.execution.roles import Exchange
 
 
 class Variants:
@@ -35,6 +36,14 @@ class Variants:
         """Adds the one that was traced when there had been so many changes."""
         self._known.append((program, guards))
         self._current, self._num_changes = program, num_changes
+
+    def exchange(self, exchange: Exchange) -> Variants:
+        """Returns the same programs with other variables."""
+        made = Variants()
+        for known, guards in self._known:
+            if isinstance(known, Program) and known.is_exchangeable:
+                made._known.append((known.exchange(exchange), guards))
+        return made
 
     def remove(self, program: Program) -> None:
         """Forgets a program that does not fit any more."""

@@ -26,7 +26,11 @@ _known: dict[CodeType, bool] = {}
 
 def is_library(frame: FrameType) -> bool:
     """Tells whether a frame is not of the user's program."""
-    code = frame.f_code
+    return is_library_code(frame.f_code)
+
+
+def is_library_code(code: CodeType) -> bool:
+    """Tells whether code is not of the user's program."""
     found = _known.get(code)
     if found is None:
         name = code.co_filename

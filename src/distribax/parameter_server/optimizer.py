@@ -160,6 +160,7 @@ class ServedUpdate(PushedUpdate):
             "_where": "dx.Optimizer",
             "_shape": shape,
             "_dtype": np.dtype(dtype),
+            "_constraint": None,
         }
 
         def make() -> Variable:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from distribax import context, jax_private
-from distribax.execution import named_objects
+from distribax.execution import captures, named_objects
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -401,6 +401,10 @@ class Strategy:
         count = self.num_replicas_in_sync
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         return f"<dx.{type(self).__name__} of {replicas} on {devices}>"
+
+
+# What a strategy holds are no variables of the functions that use it.
+captures.end_at(Strategy)
 
 
 def experimental_make_numpy_dataset(numpy_input: object, session: object = None) -> Dataset:

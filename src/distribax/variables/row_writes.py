@@ -97,7 +97,7 @@ def write_batches(table: PlacedTable, what: str, sparse: object) -> None:
     write_elements(table, what, WriteKind.ASSIGN, places, values)
 
 
-def check_depth(what: str, table: PlacedTable, indices: Array) -> None:
+def check_depth(what: str, table: contracts.Table, indices: Array) -> None:
     """Raises if the last dimension of indices is not that of places in the table."""
     check_kind(what, table.shape, table.described, indices.dtype)
     if not indices.ndim or not 1 <= indices.shape[-1] <= len(table.shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -11,19 +11,18 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import contracts, jax_private
-from distribax.execution import frames, lookup_gradients, overlay, row_lookups
-from distribax.jax_private import jaxprs
+from distribax.execution import frames
+from distribax.execution.roles import RoleArgument, list_objects
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
-from distribax.variables import context_rules, row_writes
+from distribax.variables import row_reads, row_writes
 from distribax.variables.reference import Reference
-from distribax.variables.row_writes import Array, to_array
-from distribax.variables.sharded.division import Division, check_ids, check_kind, check_places
+from distribax.variables.sharded.division import Division
 
 _R = TypeVar("_R", bound="RowAccess")
 
 
-class RowAccess(ArrayLike):
+class RowAccess(ArrayLike, RoleArgument):
     """TensorFlow's `sparse_read` and `scatter_*`, for variables."""
 
     @property
@@ -66,7 +65,26 @@ class RowAccess(ArrayLike):
         Returns:
             An object that equals the other references to this variable; `deref()` returns it.
         """
+        self.note_identity()
         return Reference(self)
+
+    @property
+    @override
+    def form(self) -> Hashable:
+        """What code can know of it, but for its value and which one it is."""
+        return (type(self), *map(_describe_form, self.states))
+
+    @property
+    @override
+    def states(self) -> list[Any]:
+        """The variables that it consists of."""
+        return [variable for _, variable in self.row_shards]
+
+    def note_identity(self) -> None:
+        """Remembers that code which is being traced asks which variable it is."""
+        frame = frames.current()
+        if frame is not None:
+            frame.function.identified.update(map(id, list_objects([self])))
 
     def get_shape(self) -> tuple[int, ...]:
         """Returns the shape of the value.
@@ -98,7 +116,7 @@ class RowAccess(ArrayLike):
         Returns:
             An array of shape `indices.shape + self.shape[1:]`.
         """
-        return look_up(self, indices, "sparse_read")
+        return row_reads.look_up(self, indices, "sparse_read")
 
     def gather_nd(
         self, indices: jax.typing.ArrayLike | Sequence[object], name: str | None = None
@@ -116,7 +134,7 @@ class RowAccess(ArrayLike):
         Raises:
             ValueError: The indices are no places in the variable.
         """
-        return gather_elements(self, indices, "gather_nd")
+        return row_reads.gather_elements(self, indices, "gather_nd")
 
     def scatter_update(
         self: _R,
@@ -422,73 +440,12 @@ class RowAccess(ArrayLike):
         return self
 
 
-# Reading.
-
-
-def look_up(
-    table: RowAccess, asked: jax.typing.ArrayLike | Sequence[object], what: str
-) -> jax.Array:
-    """Returns rows of a table; only they are fetched if the table lives in another process."""
-    ids: Array = to_array(asked)
-    if table.source is None or not _is_untouched(table):
-        return take_rows(table.read_value(), ids, what, table.described)
-    context_rules.guard_read(table)
-    check_kind(what, table.shape, table.described, ids.dtype)
-    frame = frames.current()
-    if frame is not None:
-        rows, ids = row_lookups.look_up(frame, table, ids)
-    else:
-        known = jaxprs.find_in_trace(ids, None)
-        if known is None:
-            raise RuntimeError(
-                f"{what}: the ids for {table.described} are values of a JAX transformation that "
-                "is still tracing (jax.jit, jax.vmap, jax.lax.scan, ...). Use @dx.function "
-                "instead of @jax.jit; for other transformations look up the rows outside, and "
-                "pass them in."
-            )
-        ids = np.asarray(known)
-        rows = table.source.rows([(table, ids)])[0]
-    return lookup_gradients.tap_rows(table, rows, ids)
-
-
-def gather_elements(
-    table: RowAccess, places: jax.typing.ArrayLike | Sequence[object], what: str
-) -> jax.Array:
-    """Returns elements of a table, or smaller arrays; only their rows are fetched."""
-    indices: Array = to_array(places)
-    row_writes.check_depth(what, table, indices)
-    depth = indices.shape[-1]
-    ids, *others = (indices[..., column] for column in range(depth))
-    if not others:
-        return look_up(table, ids, what)
-    if not jax_private.is_tracer(indices):
-        lines = np.asarray(indices).reshape(-1, depth)
-        check_places(what, table.shape, table.described, lines)
-    if table.source is None:
-        return _take(table.read_value(), (ids, *others))
-    rows = look_up(table, ids, what)
-    return _take(rows, (*np.ix_(*map(np.arange, ids.shape)), *others))
-
-
-def _take(array: jax.Array, index: tuple[Array, ...]) -> jax.Array:
-    return array.at[index].get(mode="fill", wrap_negative_indices=False)
-
-
-def take_rows(value: jax.Array, ids: Array, what: str, described: str) -> jax.Array:
-    """Returns rows of an array that is here."""
-    if jax_private.is_tracer(ids):
-        check_kind(what, value.shape, described, ids.dtype)
-    else:
-        check_ids(what, value.shape, described, np.asarray(ids))
-    return value.at[ids].get(mode="fill", wrap_negative_indices=False)
-
-
-def _is_untouched(table: RowAccess) -> bool:
-    """Tells whether the rows of the table are those that it has where it lives."""
-    variables = [variable for _, variable in table.row_shards]
-    frame = frames.current()
-    if frame is not None and any(map(frame.function.deferred.has_written, variables)):
-        return False
-    return all(map(overlay.is_unread, variables)) and lookup_gradients.can_tap_rows(
-        table, variables
+def _describe_form(variable: Any) -> Hashable:
+    placement = variable.placement
+    return (
+        *(type(variable), variable.shape, variable.dtype, variable.trainable),
+        *(variable.distribute_strategy, variable.aggregation, variable.synchronization),
+        *(type(placement), placement.devices, placement.sharding, placement.source),
+        # Of functions and other objects: what is equal may still do something else.
+        id(variable.constraint),
     )

@@ -145,6 +145,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     @property
     def name(self) -> str:
         """The variable's name, with TensorFlow's suffix."""
+        self.note_identity()
         return f"{self._name}:0"
 
     @property
@@ -214,6 +215,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
     @property
     def device(self) -> str:
         """The name of the device of the first copy (of the replica's own copy in a replica)."""
+        self.note_identity()
         replica = context.get_replica_context()
         index = replica.runner.replica_id if replica is not None else 0
         names = self._placement.device_names
@@ -467,6 +469,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         Returns:
             The new object; nothing is created where the value lives.
         """
+        assert description.keys() == set(duplication.DESCRIBED)
         variable = cls.__new__(cls)
         vars(variable).update(
             description,

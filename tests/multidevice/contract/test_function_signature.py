@@ -249,3 +249,28 @@ def test_errors_of_jax_name_the_function_and_its_arguments(pair: Any) -> None:
             jax.errors.ConcretizationTypeError, match=named.format(function, argument)
         ):
             (dx.function(step) if function == "replica_step" else step)()
+
+
+def test_another_variable_of_the_same_form_is_not_traced_again(any_strategy: Any) -> None:
+    strategy = any_strategy
+
+    @dx.function
+    def step(totals: Any, x: Any) -> Any:
+        def replica(own: Any, x: Any) -> Any:
+            own.assign_add(x)
+            return own.read_value()
+
+        results = [strategy.run(replica, args=(total, x)) for total in totals]
+        return [strategy.reduce("MEAN", result, axis=None) for result in results]
+
+    def make() -> list[Any]:
+        with strategy.scope():
+            mirrored = dx.Variable(0.0, aggregation="MEAN")
+            return [mirrored, dx.Variable(0.0, synchronization="ON_READ", aggregation="MEAN")]
+
+    first, second = make(), make()
+    for count in (1.0, 2.0):
+        for totals in (first, second):
+            assert [float(each) for each in step(totals, 1.0)] == [count, count]
+            assert [float(total.numpy()) for total in totals] == [count, count]
+    assert step.trace_count == 1

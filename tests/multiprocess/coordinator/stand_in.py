@@ -38,6 +38,9 @@ class PlainStrategy:
     num_watched: int = 0
     num_finished: int = 0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlainSetup, ()
+
     def worker_setup(self) -> Any:
         return self.setup
 

@@ -334,6 +334,49 @@ def test_values_of_another_coordinator(
         other.close()
 
 
+def test_what_functions_print_is_shown(
+    all_up: ClusterCoordinator, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shown = tmp_path / "shown"
+
+    def report(number: int) -> int:
+        print("first line\nsecond line", number, end="")
+        return experimental_get_current_worker_index()
+
+    def wait() -> None:
+        print("begins")
+        deadline = time.monotonic() + 20
+        while not shown.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        print("ends")
+
+    value = all_up.schedule(report, args=(7,))
+    index = value.fetch()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"worker {index}: first line", f"worker {index}: second line 7"]
+    # A long function is heard while it runs.
+    value = all_up.schedule(wait)
+    text = ""
+    while "begins\n" not in text:
+        time.sleep(0.05)
+        text += capsys.readouterr().out
+    assert "ends" not in text
+    shown.touch()
+    value.fetch()
+    assert capsys.readouterr().out.endswith(": ends\n")
+
+
+def test_what_functions_print_can_be_hidden(
+    own_engine: Callable[[int], Engine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = ClusterCoordinator(PlainStrategy(own_engine(1)), view="none", show_prints=False)
+    try:
+        assert quiet.schedule(lambda: print("something")).fetch() is None
+    finally:
+        quiet.close()
+    assert capsys.readouterr().out == ""
+
+
 def test_the_coordinator_is_absent_on_workers(coordinator: ClusterCoordinator) -> None:
     value = coordinator.schedule(lambda: coordinator.schedule(add, args=(1,)))
     with pytest.raises(RuntimeError, match=r"coordinator.schedule: .* is not on this worker"):

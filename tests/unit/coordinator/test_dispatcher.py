@@ -13,6 +13,7 @@ from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.messages import Greeting
+from distribax.coordinator.printing import hide_printed
 from distribax.coordinator.progress import Hidden
 from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
 from tests.unit.coordinator.closures import put, take
@@ -28,12 +29,14 @@ class Broken(WorkerHandle):
         """There is no process."""
 
 
+def make_dispatcher(worker: WorkerHandle) -> Dispatcher:
+    return Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update, list, hide_printed)
+
+
 def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", noticed.append)
-    dispatcher = Dispatcher(
-        4, [Broken(0, {}, b"")], FailurePolicy(), lambda: (), Hidden().update, list
-    )
+    dispatcher = make_dispatcher(Broken(0, {}, b""))
     (waiting,) = put(dispatcher.queue, 1)
     dispatcher.open()
     with pytest.raises(RuntimeError, match="a mistake of distribax, ZeroDivisionError"):
@@ -46,7 +49,7 @@ def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyP
 
 def test_a_lost_worker_and_its_functions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     worker = WorkerHandle(3, {}, b"")
-    dispatcher = Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update, list)
+    dispatcher = make_dispatcher(worker)
     (closure,) = put(dispatcher.queue, 1)
     with caplog.at_level(logging.INFO, "distribax.coordinator"):
         worker.become_ready(Greeting("boot", 42, "here"))

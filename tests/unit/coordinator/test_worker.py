@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from distribax.coordinator import experimental_get_current_worker_index, references, worker
-from distribax.coordinator.messages import Batch, Greeting, Reply, Shipment
+from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Shipment
 from distribax.coordinator.outcomes import Raised
 from distribax.coordinator.references import Kind
 from distribax.coordinator.worker import LONGEST_SECONDS, Worker
@@ -115,7 +115,7 @@ def test_recalled_closures_are_not_started() -> None:
     )
     thread.start()
     assert begun.wait(300)
-    assert driver.worker.ping() == (1, 1)
+    assert driver.worker.ping() == Pulse(1, 1)
     pulse = driver.worker.recall(2)
     assert (pulse.batch, pulse.started) == (1, 1)
     go_on.set()

@@ -10,8 +10,9 @@ import numpy as np
 
 from distribax import jax_private
 from distribax.values import ArrayLike
+from distribax.variables.row_reads import look_up, take_rows
 from distribax.variables.row_writes import to_array
-from distribax.variables.rows import RowAccess, look_up, take_rows
+from distribax.variables.rows import RowAccess
 from distribax.variables.sharded.sharded_variable import ShardedVariable
 
 

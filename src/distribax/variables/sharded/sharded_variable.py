@@ -16,8 +16,9 @@ from distribax.types import VariableAggregation, VariableSynchronization, WriteK
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation, initializers
 from distribax.variables.context_rules import Assigned
+from distribax.variables.row_reads import look_up
 from distribax.variables.row_writes import Array, to_array
-from distribax.variables.rows import RowAccess, look_up
+from distribax.variables.rows import RowAccess
 from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
@@ -91,6 +92,7 @@ class ShardedVariable(RowAccess):
     @property
     def name(self) -> str:
         """The variable's name."""
+        self.note_identity()
         return self._name
 
     @property

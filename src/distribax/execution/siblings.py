@@ -1,0 +1,66 @@
+"""Programs that are called with other variables than they were traced for.
+
+Code that is given a variable mostly does not ask which one it is: then its program does the same
+for another one of the same form. What it reads, writes and sends is exchanged, and the compiled
+computation stays. Where the code may tell variables apart, it is traced for each: if it can reach
+one by another way than its arguments (such as an optimizer, with its slots), or if it has asked for
+a name, a device or a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distribax.execution import captures
+from distribax.execution.call import Call, Origin
+from distribax.execution.program import Program
+from distribax.execution.roles import RoleArgument, list_objects, make_exchange
+from distribax.execution.variants import Variants
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """Programs, the arguments that they were traced for, and what the code can reach beside."""
+
+    variants: Variants
+    arguments: Sequence[RoleArgument]
+    reachable: frozenset[int]
+
+
+class Siblings:
+    """The programs of one function for calls that differ only in the variables they are given."""
+
+    def __init__(self) -> None:
+        self._traced: dict[Hashable, _Traced] = {}
+        self._pulls: dict[Hashable, list[Origin]] = {}
+
+    def find_pulls(self, call: Call) -> list[Origin] | None:
+        """Returns where the elements come from that a call like this one has fetched."""
+        return self._pulls.get(call.role_key) if call.role_arguments else None
+
+    def find(self, call: Call) -> Variants | None:
+        """Returns programs of other variables, for those of this call."""
+        arguments = call.role_arguments
+        traced = self._traced.get(call.read_role_key()) if arguments else None
+        if traced is None or _is_any(arguments, traced.reachable):
+            return None
+        return traced.variants.exchange(make_exchange(traced.arguments, arguments))
+
+    def add(self, call: Call, program: Program, variants: Variants, fn: Callable[..., Any]) -> None:
+        """Keeps a program for calls with other variables, if it can be."""
+        arguments = call.role_arguments
+        if not arguments or _is_any(arguments, program.identified) or not program.is_exchangeable:
+            return
+        reachable = captures.find_variables([fn, *call.static_objects])
+        if reachable is None or _is_any(arguments, reachable):
+            return
+        given = frozenset(map(id, list_objects(arguments)))
+        reachable |= frozenset(map(id, program.states)) - given
+        self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable)
+        self._pulls[call.role_key] = call.find_origins()
+
+
+def _is_any(arguments: Sequence[RoleArgument], ids: frozenset[int]) -> bool:
+    return any(id(each) in ids for each in list_objects(arguments))
