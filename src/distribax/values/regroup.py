@@ -110,7 +110,7 @@ def _merge(
     # Over several processes, what is one object here may be another one elsewhere.
     alone = mesh is None or not mesh.is_multi_process
     same = all(piece is first for piece in pieces)
-    if wrap or not (same and alone):
+    if wrap or not same or (not alone and is_slices(first)):
         if is_slices(first):
             return _merge_slices(cast("Sequence[IndexedSlices]", pieces), origins, mesh)
         opened = [nests.open_container(piece, _is_unit, of_results=True) for piece in pieces]

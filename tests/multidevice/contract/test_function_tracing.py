@@ -167,7 +167,8 @@ def test_settings_of_jax_are_part_of_the_signature(any_strategy: Any) -> None:
     assert step.trace_count == 2
 
 
-def test_a_value_in_each_replica_of_another_strategy(pair: Any) -> None:
+def test_a_value_in_each_replica_of_another_strategy() -> None:
+    pair = dx.MirroredStrategy(["CPU:0", "CPU:1"])
     other = dx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
     with other.scope():
         count = dx.Variable(0.0, synchronization="ON_READ", aggregation="SUM")
@@ -199,7 +200,10 @@ def test_eager_replicas_call_a_function_together(strategy: Any) -> None:
     np.testing.assert_allclose(_state(model), _state(same), rtol=1e-5)
 
 
-def test_eager_replicas_that_do_not_all_call_a_function(pair: Any) -> None:
+def test_eager_replicas_that_do_not_all_call_a_function() -> None:
+    # Replicas of one process: workers cannot know what the others call.
+    pair = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+
     @dx.function
     def double(x: jax.Array) -> jax.Array:
         if x.shape == (3,):
