@@ -134,6 +134,10 @@ class FunctionFrame(Frame):
     def function(self) -> FunctionFrame:
         return self
 
+    def end(self) -> None:
+        """Lets go of the call that the function was traced for."""
+        self.pull = _refuse_pull
+
     def defer(self, variable: contracts.Variable, kind: WriteKind, value: jax.Array) -> None:
         """Notes a write to a variable that lives in another process."""
         self._check_owned(variable.described, value)
@@ -185,6 +189,10 @@ class FunctionFrame(Frame):
         for named in (self.values, self.lifted, self.touched, self.written):
             if old in named:
                 named[new] = named.pop(old)
+
+
+def _refuse_pull(iterator: object) -> Any:
+    raise AssertionError("the trace has ended")
 
 
 @dataclass(frozen=True)

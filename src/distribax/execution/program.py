@@ -200,8 +200,12 @@ def build(
         args, kwargs = inputs.add_arguments(fn)
         frame = frames.FunctionFrame(recording, may_create, inputs.pull, call.captured)
         inputs.frame = frame
-        with trace_errors.explain(), frames.enter(frame):
-            result = fn(*args, **kwargs)
+        try:
+            with trace_errors.explain(), frames.enter(frame):
+                result = fn(*args, **kwargs)
+        finally:
+            # Custom derivatives in the program keep the frame, which must not keep iterators.
+            frame.end()
         if frame.is_incomplete:
             raise TraceAgain
         arrays = results.take(result, frame)
