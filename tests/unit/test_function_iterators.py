@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,3 +124,27 @@ def test_an_iterator_that_a_function_makes_begins_anew_at_each_call(start: Any) 
     assert [float(first_two(_rows(number, 5))) for number in range(3)] == [10, 21, 32]
     dataset = _rows(1, 5)
     assert [float(first_two(dataset)) for _ in range(2)] == [21, 21]
+
+
+def test_a_trace_does_not_keep_its_iterator() -> None:
+    """Otherwise its thread goes on until Python happens to look for cycles."""
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = dx.data.Dataset.range(12).batch(4)
+
+    @dx.function
+    def step(iterator: Any) -> Any:
+        def replica(x: Any) -> Any:
+            return jax.grad(lambda y: dx.get_replica_context().all_reduce("SUM", y))(x.sum() * 1.0)
+
+        return strategy.run(replica, args=(next(iterator),))
+
+    gc.collect()
+    gc.disable()
+    try:
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        step(iterator)
+        kept = weakref.ref(iterator)
+        del iterator
+        assert kept() is None
+    finally:
+        gc.enable()
