@@ -127,6 +127,17 @@ class DistributeOptions(OptionGroup):
     _known: ClassVar[dict[str, type]] = {"auto_shard_policy": AutoShardPolicy, "num_devices": int}
     _defaults: ClassVar[dict[str, object]] = {"auto_shard_policy": AutoShardPolicy.AUTO}
 
+    @property
+    def auto_shard(self) -> bool:
+        """Whether it is divided among workers at all: an older form of the policy."""
+        return self.auto_shard_policy is not AutoShardPolicy.OFF
+
+    @override
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "auto_shard":
+            name, value = "auto_shard_policy", "AUTO" if value else "OFF"
+        super().__setattr__(name, value)
+
 
 class ThreadingOptions(OptionGroup):
     """How many threads a pipeline may use where the library chooses (AUTOTUNE).

@@ -95,3 +95,12 @@ def test_functions_of_data_sets_create_no_variables() -> None:
     ):
         with pytest.raises(ValueError, match=r"was created in a function of a data set.*outside"):
             list(dataset)
+
+
+def test_the_older_form_of_the_policy() -> None:
+    options = Options()
+    assert options.experimental_distribute.auto_shard
+    options.experimental_distribute.auto_shard = False  # type: ignore[misc]
+    assert options.experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
+    options.experimental_distribute.auto_shard = True  # type: ignore[misc]
+    assert options.experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
