@@ -289,7 +289,7 @@ def _run(
     paired = zip(called, given, strict=False)  # JAX does not know all of the containers.
     names = [name for name, each in paired if each is not None]
     names += [state.described for state in (*stacked, *found)]
-    # Errors of JAX's name the replica's function and its arguments.
+    # JAX's errors then name the replica's function and its arguments.
     jax_private.set_description(body, jax_private.describe("strategy.run", fn, names))
     all_specs = (in_specs, [SPLIT] * len(stacked), [state.layout.spec for state in found])
     program = jax_private.shard_map(body, mesh, all_specs, out_specs)
