@@ -49,7 +49,7 @@ def split_by_device(array: jax.Array) -> list[jax.Array]:
 def join_by_device(
     shape: tuple[int, ...], sharding: Sharding, pieces: Sequence[jax.Array]
 ) -> jax.Array:
-    """Returns single-device arrays as one array of `shape`: which `split_by_device` splits again."""
+    """Returns single-device arrays as one array of `shape`, as `split_by_device` expects."""
     if is_key(pieces[0]):
         keys: list[Any] = list(pieces)
         inner = [key._base_array for key in keys]
