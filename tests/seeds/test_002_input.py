@@ -179,9 +179,9 @@ def test_experimental_make_numpy_dataset(strategy: dx.MirroredStrategy) -> None:
     dataset = strategy.experimental_make_numpy_dataset(numpy_input)
     assert isinstance(dataset, tf.data.Dataset)
     assert [float(x) for x in dataset] == [1.0] * 10
-    # As the document writes it, without a batch, there is nothing to divide.
-    with pytest.raises(ValueError, match="not batched"):
-        strategy.experimental_distribute_dataset(dataset)
+    # As the document writes it, without a batch: one row for each replica.
+    dist_dataset = strategy.experimental_distribute_dataset(dataset)
+    assert [contents(x) for x in dist_dataset] == [[[1.0], [1.0]]] * 5
     dist_dataset = strategy.experimental_distribute_dataset(dataset.batch(4))
     assert [contents(x) for x in dist_dataset] == [
         [[1.0, 1.0], [1.0, 1.0]],
