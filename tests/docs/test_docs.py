@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import gc
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,20 @@ class Block:
     text: str
     line: int
     run: bool
+
+
+@pytest.fixture(autouse=True)
+def _loggers_stay_as_they_are() -> Iterator[None]:
+    """The pages show how logs are set up, which must not reach other tests."""
+    root = logging.getLogger()
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("distribax")]
+    names += ["distribax", "distribax.cluster", "distribax.data"]
+    levels = {logger: logger.level for logger in (root, *map(logging.getLogger, names))}
+    handlers = list(root.handlers)
+    yield
+    for logger, level in levels.items():
+        logger.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def _blocks(page: Path) -> Iterator[Block]:
