@@ -18,11 +18,11 @@ from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution import adapters, frames, iterators, named_objects, signature
 from distribax.execution.call import Args, Call, Kwargs, Origin
 from distribax.execution.concrete_function import ConcreteFunction
+from distribax.execution.guarded_programs import GuardedPrograms
 from distribax.execution.input_signature import fit, is_spec, make_example
 from distribax.execution.iterators import Pulled
 from distribax.execution.program import Program, Stale, TraceAgain, build
 from distribax.execution.siblings import Siblings
-from distribax.execution.variants import Variants
 from distribax.topology import Renew, follow
 from distribax.values import is_none_or_opaque, nests
 
@@ -62,7 +62,7 @@ class Function:
         functools.update_wrapper(self, fn)
         self._python = fn
         self._settings = settings or Settings()
-        self._programs: dict[Hashable, Variants] = {}
+        self._programs: dict[Hashable, GuardedPrograms] = {}
         self._pulls: dict[Hashable, list[Origin]] = {}
         # Elements of iterators that were fetched for a call which has not been made yet.
         self._fetched: dict[Hashable, list[Pulled]] = {}
@@ -267,7 +267,9 @@ class Function:
         pulls = self._pulls.get(call.key)
         return self._siblings.find_pulls(call) or [] if pulls is None else pulls
 
-    def _find(self, call: Call) -> tuple[Variants | None, Program | HostMode | None, list[Any]]:
+    def _find(
+        self, call: Call
+    ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
         key, inputs = call.read_inputs()
         variants = self._programs.get(key)
@@ -292,7 +294,7 @@ class Function:
             # In a loop the host fetches what it needs, and it does not matter what that is.
             is_loop = program is HostMode.LOOP
             key = call.key if is_loop else call.read_inputs()[0]
-            variants = self._programs.setdefault(key, Variants())
+            variants = self._programs.setdefault(key, GuardedPrograms())
             variants.add(program, guards, num_changes)
             self._pulls[call.key] = [] if is_loop else call.find_origins()
         if isinstance(program, Program):

@@ -13,18 +13,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distribax.execution import captures
+from distribax.execution import reachable_variables
 from distribax.execution.call import Call, Origin
+from distribax.execution.guarded_programs import GuardedPrograms
 from distribax.execution.program import Program
 from distribax.execution.roles import RoleArgument, list_objects, make_exchange
-from distribax.execution.variants import Variants
 
 
 @dataclass(frozen=True)
 class _Traced:
     """Programs, the arguments that they were traced for, and what the code can reach beside."""
 
-    variants: Variants
+    variants: GuardedPrograms
     arguments: Sequence[RoleArgument]
     reachable: frozenset[int]
 
@@ -40,7 +40,7 @@ class Siblings:
         """Returns where the elements come from that a call like this one has fetched."""
         return self._pulls.get(call.role_key) if call.role_arguments else None
 
-    def find(self, call: Call) -> Variants | None:
+    def find(self, call: Call) -> GuardedPrograms | None:
         """Returns programs of other variables, for those of this call."""
         arguments = call.role_arguments
         traced = self._traced.get(call.read_role_key()) if arguments else None
@@ -48,12 +48,14 @@ class Siblings:
             return None
         return traced.variants.exchange(make_exchange(traced.arguments, arguments))
 
-    def add(self, call: Call, program: Program, variants: Variants, fn: Callable[..., Any]) -> None:
+    def add(
+        self, call: Call, program: Program, variants: GuardedPrograms, fn: Callable[..., Any]
+    ) -> None:
         """Keeps a program for calls with other variables, if it can be."""
         arguments = call.role_arguments
         if not arguments or _is_any(arguments, program.identified) or not program.is_exchangeable:
             return
-        reachable = captures.find_variables([fn, *call.static_objects])
+        reachable = reachable_variables.find_variables([fn, *call.static_objects])
         if reachable is None or _is_any(arguments, reachable):
             return
         given = frozenset(map(id, list_objects(arguments)))

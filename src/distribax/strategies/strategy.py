@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from distribax import context, jax_private
-from distribax.execution import captures, named_objects
+from distribax.execution import named_objects, reachable_variables
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -404,7 +404,7 @@ class Strategy:
 
 
 # What a strategy holds are no variables of the functions that use it.
-captures.end_at(Strategy)
+reachable_variables.end_at(Strategy)
 
 
 def experimental_make_numpy_dataset(numpy_input: object, session: object = None) -> Dataset:

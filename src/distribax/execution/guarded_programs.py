@@ -10,7 +10,7 @@ from distribax.execution.program import Program
 from distribax.execution.roles import Exchange
 
 
-class Variants:
+class GuardedPrograms:
     """The programs for calls that differ only in what objects of other libraries were set to.
 
     A model in training and the same model in evaluation are two of them.
@@ -37,9 +37,9 @@ class Variants:
         self._known.append((program, guards))
         self._current, self._num_changes = program, num_changes
 
-    def exchange(self, exchange: Exchange) -> Variants:
+    def exchange(self, exchange: Exchange) -> GuardedPrograms:
         """Returns the same programs with other variables."""
-        made = Variants()
+        made = GuardedPrograms()
         for known, guards in self._known:
             if isinstance(known, Program) and known.is_exchangeable:
                 made._known.append((known.exchange(exchange), guards))
