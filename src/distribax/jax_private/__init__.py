@@ -4,6 +4,7 @@ from distribax.jax_private.array_types import register_array_type as register_ar
 from distribax.jax_private.arrays import add_dim as add_dim
 from distribax.jax_private.arrays import add_methods as add_methods
 from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
+from distribax.jax_private.arrays import flatten_with_none as flatten_with_none
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
 from distribax.jax_private.arrays import is_key as is_key
 from distribax.jax_private.arrays import is_local as is_local
@@ -30,6 +31,7 @@ from distribax.jax_private.closures import note_closures as note_closures
 from distribax.jax_private.eager_recording import EagerRecording as EagerRecording
 from distribax.jax_private.eager_recording import GradientProgram as GradientProgram
 from distribax.jax_private.eager_recording import WholeRecorded as WholeRecorded
+from distribax.jax_private.host_values import compute_on_host as compute_on_host
 from distribax.jax_private.joint_calls import JointCall as JointCall
 from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
@@ -54,7 +56,7 @@ from distribax.jax_private.recording import fits as fits
 from distribax.jax_private.recording import get_array_type as get_array_type
 from distribax.jax_private.recording import get_trace_settings as get_trace_settings
 from distribax.jax_private.recording import make_array_type as make_array_type
-from distribax.jax_private.recording import make_function as make_function
+from distribax.jax_private.recording import run_recorded as run_recorded
 from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.recording_trace import settle as settle
 from distribax.jax_private.tracing import Trace as Trace

@@ -20,7 +20,7 @@ from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_fun
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
-from distribax.training.optimizer_state import StateLayout, apply_transformation
+from distribax.training.optimizer_state import StateLayout, apply_transformation, init_state
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
 from distribax.variables import Variable
@@ -276,10 +276,9 @@ class Optimizer(Adjustable):
 
     def _init_state(self, targets: Sequence[Variable]) -> optax.OptState:
         with frames.enter(None):
-            # Compiled: one program is made faster than one for each operation and shape.
             values = [variable.host_value() for variable in targets]
             try:
-                return jax.jit(self._transformation.init)(values)
+                return init_state(self._transformation, values)
             except VariableInJitError:  # A rate that is a variable, for example.
                 return self._transformation.init(values)
 

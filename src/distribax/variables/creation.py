@@ -172,10 +172,12 @@ def compute_initial(
 def _as_array(
     value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None
 ) -> jax.Array | np.ndarray:
-    if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
-        return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
-    # Host arrays need no JAX operation, which would be compiled for each shape.
-    return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
+    # What is on the host needs no JAX operation, which would be compiled for each shape.
+    if isinstance(value, (bool, int, float, complex)):
+        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or type(value)))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
+    return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
 
 
 def _call_unframed(make: Callable[[], _T]) -> _T:

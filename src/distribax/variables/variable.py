@@ -377,17 +377,17 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         """Returns the array that a compiled program reads."""
         if self._awaited:
             late_values.ask_givers()
-        return self._placement.to_program(self._buffer)
+        placement, buffer = self._placement, self._buffer
+        return buffer if placement.is_program_form else placement.to_program(buffer)
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""
         if self._awaited:
             late_values.ask_givers()
-        buffer = self._buffer
         if self._shared:
-            buffer = self._buffer = jnp.copy(buffer)
-            self._shared = False
-        return self._placement.to_program(buffer)
+            self._buffer, self._shared = jnp.copy(self._buffer), False
+        placement, buffer = self._placement, self._buffer
+        return buffer if placement.is_program_form else placement.to_program(buffer)
 
     def store_program_value(self, value: jax.Array) -> None:
         """Keeps what a compiled program has returned.
@@ -398,7 +398,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         if self._awaited:
             # Now, as it would be in place of the new value later.
             late_values.ask_givers()
-        self._buffer = self._placement.from_program(value)
+        placement = self._placement
+        self._buffer = value if placement.is_program_form else placement.from_program(value)
         self._shared = False
 
     def host_value(self) -> np.ndarray:

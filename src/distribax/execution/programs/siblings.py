@@ -34,11 +34,11 @@ class Siblings:
 
     def __init__(self) -> None:
         self._traced: dict[Hashable, _Traced] = {}
-        self._pulls: dict[Hashable, list[Origin]] = {}
+        self._origins: dict[Hashable, list[Origin]] = {}
 
-    def find_pulls(self, call: Call) -> list[Origin] | None:
+    def find_origins(self, call: Call) -> list[Origin] | None:
         """Returns where the elements come from that a call like this one has fetched."""
-        return self._pulls.get(call.role_key) if call.role_arguments else None
+        return self._origins.get(call.role_key) if call.role_arguments else None
 
     def find(self, call: Call) -> GuardedPrograms | None:
         """Returns programs of other variables, for those of this call."""
@@ -61,7 +61,7 @@ class Siblings:
         given = frozenset(map(id, list_objects(arguments)))
         reachable |= frozenset(map(id, program.states)) - given
         self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable)
-        self._pulls[call.role_key] = call.find_origins()
+        self._origins[call.role_key] = call.find_origins()
 
 
 def _is_any(arguments: Sequence[RoleArgument], ids: frozenset[int]) -> bool:
