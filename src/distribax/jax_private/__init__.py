@@ -79,6 +79,7 @@ from distribax.jax_private.tracing import varies as varies
 from distribax.jax_private.user_code import find_user_line as find_user_line
 from distribax.jax_private.user_code import is_library as is_library
 from distribax.jax_private.user_code import is_library_code as is_library_code
+from distribax.jax_private.user_code import is_library_file as is_library_file
 from distribax.jax_private.user_code import list_main_stack as list_main_stack
 from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
 from distribax.jax_private.variants import pad_to as pad_to

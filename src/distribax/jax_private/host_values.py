@@ -28,9 +28,12 @@ def compute_on_host(program: core.ClosedJaxpr, inputs: Sequence[np.ndarray]) -> 
         if not is_fill or not isinstance(operand, core.Literal):
             return None
         (result,) = equation.outvars
-        made = result.aval
-        values[result] = np.full(made.shape, operand.val, made.dtype)  # type: ignore[attr-defined]
+        values[result] = _fill(result.aval, operand.val)
     return [
-        np.asarray(each.val, each.aval.dtype) if isinstance(each, core.Literal) else values[each]
+        _fill(each.aval, each.val) if isinstance(each, core.Literal) else values[each]
         for each in program.jaxpr.outvars
     ]
+
+
+def _fill(array_type: Any, number: Any) -> np.ndarray:
+    return np.full(array_type.shape, number, array_type.dtype)

@@ -69,7 +69,7 @@ def run_recorded(program: Recorded, inputs: Sequence[ArrayLike], name: str) -> l
     Inside `jax.jit` it becomes a part of that program as it is: its operations are not traced one
     by one a second time.
     """
-    if not inputs or jax.config.jax_disable_jit:
+    if not inputs or _config.disable_jit.value:
         return core.jaxpr_as_fun(program)(*inputs)
     (call,) = jax.make_jaxpr(_any_program)(0).eqns
     num_inputs, num_results = len(inputs), len(program.out_avals)
