@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# One more than the cores that the tests are meant for: those of several processes often wait.
+PROCESSES ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -21,7 +23,7 @@ demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU
 	@$(BIN)/python -m distribax demo
 
 test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.test ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .
@@ -46,7 +48,7 @@ contract: $(VENV)/.test ## all of the contract suite: every size, and in worker 
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .xla_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are files in the virtual environment: nothing is installed again until pyproject.toml
