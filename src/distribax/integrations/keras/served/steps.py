@@ -1,0 +1,97 @@
+"""The functions that Keras's loops call for each step, run by the workers of parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from distribax.coordinator import ClusterCoordinator
+from distribax.data.distributed.input_options import InputContext
+from distribax.integrations.keras.dataset_creator import DatasetCreator
+from distribax.integrations.keras.served.served_model import Logs, ServedModel
+from distribax.parameter_server.strategy import ParameterServerStrategy
+
+_source: ContextVar[Source | None] = ContextVar("distribax_keras_source", default=None)
+
+
+class Source:
+    """The data of one call of `fit`, `evaluate` or `predict`.
+
+    Args:
+        strategy: The strategy whose workers compute.
+        creator: Makes the workers' own data.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
+        self._strategy = strategy
+        self._creator = creator
+        self._iterator: object | None = None
+
+    def get_iterator(self) -> object:
+        """Returns the workers' iterators, which go on where the last epoch has ended."""
+        if self._iterator is None:
+            strategy, dataset_fn = self._strategy, self._creator.dataset_fn
+
+            def make() -> Any:
+                return strategy.distribute_datasets_from_function(dataset_fn)
+
+            coordinator = ClusterCoordinator(strategy, view="none")
+            self._iterator = iter(coordinator.create_per_worker_dataset(make))
+        return self._iterator
+
+
+@contextlib.contextmanager
+def feed_from(strategy: ParameterServerStrategy, x: object) -> Iterator[None]:
+    """Notes where the data of a loop comes from, while it runs."""
+    if not isinstance(x, DatasetCreator):
+        token = _source.set(None)
+    else:
+        x.is_elsewhere = True
+        token = _source.set(Source(strategy, x))
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+class ServedStep:
+    """A step of one kind: "train", "test" or "predict".
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        kind: The kind.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, kind: str) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._kind = kind
+        self._served: ServedModel | None = None
+
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Schedules the next steps; Keras's loop is told that its state is empty."""
+        batches = [next(iterator)]
+        batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
+        source = _source.get()
+        workers = None if source is None else source.get_iterator()
+        if self._served is None:
+            self._served = ServedModel(self._model, self._strategy, batches[0])
+        if self._kind == "predict":
+            found = self._served.predict(batches, workers)
+            return _concatenate(found), ([], [])
+        logs: Logs = self._served.measure(self._kind, batches, workers)
+        return logs, ([], [], [], []) if self._kind == "train" else ([], [], [])
+
+
+def _concatenate(found: list[Any]) -> Any:
+    if len(found) == 1:
+        return found[0]
+    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts]), *found)
