@@ -28,9 +28,10 @@ _LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
 
 
 def prepare() -> None:
-    """Sets flags and time limits, and makes ignored signals such that children heed them."""
+    """Sets flags, time limits and Keras's backend, and makes ignored signals such that children heed them."""
     os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
+    os.environ["KERAS_BACKEND"] = "jax"
     # Without stored bytecode, every process would compile all of the modules that it imports.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,0 +1,87 @@
+"""`fit`, `evaluate`, `predict` and their siblings: Keras's own, in the scope of the strategy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from distribax.integrations.keras.models import find_strategy
+from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
+
+_MODEL = ("trainable_variables", "non_trainable_variables")
+
+
+def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
+
+    @functools.wraps(method)
+    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        strategy = find_strategy(model, method.__name__)
+        if strategy is None:
+            return method(model, *args, **kwargs)
+        with strategy.scope():
+            return method(model, *args, **kwargs)
+
+    return call
+
+
+def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `keras.Model.make_train_function` for models of strategies."""
+
+    @functools.wraps(make)
+    def call(model: keras.Model, force: bool = False) -> Any:
+        strategy = find_strategy(model, "make_train_function")
+        if strategy is None:
+            return make(model, force)
+        if model.train_function is None or force:
+            kinds = (*_MODEL, "optimizer_variables", "metrics_variables")
+            model.train_function = MeasuringStep(model, strategy, model.train_step, kinds)
+        return model.train_function
+
+    return call
+
+
+def make_test_function(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `keras.Model.make_test_function` for models of strategies."""
+
+    @functools.wraps(make)
+    def call(model: keras.Model, force: bool = False) -> Any:
+        strategy = find_strategy(model, "make_test_function")
+        if strategy is None:
+            return make(model, force)
+        if model.test_function is None or force:
+            kinds = (*_MODEL, "metrics_variables")
+            model.test_function = MeasuringStep(model, strategy, model.test_step, kinds)
+        return model.test_function
+
+    return call
+
+
+def make_predict_function(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `keras.Model.make_predict_function` for models of strategies."""
+
+    @functools.wraps(make)
+    def call(model: keras.Model, force: bool = False) -> Any:
+        strategy = find_strategy(model, "make_predict_function")
+        if strategy is None:
+            return make(model, force)
+        if model.predict_function is None or force:
+            model.predict_function = PredictingStep(model, strategy)
+        return model.predict_function
+
+    return call
+
+
+def keep_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the method that takes the variables' values for a loop: not those of strategies."""
+
+    @functools.wraps(get_state)
+    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if find_strategy(model, "fit") is None:
+            return get_state(model, *args, **kwargs)
+        return ()
+
+    return call
