@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from distribax import contracts
 from distribax.integrations.keras.models import find_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 
@@ -22,10 +25,28 @@ def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = find_strategy(model, method.__name__)
         if strategy is None:
             return method(model, *args, **kwargs)
-        with strategy.scope():
+        with strategy.scope(), _feed_from(strategy, args, kwargs):
             return method(model, *args, **kwargs)
 
     return call
+
+
+def _feed_from(
+    strategy: contracts.Strategy, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+    served = _find_served(strategy)
+    if served is None:
+        return contextlib.nullcontext()
+    x = args[0] if args else kwargs.get("x")
+    return served.feed_from(strategy, x)
+
+
+def _find_served(strategy: contracts.Strategy) -> Any | None:
+    """Returns the module for strategies whose variables live on servers; None for others."""
+    if strategy.extended.source is None:
+        return None
+    # It needs Ray, which only programs with parameter servers have.
+    return importlib.import_module("distribax.integrations.keras.served.steps")
 
 
 def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +59,12 @@ def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(model, force)
         if model.train_function is None or force:
             kinds = (*_MODEL, "optimizer_variables", "metrics_variables")
-            model.train_function = MeasuringStep(model, strategy, model.train_step, kinds)
+            served = _find_served(strategy)
+            model.train_function = (
+                MeasuringStep(model, strategy, model.train_step, kinds)
+                if served is None
+                else served.ServedStep(model, strategy, "train")
+            )
         return model.train_function
 
     return call
@@ -54,7 +80,12 @@ def make_test_function(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(model, force)
         if model.test_function is None or force:
             kinds = (*_MODEL, "metrics_variables")
-            model.test_function = MeasuringStep(model, strategy, model.test_step, kinds)
+            served = _find_served(strategy)
+            model.test_function = (
+                MeasuringStep(model, strategy, model.test_step, kinds)
+                if served is None
+                else served.ServedStep(model, strategy, "test")
+            )
         return model.test_function
 
     return call
@@ -69,7 +100,12 @@ def make_predict_function(make: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return make(model, force)
         if model.predict_function is None or force:
-            model.predict_function = PredictingStep(model, strategy)
+            served = _find_served(strategy)
+            model.predict_function = (
+                PredictingStep(model, strategy)
+                if served is None
+                else served.ServedStep(model, strategy, "predict")
+            )
         return model.predict_function
 
     return call

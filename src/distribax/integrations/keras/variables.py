@@ -46,7 +46,13 @@ def get_strategy(variable: keras.Variable) -> contracts.Strategy | None:
 def get_cell(variable: keras.Variable) -> Cell:
     """Returns where the value of a variable is kept, which it is in a cell from now on."""
     held = variable.__dict__[_SLOT]
-    return held if type(held) is Cell else _put_in_cell(variable, held)
+    return held if isinstance(held, Cell) else _put_in_cell(variable, held)
+
+
+def replace_cell(variable: keras.Variable, cell: Cell) -> None:
+    """Has a variable keep its value in another cell from now on."""
+    cell.owner = get_strategy(variable)
+    variable.__dict__[_SLOT] = cell
 
 
 def mark_same(variable: keras.Variable) -> None:
@@ -61,7 +67,7 @@ class Value:
         if variable is None:
             return self
         held = variable.__dict__.get(_SLOT, _NEW)
-        if type(held) is not Cell:
+        if not isinstance(held, Cell):
             if held is _NEW:
                 raise AttributeError(f"{variable!r} has no value yet")
             if held is None or not _is_in_step():
@@ -77,13 +83,13 @@ class Value:
             held = None
         if value is None:
             # Keras frees what it holds itself while a step has the value; a cell never has two.
-            if type(held) is not Cell:
+            if not isinstance(held, Cell):
                 variable.__dict__[_SLOT] = None
             return
         if held is None:
             _initialize(variable, value)
             return
-        if type(held) is not Cell:
+        if not isinstance(held, Cell):
             if not _is_in_step():
                 variable.__dict__[_SLOT] = value
                 return
@@ -117,7 +123,7 @@ def get_plain_state(variable: keras.Variable) -> dict[str, Any]:
     """Returns the attributes of a variable for a pickle: its value, without the strategy."""
     state = dict(variable.__dict__)
     held = state.get(_SLOT)
-    if type(held) is Cell:
+    if isinstance(held, Cell):
         state[_SLOT] = held.read()
     state.pop(_STRATEGY, None)
     return state

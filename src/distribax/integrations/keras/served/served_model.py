@@ -13,8 +13,7 @@ import numpy as np
 
 from distribax.coordinator import ClusterCoordinator, RemoteValue
 from distribax.errors import OutOfRangeError
-from distribax.execution.functions.function import Function
-from distribax.execution.state import named_objects
+from distribax.execution import Function, named_objects
 from distribax.integrations.keras.served.served_variables import find_target, serve
 from distribax.integrations.keras.served.update import KerasUpdate
 from distribax.integrations.keras.served.worker_model import Recipe, WorkerModel
@@ -32,6 +31,28 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 Logs: TypeAlias = dict[str, Any]
 
 
+_known: weakref.WeakKeyDictionary[keras.Model, ServedModel] = weakref.WeakKeyDictionary()
+
+
+def get_or_create(
+    model: keras.Model, strategy: ParameterServerStrategy, batch: Any, is_measured: bool
+) -> ServedModel:
+    """Returns the model's steps; new ones if it was compiled, or built, after the last ones.
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        batch: A batch, for its shapes and types.
+        is_measured: Whether losses and metrics are computed, which need labels.
+    """
+    known = _known.get(model)
+    if known is None or not known.fits(model, is_measured):
+        if known is not None:
+            known.join()
+        known = _known[model] = ServedModel(model, strategy, batch, is_measured)
+    return known
+
+
 class ServedModel:
     """The steps of a model, scheduled on workers.
 
@@ -39,20 +60,29 @@ class ServedModel:
         model: The model; its variables are put on the servers.
         strategy: The strategy.
         batch: A batch, for its shapes and types.
+        is_measured: Whether losses and metrics are computed, which need labels.
 
     Raises:
         ValueError: Something of the model, or of its optimizer, cannot be done on servers.
     """
 
-    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, batch: Any) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: ParameterServerStrategy,
+        batch: Any,
+        is_measured: bool,
+    ) -> None:
         _check(model)
+        self._is_measured = is_measured
+        self._parts = _list_parts(model)
         self._model: Callable[[], keras.Model | None] = weakref.ref(model)
         self._coordinator = ClusterCoordinator(strategy, view="none")
         self._is_busy = False
         self._num_steps = 0
         self._next_look = 0.0
         self._last: tuple[Logs, RemoteValue] | None = None
-        self._seen: Logs = {}
+        self._seen: dict[str, Logs] = {}
         custom = find_custom_objects(model)
         config = keras.saving.serialize_keras_object(model)
         with strategy.scope():
@@ -68,6 +98,7 @@ class ServedModel:
             config,
             custom,
             shapes,
+            is_measured,
             trainable,
             others,
             metrics,
@@ -77,6 +108,11 @@ class ServedModel:
         self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe, model)
         self._functions: dict[str, Callable[..., object]] = {}
         self._is_eager = model.run_eagerly
+
+    def fits(self, model: keras.Model, is_measured: bool) -> bool:
+        """Tells whether the steps are those of the model as it is now."""
+        is_same = [id(part) for part in self._parts] == [id(part) for part in _list_parts(model)]
+        return is_same and (self._is_measured or not is_measured)
 
     def _serve(self, variable: keras.Variable) -> Target:
         known = find_target(variable)
@@ -136,12 +172,14 @@ class ServedModel:
         """
         for batch in batches:
             result = self._schedule(kind, batch, iterator)
-        if not self._seen or self._last is None:
-            self._seen = dict(self._fetch(result))
+        seen = self._seen.get(kind)
+        if seen is None:
+            # Which names there are is known when a step has run.
+            seen = self._seen[kind] = dict(self._fetch(result))
         if time.monotonic() >= self._next_look:
-            self._seen.update(self._look())
+            seen.update(self._look(seen))
             self._next_look = time.monotonic() + _LOOK_SECONDS
-        logs = dict(self._seen)
+        logs = dict(seen)
         self._last = logs, result
         return logs
 
@@ -189,8 +227,8 @@ class ServedModel:
         except OutOfRangeError as error:
             raise _explain_end() from error
 
-    def _look(self) -> Logs:
-        """Returns the metrics as they are by now on the servers."""
+    def _look(self, names: Iterable[str]) -> Logs:
+        """Returns the metrics of these names as they are by now on the servers."""
         model = self._model()
         assert model is not None
         mapping = []
@@ -200,7 +238,7 @@ class ServedModel:
             mapping.append((variable, jax.numpy.asarray(target.numpy())))
         with keras.StatelessScope(state_mapping=mapping):
             found: Logs = model.get_metrics_result()
-        return {name: found[name] for name in self._seen if name in found}
+        return {name: found[name] for name in names if name in found}
 
 
 class PendingArray:
@@ -220,6 +258,11 @@ class PendingArray:
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         leaves = jax.tree.leaves(self._model._fetch(self._result))
         return np.array(leaves[self._number], dtype=dtype, copy=copy)
+
+
+def _list_parts(model: keras.Model) -> list[Any]:
+    """Returns the objects that steps are made for."""
+    return [model.optimizer, model.loss, *model.variables, *model.metrics_variables]
 
 
 def _explain_end() -> ValueError:

@@ -15,7 +15,7 @@ import numpy as np
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed.input_options import InputContext
 from distribax.integrations.keras.dataset_creator import DatasetCreator
-from distribax.integrations.keras.served.served_model import Logs, ServedModel
+from distribax.integrations.keras.served.served_model import Logs, get_or_create
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
 _source: ContextVar[Source | None] = ContextVar("distribax_keras_source", default=None)
@@ -74,7 +74,6 @@ class ServedStep:
         self._model = model
         self._strategy = strategy
         self._kind = kind
-        self._served: ServedModel | None = None
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules the next steps; Keras's loop is told that its state is empty."""
@@ -82,12 +81,11 @@ class ServedStep:
         batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
         source = _source.get()
         workers = None if source is None else source.get_iterator()
-        if self._served is None:
-            self._served = ServedModel(self._model, self._strategy, batches[0])
-        if self._kind == "predict":
-            found = self._served.predict(batches, workers)
-            return _concatenate(found), ([], [])
-        logs: Logs = self._served.measure(self._kind, batches, workers)
+        is_measured = self._kind != "predict"
+        served = get_or_create(self._model, self._strategy, batches[0], is_measured)
+        if not is_measured:
+            return _concatenate(served.predict(batches, workers)), ([], [])
+        logs: Logs = served.measure(self._kind, batches, workers)
         return logs, ([], [], [], []) if self._kind == "train" else ([], [], [])
 
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from distribax import contracts
-from distribax.execution.state import named_objects
+from distribax.execution import named_objects
 from distribax.training.gradient_pairs import Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.optimizer import Optimizer
@@ -35,6 +35,7 @@ class Recipe:
         config: The model, as `keras.saving.serialize_keras_object` writes it.
         custom_objects: The classes and functions that Keras cannot find by itself, by name.
         batch: The shapes and types of a batch, which some parts of a model are built for.
+        is_measured: Whether losses and metrics are computed, so that they have to be built.
         trainable: The trainable variables, on the servers.
         others: The variables that are not trained; None for the states of random generators.
         metrics: The variables of the metrics.
@@ -46,6 +47,7 @@ class Recipe:
     config: dict[str, Any]
     custom_objects: dict[str, Any]
     batch: Batch
+    is_measured: bool
     trainable: Sequence[Target]
     others: Sequence[Target | None]
     metrics: Sequence[Target]
@@ -90,6 +92,7 @@ class WorkerModel:
             [] if optimizer is None else [np.asarray(v.value) for v in optimizer.variables]
         )
         self._scale = None if optimizer is None else optimizer.loss_scale_factor
+        self._are_sums = [v.aggregation == "sum" for v in model.metrics_variables]
         layers = model._flatten_layers()
         for number, place in tables.items():
             self._look_up_rows(layers[place], self._recipe.trainable[number])
@@ -247,10 +250,8 @@ class WorkerModel:
     def _read_metrics(self) -> Values:
         """Returns zeros for sums, so that what a step adds can be sent; values for the rest."""
         return [
-            jnp.zeros(variable.shape, variable.dtype) if own.aggregation == "sum" else variable.value()
-            for variable, own in zip(
-                self._recipe.metrics, self._model.metrics_variables, strict=True
-            )
+            jnp.zeros(variable.shape, variable.dtype) if is_sum else variable.value()
+            for variable, is_sum in zip(self._recipe.metrics, self._are_sums, strict=True)
         ]
 
     def _send(
@@ -288,5 +289,9 @@ def _make_model(recipe: Recipe) -> keras.Model:
     if model.optimizer is not None:
         # Its slots are on the servers.
         model.optimizer.built = True
-    model._symbolic_build(data_batch=recipe.batch)
+    if recipe.is_measured:
+        model._symbolic_build(data_batch=recipe.batch)
+    else:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(recipe.batch)
+        model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype), x))
     return model
