@@ -80,7 +80,7 @@ def test_examples_are_true(docstring: Docstring) -> None:
 def test_examples_are_found_behind_decorators() -> None:
     found = {str(docstring) for docstring in ALL}
     assert "distribax.strategies.extended:colocate_vars_with" in found
-    assert "distribax.execution.decorator:function" in found
+    assert "distribax.execution.functions.decorator:function" in found
 
 
 def test_a_wrong_example_is_noticed(tmp_path: Path) -> None:

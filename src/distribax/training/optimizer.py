@@ -14,7 +14,7 @@ from typing_extensions import override
 from distribax import context, contracts, jax_private
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
-from distribax.execution.function import Function
+from distribax.execution.functions.function import Function
 from distribax.training import gradient_pairs
 from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_functions
 from distribax.training.gradient_pairs import Grad, Target

@@ -18,13 +18,14 @@ from jax.typing import ArrayLike
 
 from distribax import contracts, jax_private
 from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
-from distribax.execution import frames, signature, trace_errors
-from distribax.execution.call import Call, rebuild
-from distribax.execution.iterators import LiftedIterator
-from distribax.execution.remote_writes import Effects
-from distribax.execution.results import Results, constrain
-from distribax.execution.roles import Exchange, RoleArgument
-from distribax.execution.row_lookups import StagedCall
+from distribax.execution.calls import signature
+from distribax.execution.calls.call import Call, rebuild
+from distribax.execution.programs.results import Results, constrain
+from distribax.execution.programs.row_lookups import StagedCall
+from distribax.execution.state.remote_writes import Effects
+from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.traces import frames, trace_errors
+from distribax.execution.traces.iterators import LiftedIterator
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distribax.execution import reachable_variables
-from distribax.execution.call import Call, Origin
-from distribax.execution.guarded_programs import GuardedPrograms
-from distribax.execution.program import Program
-from distribax.execution.roles import RoleArgument, list_objects, make_exchange
+from distribax.execution.calls.call import Call, Origin
+from distribax.execution.programs.guarded_programs import GuardedPrograms
+from distribax.execution.programs.program import Program
+from distribax.execution.state import reachable_variables
+from distribax.execution.state.roles import RoleArgument, list_objects, make_exchange
 
 
 @dataclass(frozen=True)

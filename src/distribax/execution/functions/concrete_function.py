@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from typing_extensions import override
 
-from distribax.execution.program import Program
+from distribax.execution.programs.program import Program
 
 
 class ConcreteFunction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from distribax.execution.function import Function, Settings
+from distribax.execution.functions.function import Function, Settings
 
 
 @overload

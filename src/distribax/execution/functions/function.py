@@ -15,14 +15,16 @@ from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
-from distribax.execution import adapters, frames, iterators, named_objects, signature
-from distribax.execution.call import Args, Call, Kwargs, Origin
-from distribax.execution.concrete_function import ConcreteFunction
-from distribax.execution.guarded_programs import GuardedPrograms
-from distribax.execution.input_signature import fit, is_spec, make_example
-from distribax.execution.iterators import Pulled
-from distribax.execution.program import Program, Stale, TraceAgain, build
-from distribax.execution.siblings import Siblings
+from distribax.execution.calls import signature
+from distribax.execution.calls.call import Args, Call, Kwargs, Origin
+from distribax.execution.calls.input_signature import fit, is_spec, make_example
+from distribax.execution.functions.concrete_function import ConcreteFunction
+from distribax.execution.programs.guarded_programs import GuardedPrograms
+from distribax.execution.programs.program import Program, Stale, TraceAgain, build
+from distribax.execution.programs.siblings import Siblings
+from distribax.execution.state import adapters, named_objects
+from distribax.execution.traces import frames, iterators
+from distribax.execution.traces.iterators import Pulled
 from distribax.topology import Renew, follow
 from distribax.values import is_none_or_opaque, nests
 

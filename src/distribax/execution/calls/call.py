@@ -12,9 +12,11 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
-from distribax.execution import frames, roles, signature
-from distribax.execution.iterators import LiftedIterator, Pulled
-from distribax.execution.roles import RoleArgument
+from distribax.execution.calls import signature
+from distribax.execution.state import roles
+from distribax.execution.state.roles import RoleArgument
+from distribax.execution.traces import frames
+from distribax.execution.traces.iterators import LiftedIterator, Pulled
 from distribax.values import is_none_or_opaque, is_wrapped
 
 Args: TypeAlias = tuple[Any, ...]

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
-from distribax.execution import frames
+from distribax.execution.traces import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.values import (
     DistributedValues,

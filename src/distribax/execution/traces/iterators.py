@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Self, TypeAlias
 
 from distribax.errors import HostMode, HostOnly
-from distribax.execution import frames
+from distribax.execution.traces import frames
 
 
 class Optional:

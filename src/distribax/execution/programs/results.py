@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.execution.frames import FunctionFrame
-from distribax.execution.roles import Exchange, RoleArgument
+from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.traces.frames import FunctionFrame
 from distribax.values import (
     DistributedValues,
     Global,

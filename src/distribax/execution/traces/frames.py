@@ -23,8 +23,8 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.errors import NeedsOwnMesh
-from distribax.execution.remote_writes import RemoteWrites
-from distribax.execution.variant import Variant
+from distribax.execution.state.remote_writes import RemoteWrites
+from distribax.execution.traces.variant import Variant
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
 from distribax.types import WriteKind

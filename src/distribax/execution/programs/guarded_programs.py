@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distribax.errors import HostMode
-from distribax.execution import adapters
-from distribax.execution.program import Program
-from distribax.execution.roles import Exchange
+from distribax.execution.programs.program import Program
+from distribax.execution.state import adapters
+from distribax.execution.state.roles import Exchange
 
 
 class GuardedPrograms:

@@ -18,8 +18,8 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
-from distribax.execution import frames
-from distribax.execution.roles import Exchange
+from distribax.execution.state.roles import Exchange
+from distribax.execution.traces import frames
 from distribax.jax_private import jaxprs
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.execution.iterators import LiftedIterator
-from distribax.execution.roles import RoleArgument
+from distribax.execution.state.roles import RoleArgument
+from distribax.execution.traces.iterators import LiftedIterator
 from distribax.values import (
     ArrayLike,
     DistributedValues,
