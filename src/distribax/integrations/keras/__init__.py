@@ -5,3 +5,4 @@ Keras.
 """
 
 from distribax.integrations.keras.adapter import adapt as adapt
+from distribax.integrations.keras.dataset_creator import DatasetCreator as DatasetCreator

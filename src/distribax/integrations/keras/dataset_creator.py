@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -71,3 +71,29 @@ class DatasetCreator(keras.utils.PyDataset):
             self._iterator = iter(self.dataset_fn(InputContext()))
             batch = next(self._iterator)
         return batch
+
+
+_STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}
+
+
+def check_steps(method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a method of `keras.Model`, fit for a `DatasetCreator`.
+
+    Args:
+        method: The method's name.
+        arguments: Its arguments, by name.
+
+    Raises:
+        ValueError: The number of steps is missing: the data has no end that Keras could find.
+    """
+    needed = [("x", _STEPS.get(method, "")), ("validation_data", "validation_steps")]
+    for argument, steps in needed:
+        if isinstance(arguments.get(argument), DatasetCreator) and arguments.get(steps) is None:
+            raise ValueError(
+                f"{method}: {steps} is missing. A DatasetCreator does not say how many batches "
+                f"there are; pass how many all workers take together, for example {steps}=100."
+            )
+    if method == "fit" and isinstance(arguments.get("x"), DatasetCreator):
+        # Keras would warn that it cannot: the function decides on the order.
+        return {**arguments, "shuffle": False}
+    return dict(arguments)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from distribax import contracts
+from distribax.integrations.keras.dataset_creator import check_steps
 from distribax.integrations.keras.models import find_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 
@@ -20,25 +22,26 @@ _MODEL = ("trainable_variables", "non_trainable_variables")
 def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
 
+    name = method.__name__
+    signature = inspect.signature(method)
+
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        strategy = find_strategy(model, method.__name__)
+        strategy = find_strategy(model, name)
         if strategy is None:
             return method(model, *args, **kwargs)
-        with strategy.scope(), _feed_from(strategy, args, kwargs):
-            return method(model, *args, **kwargs)
+        given = signature.bind(model, *args, **kwargs).arguments
+        arguments = check_steps(name, given | given.pop("kwargs", {}))
+        served = _find_served(strategy)
+        feed = (
+            contextlib.nullcontext()
+            if served is None
+            else served.feed_from(strategy, name, arguments)
+        )
+        with strategy.scope(), feed:
+            return method(**arguments)
 
     return call
-
-
-def _feed_from(
-    strategy: contracts.Strategy, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> contextlib.AbstractContextManager[None]:
-    served = _find_served(strategy)
-    if served is None:
-        return contextlib.nullcontext()
-    x = args[0] if args else kwargs.get("x")
-    return served.feed_from(strategy, x)
 
 
 def _find_served(strategy: contracts.Strategy) -> Any | None:

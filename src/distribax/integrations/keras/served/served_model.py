@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from distribax.coordinator import ClusterCoordinator, RemoteValue
 from distribax.errors import OutOfRangeError
 from distribax.execution import Function, named_objects
+from distribax.integrations.keras.served.model_pickle import dump_model
 from distribax.integrations.keras.served.served_variables import find_target, serve
 from distribax.integrations.keras.served.update import KerasUpdate
 from distribax.integrations.keras.served.worker_model import Recipe, WorkerModel
@@ -34,22 +36,13 @@ Logs: TypeAlias = dict[str, Any]
 _known: weakref.WeakKeyDictionary[keras.Model, ServedModel] = weakref.WeakKeyDictionary()
 
 
-def get_or_create(
-    model: keras.Model, strategy: ParameterServerStrategy, batch: Any, is_measured: bool
-) -> ServedModel:
-    """Returns the model's steps; new ones if it was compiled, or built, after the last ones.
-
-    Args:
-        model: The model.
-        strategy: The strategy.
-        batch: A batch, for its shapes and types.
-        is_measured: Whether losses and metrics are computed, which need labels.
-    """
+def get_or_create(model: keras.Model, strategy: ParameterServerStrategy) -> ServedModel:
+    """Returns the model's steps; new ones if it was compiled, or built, after the last ones."""
     known = _known.get(model)
-    if known is None or not known.fits(model, is_measured):
+    if known is None or not known.fits(model):
         if known is not None:
             known.join()
-        known = _known[model] = ServedModel(model, strategy, batch, is_measured)
+        known = _known[model] = ServedModel(model, strategy)
     return known
 
 
@@ -59,22 +52,13 @@ class ServedModel:
     Args:
         model: The model; its variables are put on the servers.
         strategy: The strategy.
-        batch: A batch, for its shapes and types.
-        is_measured: Whether losses and metrics are computed, which need labels.
 
     Raises:
         ValueError: Something of the model, or of its optimizer, cannot be done on servers.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: ParameterServerStrategy,
-        batch: Any,
-        is_measured: bool,
-    ) -> None:
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy) -> None:
         _check(model)
-        self._is_measured = is_measured
         self._parts = _list_parts(model)
         self._model: Callable[[], keras.Model | None] = weakref.ref(model)
         self._coordinator = ClusterCoordinator(strategy, view="none")
@@ -83,8 +67,6 @@ class ServedModel:
         self._next_look = 0.0
         self._last: tuple[Logs, RemoteValue] | None = None
         self._seen: dict[str, Logs] = {}
-        custom = find_custom_objects(model)
-        config = keras.saving.serialize_keras_object(model)
         with strategy.scope():
             trainable = [self._serve(variable) for variable in model.trainable_variables]
             others = [
@@ -92,27 +74,16 @@ class ServedModel:
                 for variable in model.non_trainable_variables
             ]
             metrics = [self._serve(variable) for variable in model.metrics_variables]
-            self._optimizer = self._serve_optimizer(model, trainable, custom)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), _get_dtype(x)), batch)
-        recipe = Recipe(
-            config,
-            custom,
-            shapes,
-            is_measured,
-            trainable,
-            others,
-            metrics,
-            _find_tables(model, trainable),
-            self._optimizer,
-        )
-        self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe, model)
+            self._optimizer = self._serve_optimizer(model, trainable)
+        tables = _find_tables(model, trainable)
+        recipe = Recipe(dump_model(model), trainable, others, metrics, tables, self._optimizer)
+        self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe)
         self._functions: dict[str, Callable[..., object]] = {}
         self._is_eager = model.run_eagerly
 
-    def fits(self, model: keras.Model, is_measured: bool) -> bool:
+    def fits(self, model: keras.Model) -> bool:
         """Tells whether the steps are those of the model as it is now."""
-        is_same = [id(part) for part in self._parts] == [id(part) for part in _list_parts(model)]
-        return is_same and (self._is_measured or not is_measured)
+        return [id(part) for part in self._parts] == [id(part) for part in _list_parts(model)]
 
     def _serve(self, variable: keras.Variable) -> Target:
         known = find_target(variable)
@@ -124,16 +95,14 @@ class ServedModel:
         serve(variable, target, self.join)
         return target
 
-    def _serve_optimizer(
-        self, model: keras.Model, trainable: Sequence[Target], custom: dict[str, Any]
-    ) -> Optimizer | None:
+    def _serve_optimizer(self, model: keras.Model, trainable: Sequence[Target]) -> Optimizer | None:
         """Puts the optimizer's state on the servers; its variables read and write it there."""
         own = model.optimizer
         if own is None or not trainable:
             return None
         if not own.built:
             own.build(model.trainable_variables)
-        update = KerasUpdate(keras.saving.serialize_keras_object(own), custom)
+        update = KerasUpdate.of(own)
         rate = own._learning_rate
         is_number = isinstance(rate, keras.Variable)
         optimizer = Optimizer(update, learning_rate=float(rate.value) if is_number else 0.0)
@@ -141,8 +110,9 @@ class ServedModel:
         begun = int(own._iterations.value) > 0
         slots = update.name_slots(model.trainable_variables)
         # The state ends with the number of updates and, by parameter, the slots.
-        *_, iterations = optimizer.variables[: -len(slots) or None]
-        by_name = dict(zip(slots, optimizer.variables[len(optimizer.variables) - len(slots) :]))
+        place = len(optimizer.variables) - len(slots)
+        iterations = optimizer.variables[place - 1]
+        by_name = dict(zip(slots, optimizer.variables[place:], strict=True))
         for variable in own.variables:
             target: Target | None
             if variable is own._iterations:
@@ -224,8 +194,14 @@ class ServedModel:
     def _fetch(self, result: RemoteValue) -> Any:
         try:
             return result.fetch()
-        except OutOfRangeError as error:
-            raise _explain_end() from error
+        except Exception as error:
+            self._is_busy = False
+            # The coordinator would raise the same error again at the next step.
+            with contextlib.suppress(type(error)):
+                self._coordinator.join()
+            if isinstance(error, OutOfRangeError):
+                raise _explain_end() from error
+            raise
 
     def _look(self, names: Iterable[str]) -> Logs:
         """Returns the metrics of these names as they are by now on the servers."""
@@ -273,11 +249,6 @@ def _explain_end() -> ValueError:
     )
 
 
-def _get_dtype(value: Any) -> np.dtype[Any]:
-    found: np.dtype[Any] = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
-    return found
-
-
 def _check(model: keras.Model) -> None:
     for variable in model.trainable_variables:
         if variable.constraint is not None:
@@ -312,24 +283,3 @@ def _find_tables(model: keras.Model, trainable: Sequence[Target]) -> dict[int, i
         if not isinstance(target, Variable) or size >= _LARGE_BYTES:
             tables[number] = place
     return tables
-
-
-def find_custom_objects(model: keras.Model) -> dict[str, Any]:
-    """Returns the classes and functions of a model that are not Keras's own, by name."""
-    objects: list[Any] = [type(model), *map(type, model._flatten_layers())]
-    if model.optimizer is not None:
-        objects.append(type(model.optimizer))
-    config = model._compile_config
-    if config is not None:
-        objects += [
-            each if callable(each) and hasattr(each, "__name__") else type(each)
-            for each in jax.tree.leaves(
-                [model.loss, config.config.get("metrics"), config.config.get("weighted_metrics")]
-            )
-            if not isinstance(each, str)
-        ]
-    return {
-        each.__name__: each
-        for each in objects
-        if not each.__module__.partition(".")[0] == "keras" and each.__module__ != "builtins"
-    }

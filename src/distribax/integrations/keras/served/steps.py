@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,12 +13,13 @@ import keras
 import numpy as np
 
 from distribax.coordinator import ClusterCoordinator
-from distribax.data.distributed.input_options import InputContext
 from distribax.integrations.keras.dataset_creator import DatasetCreator
 from distribax.integrations.keras.served.served_model import Logs, get_or_create
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
 _source: ContextVar[Source | None] = ContextVar("distribax_keras_source", default=None)
+# Whether the method that runs returns the logs of its step, as `train_on_batch` does.
+_returns_at_once: ContextVar[bool] = ContextVar("distribax_keras_at_once", default=False)
 
 
 class Source:
@@ -48,17 +49,27 @@ class Source:
 
 
 @contextlib.contextmanager
-def feed_from(strategy: ParameterServerStrategy, x: object) -> Iterator[None]:
-    """Notes where the data of a loop comes from, while it runs."""
-    if not isinstance(x, DatasetCreator):
-        token = _source.set(None)
-    else:
-        x.is_elsewhere = True
-        token = _source.set(Source(strategy, x))
+def feed_from(
+    strategy: ParameterServerStrategy, method: str, arguments: Mapping[str, Any]
+) -> Iterator[None]:
+    """Notes where the data of a method of a model comes from, while it runs.
+
+    Args:
+        strategy: The strategy whose workers compute.
+        method: The method's name.
+        arguments: The method's arguments, by name.
+    """
+    creators = [each for each in arguments.values() if isinstance(each, DatasetCreator)]
+    for creator in creators:
+        creator.is_elsewhere = True
+    x = arguments.get("x")
+    token = _source.set(Source(strategy, x) if isinstance(x, DatasetCreator) else None)
+    at_once = _returns_at_once.set(method.endswith("_on_batch"))
     try:
         yield
     finally:
         _source.reset(token)
+        _returns_at_once.reset(at_once)
 
 
 class ServedStep:
@@ -81,11 +92,12 @@ class ServedStep:
         batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
         source = _source.get()
         workers = None if source is None else source.get_iterator()
-        is_measured = self._kind != "predict"
-        served = get_or_create(self._model, self._strategy, batches[0], is_measured)
-        if not is_measured:
+        served = get_or_create(self._model, self._strategy)
+        if self._kind == "predict":
             return _concatenate(served.predict(batches, workers)), ([], [])
         logs: Logs = served.measure(self._kind, batches, workers)
+        if _returns_at_once.get():
+            served.join()
         return logs, ([], [], [], []) if self._kind == "train" else ([], [], [])
 
 

@@ -16,6 +16,9 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from distribax.coordinator.pickling import ship_module_of
+from distribax.integrations.keras.served.model_pickle import list_code_of_optimizer
+
 if TYPE_CHECKING:
     import optax
 
@@ -43,6 +46,15 @@ class KerasUpdate:
     custom_objects: dict[str, Any]
     # One optimizer for each form of a parameter: it is only used as a function.
     _built: dict[Any, keras.Optimizer] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, optimizer: keras.Optimizer) -> KerasUpdate:
+        """Returns the update of a Keras optimizer."""
+        code = list(list_code_of_optimizer(optimizer))
+        for each in code:
+            ship_module_of(each)
+        own = {each.__name__: each for each in code if not each.__module__.startswith("keras.")}
+        return cls(keras.saving.serialize_keras_object(optimizer), own)
 
     def __call__(self, learning_rate: float | jax.Array) -> optax.GradientTransformation:
         """Returns the transformation.

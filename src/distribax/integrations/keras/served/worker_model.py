@@ -1,7 +1,7 @@
 """A model in a worker's process: it computes with values from the servers, and sends changes back.
 
-The model travels as its configuration; every process makes it once. Its own variables are never
-used: each step is given the values of the variables on the servers.
+The model travels without the values of its variables, which are never used: each step is given
+those of the variables on the servers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, SupportsIndex, TypeAlias
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from distribax import contracts
 from distribax.execution import named_objects
+from distribax.integrations.keras.served.model_pickle import load_model
 from distribax.training.gradient_pairs import Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.optimizer import Optimizer
@@ -29,13 +29,10 @@ Values: TypeAlias = list[Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a process needs to make a model, and to find its variables.
+    """What a process needs to have a model, and to find its variables.
 
     Attributes:
-        config: The model, as `keras.saving.serialize_keras_object` writes it.
-        custom_objects: The classes and functions that Keras cannot find by itself, by name.
-        batch: The shapes and types of a batch, which some parts of a model are built for.
-        is_measured: Whether losses and metrics are computed, so that they have to be built.
+        model: The model, as `model_pickle` writes it.
         trainable: The trainable variables, on the servers.
         others: The variables that are not trained; None for the states of random generators.
         metrics: The variables of the metrics.
@@ -44,10 +41,7 @@ class Recipe:
         optimizer: Sends gradients to the servers; None for a model without an optimizer.
     """
 
-    config: dict[str, Any]
-    custom_objects: dict[str, Any]
-    batch: Batch
-    is_measured: bool
+    model: bytes
     trainable: Sequence[Target]
     others: Sequence[Target | None]
     metrics: Sequence[Target]
@@ -62,41 +56,27 @@ class WorkerModel:
         uid: The model's name, the same in every process.
         strategy: The strategy.
         recipe: What it is made of.
-        model: The model, in the process that has it already.
     """
 
-    def __init__(
-        self,
-        uid: str,
-        strategy: contracts.Strategy,
-        recipe: Recipe,
-        model: keras.Model | None = None,
-    ) -> None:
+    def __init__(self, uid: str, strategy: contracts.Strategy, recipe: Recipe) -> None:
         self._uid = uid
         self._strategy = strategy
         self._recipe = recipe
         self._has_rows = False
-        if model is None:
-            self._model = _make_model(recipe)
-            self._prepare()
+        self._known: keras.Model | None = None
         named_objects.register(uid, self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _get_or_create, (self._uid, self._strategy, self._recipe)
 
-    def _prepare(self) -> None:
-        """Makes what steps need of the model's own variables: in a step they cannot be read."""
-        model, tables = self._model, self._recipe.tables
-        optimizer = model.optimizer
-        self._optimizer_values = (
-            [] if optimizer is None else [np.asarray(v.value) for v in optimizer.variables]
-        )
-        self._scale = None if optimizer is None else optimizer.loss_scale_factor
-        self._are_sums = [v.aggregation == "sum" for v in model.metrics_variables]
-        layers = model._flatten_layers()
-        for number, place in tables.items():
-            self._look_up_rows(layers[place], self._recipe.trainable[number])
-        self._is_plain = type(model).train_step is keras.Model.train_step
+    @property
+    def _model(self) -> keras.Model:
+        if self._known is None:
+            model = self._known = load_model(self._recipe.model)
+            layers = model._flatten_layers()
+            for number, place in self._recipe.tables.items():
+                self._look_up_rows(layers[place], self._recipe.trainable[number])
+        return self._known
 
     def _look_up_rows(self, layer: keras.layers.Embedding, table: Target) -> None:
         whole = layer.call
@@ -149,7 +129,8 @@ class WorkerModel:
 
     def _train(self, batch: Batch, step: jax.Array) -> dict[str, Any]:
         others, metrics = self._read_others(step), self._read_metrics()
-        run = self._differentiate if self._is_plain else self._call_train_step
+        is_plain = type(self._model).train_step is keras.Model.train_step
+        run = self._differentiate if is_plain else self._call_train_step
         logs, grads, new_others, new_metrics = run(batch, others, metrics)
         optimizer = self._recipe.optimizer
         assert optimizer is not None
@@ -176,7 +157,7 @@ class WorkerModel:
                     y,
                     weight,
                     training=True,
-                    optimizer_variables=self._optimizer_values,
+                    optimizer_variables=[],
                 )
             return result
 
@@ -196,7 +177,7 @@ class WorkerModel:
             return list(trainable), list(variables)
 
         model = self._model
-        state = (self._read_trainable(rows=False), others, self._optimizer_values, metrics)
+        state = (self._read_trainable(rows=False), others, [], metrics)
         model.optimizer.stateless_apply = keep
         logs, (_, others, _, metrics) = model.train_step(state, batch)
         if len(given) != 1:
@@ -251,7 +232,11 @@ class WorkerModel:
         """Returns zeros for sums, so that what a step adds can be sent; values for the rest."""
         return [
             jnp.zeros(variable.shape, variable.dtype) if is_sum else variable.value()
-            for variable, is_sum in zip(self._recipe.metrics, self._are_sums, strict=True)
+            for variable, is_sum in zip(
+                self._recipe.metrics,
+                [own.aggregation == "sum" for own in self._model.metrics_variables],
+                strict=True,
+            )
         ]
 
     def _send(
@@ -270,28 +255,15 @@ class WorkerModel:
 
     def _clip(self, grads: Values) -> Values:
         """Does to gradients what a Keras optimizer does before it updates."""
-        if self._scale is not None:
-            grads = [None if grad is None else grad / self._scale for grad in grads]
+        optimizer = self._model.optimizer
+        scale = optimizer.loss_scale_factor
+        if scale is not None:
+            grads = [None if grad is None else grad / scale for grad in grads]
         places = [number for number, grad in enumerate(grads) if grad is not None]
-        clipped = self._model.optimizer._clip_gradients([grads[number] for number in places])
+        clipped = optimizer._clip_gradients([grads[number] for number in places])
         found = dict(zip(places, clipped, strict=True))
         return [found.get(number) for number in range(len(grads))]
 
 
 def _get_or_create(uid: str, strategy: contracts.Strategy, recipe: Recipe) -> WorkerModel:
     return named_objects.get_or_create(uid, lambda: WorkerModel(uid, strategy, recipe))
-
-
-def _make_model(recipe: Recipe) -> keras.Model:
-    model = keras.saving.deserialize_keras_object(
-        recipe.config, custom_objects=recipe.custom_objects, safe_mode=False
-    )
-    if model.optimizer is not None:
-        # Its slots are on the servers.
-        model.optimizer.built = True
-    if recipe.is_measured:
-        model._symbolic_build(data_batch=recipe.batch)
-    else:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(recipe.batch)
-        model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype), x))
-    return model
