@@ -44,11 +44,12 @@ _LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
 
 
 def prepare() -> None:
-    """Sets flags and time limits, and makes ignored signals such that children heed them."""
+    """Sets flags, limits and Keras's backend; makes children heed signals that this one ignores."""
     os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
     if not COMPLETE and _make_cache():
         _keep_compiled_programs()
+    os.environ["KERAS_BACKEND"] = "jax"
     # Without stored bytecode, every process would compile all of the modules that it imports.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
