@@ -31,6 +31,8 @@ from typing import Any, Final
 
 LOG_NAME: Final = "node.log"
 """The file in the node's folder that Ray's messages go to."""
+RAY_FOLDER: Final = "ray"
+"""Ray's own folder in the node's. Ray opens it to all users, who cannot reach it there."""
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
@@ -213,7 +215,7 @@ class Node:
             num_cpus=os.cpu_count() or 1,
             resources=dict(settings.resources),
             object_store_memory=_OBJECT_STORE_BYTES,
-            temp_dir=self.folder,
+            temp_dir=os.path.join(self.folder, RAY_FOLDER),
             include_dashboard=False,
             include_log_monitor=False,
             no_monitor=True,
