@@ -323,6 +323,21 @@ def test_a_handshake_has_one_time_limit_however_its_bytes_come(
         slow.join()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_gets_no_greeting(cluster: Cluster) -> None:
+    cluster.start()
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(60); "
+        "s.connect(chr(0) + sys.argv[1]); print(s.recv(22).decode())"
+    )
+    command = ["/usr/bin/env", "python3", "-ISc", program, cluster.endpoints[0].unix]
+    for user, said in ((65534, ""), (os.geteuid(), "distribax-parameters-2")):
+        done = subprocess.run(command, user=user, capture_output=True, text=True, check=False)
+        if done.returncode and user:
+            pytest.skip(f"another user cannot run Python here: {done.stderr[-200:]}")
+        assert done.stdout.strip() == said
+
+
 def test_sockets_of_other_users_are_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
 ) -> None:

@@ -6,6 +6,8 @@ import logging
 import os
 import pickle
 import stat
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,25 @@ def test_only_the_owner_can_read_snapshots(cluster: Cluster, tmp_path: Path) -> 
     cluster.client().set_note("other", b"")
     server.snapshot()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_can_neither_read_nor_replace_snapshots(cluster: Cluster) -> None:
+    # Not in a folder of pytest's, which is closed to others itself.
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+        os.chmod(open_to_all, 0o777)
+        server = cluster.start(snapshot_dir=Path(open_to_all, "above", "snapshots"))
+        _prepare(cluster.client())
+        path = server.snapshot()
+        for command in (
+            ["ls", path.parent],
+            ["cat", path],
+            ["touch", path],
+            ["mv", path.parent, f"{open_to_all}/taken"],
+        ):
+            done = subprocess.run(command, user=65534, capture_output=True, text=True, check=False)
+            assert done.returncode != 0 and "Permission denied" in done.stderr
+        assert path.exists()
 
 
 def test_a_folder_of_another_user_is_not_used(

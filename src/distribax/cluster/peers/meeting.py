@@ -99,8 +99,8 @@ def meet(
     """
     deadline = time.monotonic() + seconds
     secret = find_secret()
-    warn_without_secret(secret, members[0].host)
     if own == 0:
+        warn_without_secret(secret, members[0].host)
         _start_hub(members, seconds, cluster, peer_timeout)
     leader = members[0]
     while time.monotonic() < deadline:

@@ -23,6 +23,7 @@ _METADATA_HOST: Final = "metadata.google.internal"
 _TOKEN_PATH: Final = "computeMetadata/v1/instance/service-accounts/default/token"
 _REQUEST_SECONDS: Final = read_seconds("DISTRIBAX_RESOLVER_REQUEST_SECONDS", 30.0)
 """How long one request to Compute Engine or to the metadata server may take."""
+_MAX_PAGES: Final = 1000
 _MAX_ANSWER: Final = 64 << 20
 """How many bytes of an answer are read; a longer one is no JSON then."""
 
@@ -127,6 +128,7 @@ class GCEClusterResolver(ClusterResolver):
         """Returns the names of the group's running instances, from all pages of the answer."""
         names: list[str] = []
         page: object = ""
+        pages: list[object] = []
         while page is not None:
             answer = self._call(
                 token,
@@ -143,6 +145,9 @@ class GCEClusterResolver(ClusterResolver):
                     raise ValueError(f"Compute Engine: listInstances: items[{i}].instance: no URL.")
                 names.append(url.rpartition("/")[2])
             page = answer.get("nextPageToken")
+            if page in pages or len(pages) > _MAX_PAGES:
+                raise ValueError(f"Compute Engine: listInstances has no end: page {page!r}.")
+            pages.append(page)
         return names
 
     def _get_token(self) -> str | None:
