@@ -74,7 +74,7 @@ def test_silent_stranger_is_ended_after_a_while(make_crew: Callable[..., Crew]) 
     with call(crew.port) as stranger:
         stranger.sendall(b"one byte, and then no more"[:1])
         assert len(read_all(stranger)) == GREETING_SIZE
-    crew.hub._proof_seconds = 30.0
+    crew.hub._gate.proof_seconds = 30.0
     assert [answer.exception() for answer in crew.join(*_BOTH)] == [None, None]
 
 

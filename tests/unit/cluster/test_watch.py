@@ -51,7 +51,8 @@ class Crew:
             self._service.set_exception(trouble)
         named = [(member.name, member.host, member.port) for member in self.members]
         gate = Gate(secret, "a cluster", count)
-        self.hub = Hub(listener, named, gate, seconds, peer_timeout, proof_seconds)
+        gate.proof_seconds = proof_seconds
+        self.hub = Hub(listener, named, gate, seconds, peer_timeout)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         self._open: list[Watch | socket.socket] = []

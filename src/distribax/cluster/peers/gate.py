@@ -51,6 +51,10 @@ class Gate:
         secret: What workers have to know; empty if everybody may join.
         cluster: What all workers must believe the cluster to be.
         num_workers: How many there are.
+
+    Attributes:
+        hello_size: How many bytes a worker answers.
+        proof_seconds: How long its proof may take, however its bytes come.
     """
 
     def __init__(self, secret: str, cluster: str, num_workers: int) -> None:
@@ -58,6 +62,7 @@ class Gate:
         self._digest = _make_digest(cluster)
         self._num_workers = num_workers
         self.hello_size = HELLO_SIZE
+        self.proof_seconds = PROOF_SECONDS
 
     def greet(self) -> bytes:
         """Returns what to say first; it has another challenge for each caller."""

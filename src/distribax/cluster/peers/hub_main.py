@@ -116,7 +116,6 @@ class Hub:
         gate: Tells who calls: a `Gate`.
         seconds: How long to wait until all workers are here.
         peer_timeout: After how many seconds of silence a worker counts as lost.
-        proof_seconds: How long somebody who calls has to prove that it has the secret.
     """
 
     def __init__(
@@ -126,14 +125,12 @@ class Hub:
         gate: Any,
         seconds: float,
         peer_timeout: float,
-        proof_seconds: float,
     ) -> None:
         self._listener = listener
         self._members = members
         self._gate = gate
         self._seconds = seconds
         self._peer_timeout = peer_timeout
-        self._proof_seconds = proof_seconds
         self._links: list[_Link] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
@@ -166,8 +163,8 @@ class Hub:
                 # The first worker must hear it: it has started the hub.
                 if left <= 0 or 0 in here:
                     return False
-            self._drop_strangers(self._proof_seconds)
-            for link, message in self._receive(min(max(left, 0.0), self._proof_seconds)):
+            self._drop_strangers(self._gate.proof_seconds)
+            for link, message in self._receive(min(max(left, 0.0), self._gate.proof_seconds)):
                 number = message.get("worker") if message and link.number < 0 else None
                 if message is None or number is None:
                     self._drop(link)  # Something else has called this port, or a worker has left.
@@ -421,10 +418,9 @@ def main() -> None:
     # These are for the workers. The hub ends when they have.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    gates = runpy.run_path(gate_file)
     secret, cluster = settings.pop("secret"), settings.pop("cluster")
-    gate = gates["Gate"](secret, cluster, len(settings["members"]))
-    hub = Hub(listener, gate=gate, proof_seconds=gates["PROOF_SECONDS"], **settings)
+    gate = runpy.run_path(gate_file)["Gate"](secret, cluster, len(settings["members"]))
+    hub = Hub(listener, gate=gate, **settings)
     with socket.create_server((host, 0)) as probe:
         address = f"{host}:{probe.getsockname()[1]}"
 
