@@ -272,19 +272,26 @@ def test_file_of_a_secret_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("secret", "host", "warns"),
     [
-        ("", "10.0.0.1", True),
-        ("", "a-host", True),
+        (None, "10.0.0.1", True),
+        (None, "a-host", True),
         (SECRET, "10.0.0.1", False),
-        ("", "127.0.0.2", False),
-        ("", "::1", False),
-        ("", "localhost", False),
+        (None, "127.0.0.2", False),
+        (None, "::1", False),
+        (None, "localhost", False),
     ],
 )
 def test_meeting_others_without_a_secret_is_warned_of(
-    caplog: pytest.LogCaptureFixture, secret: str, host: str, warns: bool
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str | None,
+    host: str,
+    warns: bool,
 ) -> None:
-    with caplog.at_level("WARNING", "distribax.cluster"):
-        cluster_secret.warn_without_secret(secret, host)
+    if secret is not None:
+        monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, secret)
+    monkeypatch.setattr(meetings, "_start_hub", lambda *args: None)
+    with caplog.at_level("WARNING", "distribax.cluster"), pytest.raises(ClusterTimeoutError):
+        meetings.meet([Member("worker 0", host, 1)], 0, 0.0, "a cluster", 1.0)
     assert (f"meet at {host} without a secret" in caplog.text) == warns
     assert (cluster_secret.SECRET_FILE_VARIABLE in caplog.text) == warns
 

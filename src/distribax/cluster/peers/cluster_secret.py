@@ -49,14 +49,13 @@ def find_secret() -> str:
     return _check(text.strip(), f"{field}: the secret")
 
 
-def warn_without_secret(secret: str, host: str) -> None:
-    """Warns if workers meet without a secret at an address that other machines can reach.
+def warn_without_secret(host: str) -> None:
+    """Warns of workers that meet without a secret, if other machines can reach the address.
 
     Args:
-        secret: The secret, or an empty text.
         host: The host of the address.
     """
-    if not secret and not _is_loopback(host):
+    if not _is_loopback(host):
         _log.warning(
             "The workers meet at %s without a secret: whoever reaches that address can take a "
             "worker's place or end the training. %s",

@@ -96,7 +96,6 @@ class _Link:
         self.unread = b""
         self.heard = time.monotonic()
         self.at: _Position | None = None
-        self.send_bytes(greeting)
 
     def send(self, message: dict[str, Any]) -> None:
         self.send_bytes(json.dumps(message).encode() + b"\n")
@@ -311,6 +310,7 @@ class Hub:
                 with contextlib.suppress(OSError):
                     connection, (caller, *_) = self._listener.accept()
                     link = _Link(connection, caller, self._gate.greet())
+                    link.send_bytes(link.greeting)
                     self._links.append(link)
                     self._selector.register(link.connection, selectors.EVENT_READ, link)
             elif key.data in self._links:
@@ -383,17 +383,17 @@ class Hub:
             "joined": [self._members[number][0] for number in names if number in here],
         }
 
+    def _disagreement(self, number: int) -> str:
+        return (
+            f"{self._name(number)} and {self._name(0)} have different cluster specs. Give every "
+            "task the same `cluster` (in TF_CONFIG), and only its own `task`."
+        )
+
     def _describe_duplicate(self, number: int, link: _Link) -> str:
         return (
             f"{self._name(number)} has joined already: two processes have called as this worker, "
             f"from {self._here()[number].caller} and now from {link.caller}. Give every process "
             "a task of its own: another index in TF_CONFIG, or another RANK."
-        )
-
-    def _disagreement(self, number: int) -> str:
-        return (
-            f"{self._name(number)} and {self._name(0)} have different cluster specs. Give every "
-            "task the same `cluster` (in TF_CONFIG), and only its own `task`."
         )
 
 

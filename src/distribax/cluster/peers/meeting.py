@@ -99,8 +99,9 @@ def meet(
     """
     deadline = time.monotonic() + seconds
     secret = find_secret()
+    if own == 0 and not secret:
+        warn_without_secret(members[0].host)
     if own == 0:
-        warn_without_secret(secret, members[0].host)
         _start_hub(members, seconds, cluster, peer_timeout)
     leader = members[0]
     while time.monotonic() < deadline:
@@ -133,12 +134,12 @@ def _start_hub(
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
     settings = {
+        "secret": find_secret(),
+        "gate": gate.__file__,
         "members": [astuple(member) for member in members],
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
-        "secret": find_secret(),
-        "gate": gate.__file__,
         "service": coordination_service.__file__,
         "path": sys.path,
     }
