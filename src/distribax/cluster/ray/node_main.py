@@ -29,10 +29,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-LOG_NAME: Final = "node.log"
-"""The file in the node's folder that Ray's messages go to."""
 RAY_FOLDER: Final = "ray"
 """Ray's own folder in the node's. Ray opens it to all users, who cannot reach it there."""
+LOG_NAME: Final = "node.log"
+"""The file in the node's folder that Ray's messages go to."""
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
