@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from distribax import train as train
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
+    from distribax.cluster.peers.cluster_secret import ClusterSecretError as ClusterSecretError
     from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
     from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
     from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
@@ -104,6 +105,7 @@ _ON_USE = {
     "contrib": "distribax.contrib",
     "ClusterJoinError": "distribax.cluster.ray.node",
     "ClusterSpec": "distribax.cluster",
+    "ClusterSecretError": "distribax.cluster.peers.cluster_secret",
     "ClusterTimeoutError": "distribax.cluster.peers.meeting",
     "Server": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",

@@ -15,13 +15,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from distribax.cluster.peers import gate, hub_main
+from distribax.cluster.peers.cluster_secret import (
+    SECRET_VARIABLE,
+    ClusterSecretError,
+    find_secret,
+    warn_without_secret,
+)
+from distribax.cluster.peers.gate import (
+    GREETING_SIZE,
+    PROOF_SECONDS,
+    REPLY_SIZE,
+    Introduction,
+)
 from distribax.errors import DistribaxError
 from distribax.jax_private import coordination_service
 
-_HUB_MAIN: Final = Path(__file__).with_name("hub_main.py")
 _PAUSE_SECONDS: Final = 0.2
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
@@ -87,6 +98,9 @@ def meet(
     `cluster` is a text that all must agree on: what they believe the cluster to be.
     """
     deadline = time.monotonic() + seconds
+    secret = find_secret()
+    if own == 0 and not secret:
+        warn_without_secret(members[0].host)
     if own == 0:
         _start_hub(members, seconds, cluster, peer_timeout)
     leader = members[0]
@@ -98,7 +112,9 @@ def meet(
             continue
         with contextlib.ExitStack() as stack:
             stack.callback(link.close)
-            answer = _ask(link, {"worker": own, "cluster": cluster}, deadline + _ANSWER_SECONDS)
+            answer: dict[str, Any] = {}
+            if _prove(link, own, cluster, secret):
+                answer = _receive_answer(link, deadline + _ANSWER_SECONDS)
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
@@ -118,6 +134,8 @@ def _start_hub(
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
     settings = {
+        "secret": find_secret(),
+        "gate": gate.__file__,
         "members": [astuple(member) for member in members],
         "cluster": cluster,
         "seconds": seconds,
@@ -127,8 +145,8 @@ def _start_hub(
     }
     done = subprocess.run(
         # Without what others have the interpreter do at its start, which may take long.
-        [sys.executable, "-I", "-S", str(_HUB_MAIN), json.dumps(settings)],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", hub_main.__file__],
+        input=json.dumps(settings).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         # Whoever ends this worker with all that it has started must not end the others.
@@ -143,11 +161,50 @@ def _start_hub(
         )
 
 
-def _ask(link: socket.socket, question: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """Returns the answer; an empty one if the other end says nothing in time, or nonsense."""
+def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
+    """Proves to the hub that this worker has the secret, and has the hub prove the same.
+
+    Returns:
+        Whether it is a hub that answers; something else may listen there until the hub does.
+
+    Raises:
+        ClusterSecretError: They do not have the same secret.
+    """
+    deadline = time.monotonic() + PROOF_SECONDS
+    try:
+        greeting = _receive_exactly(link, GREETING_SIZE, deadline)
+        introduction = Introduction(secret, greeting, own, cluster)
+        if not introduction.is_hub:
+            return False
+        link.sendall(introduction.hello)
+        reply = _receive_exactly(link, REPLY_SIZE, deadline)
+    except OSError:
+        return False
+    if not introduction.is_proved_by(reply):
+        raise ClusterSecretError(
+            "the first worker and this one do not have the same secret"
+            f"{'' if secret else '; this one has none'}. Give all workers of a cluster the same "
+            f"one, in {SECRET_VARIABLE} or in the file that {SECRET_VARIABLE}_FILE names."
+        )
+    return True
+
+
+def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        link.settimeout(left)
+        if not (part := link.recv(size - len(data))):
+            raise ConnectionError
+        data += part
+    return data
+
+
+def _receive_answer(link: socket.socket, deadline: float) -> dict[str, Any]:
+    """Returns the hub's answer; an empty one if it says nothing in time, or nonsense."""
     data = b""
     try:
-        link.sendall(json.dumps(question).encode() + b"\n")
         while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
             link.settimeout(max(0.01, deadline - time.monotonic()))
             # What follows the answer is for the watch.
@@ -156,6 +213,6 @@ def _ask(link: socket.socket, question: dict[str, Any], deadline: float) -> dict
                 break
             data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
         message = json.loads(data)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}

@@ -31,6 +31,8 @@ _LONGEST_REASON: Final = 500
 _LONGEST_NAME: Final = 200
 _MOST_CALLS: Final = 20
 _CLOSE_SECONDS: Final = 5.0
+_LONGEST_LINE: Final = 1 << 20
+_MALFORMED: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,12 @@ class Watch:
         except OSError:
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            self._hear(json.loads(line))
-        return bool(data)
+        try:
+            for line in lines:
+                self._hear(json.loads(line))
+        except _MALFORMED:  # No hub says that.
+            return False
+        return bool(data) and len(self._unread) <= _LONGEST_LINE
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "done" in message:

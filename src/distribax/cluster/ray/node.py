@@ -38,8 +38,8 @@ _LEAVE_SECONDS: Final = read_seconds("DISTRIBAX_NODE_LEAVE_SECONDS", 20.0)
 
 NODE_FOLDER_VARIABLE: Final = "DISTRIBAX_NODE_FOLDER"
 """Tells the actors on a node where its folder is. The folder is removed when the node ends."""
-_LONGEST_FOLDER: Final = 40
-"""Ray's sockets are in the folder, and the path of a socket has at most 107 bytes."""
+_LONGEST_FOLDER: Final = 16
+"""Ray's sockets are 87 bytes further down, and the path of one has at most 103 on some systems."""
 _LOG_LINES: Final = 15
 
 
@@ -52,11 +52,16 @@ class RayNode:
 
     Args:
         settings: What the node is.
+
+    Attributes:
+        folder: The node's files; nobody but the user can reach them. It is removed with the node.
+        ray_folder: Where Ray keeps its own, in it.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.folder = Path(tempfile.mkdtemp(prefix="distribax-", dir=_choose_parent_folder()))
+        self.ray_folder = self.folder / node_main.RAY_FOLDER
         self._changed = threading.Condition()
         self._address: str | None = None
         self._end: NodeEvent | None = None

@@ -29,6 +29,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+RAY_FOLDER: Final = "ray"
+"""Ray's own folder in the node's. Ray opens it to all users, who cannot reach it there."""
 LOG_NAME: Final = "node.log"
 """The file in the node's folder that Ray's messages go to."""
 _NAMESPACE: Final = b"distribax"
@@ -213,7 +215,7 @@ class Node:
             num_cpus=os.cpu_count() or 1,
             resources=dict(settings.resources),
             object_store_memory=_OBJECT_STORE_BYTES,
-            temp_dir=self.folder,
+            temp_dir=os.path.join(self.folder, RAY_FOLDER),
             include_dashboard=False,
             include_log_monitor=False,
             no_monitor=True,

@@ -172,7 +172,7 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
             log_to_driver=False,
             logging_level="error",
             # There may be several nodes on this machine: this one was started for this process.
-            _temp_dir=None if node is None else str(node.folder),
+            _temp_dir=None if node is None else str(node.ray_folder),
         )
 
 

@@ -5,7 +5,6 @@ An Example is a protocol buffer: a map from names to lists of bytes, floats or i
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from distribax.data import elements as nests
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+_LONGEST_VARINT, _WORD = 70, 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _parse_features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:
                 # A feature that was never set has no list, and counts as missing.
                 for kind, values in _iterate_fields(parts.get(2, b"")):
                     found[parts[1].decode()] = _parse_list(kind, values)
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"the record of {len(example)} bytes is not a serialized tf.train.Example."
         ) from error
@@ -161,14 +161,14 @@ def _iterate_fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
+    result = 0
+    for shift in range(0, _LONGEST_VARINT, 7):
         byte = message[position]
         position += 1
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return result, position
-        shift += 7
+            return result & _WORD, position
+    raise ValueError("a number has more than 64 bits")
 
 
 def _parse_list(kind: int, values: bytes) -> np.ndarray[Any, Any]:

@@ -15,6 +15,7 @@ from distribax.errors import DistribaxError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DEFAULT_BUFFER_SIZE = 256 * 1024
+_MAX_READ = 64 << 20
 
 
 class CorruptRecordError(DistribaxError, ValueError):
@@ -170,7 +171,13 @@ class ChunkedFile:
     def read(self, size: int = 0) -> bytes:
         """Returns the next chunk, of at least `size` bytes unless the file ends."""
         with self._name_damage():
-            data = self._file.read(max(size, self._chunk_size))
+            data = self._file.read(min(max(size, self._chunk_size), _MAX_READ))
+            if len(data) < size:
+                # A size that a damaged file claims is not allocated before the bytes are there.
+                parts = [data]
+                while parts[-1] and (size := size - len(parts[-1])) > 0:
+                    parts.append(self._file.read(min(size, _MAX_READ)))
+                data = b"".join(parts)
         self.position += len(data)
         return data
 

@@ -58,7 +58,19 @@ def take(store: Store) -> SnapshotState:
 
 
 def restore(store: Store, state: SnapshotState) -> None:
-    """Fills an empty store."""
+    """Fills an empty store; if that fails, the store is empty again."""
+    with store.lock:
+        try:
+            _fill(store, state)
+        except BaseException:
+            # Optimizers and rounds go with their parameters.
+            store.delete(list(store.parameters))
+            store.notes.clear()
+            store.answers.clear()
+            raise
+
+
+def _fill(store: Store, state: SnapshotState) -> None:
     header, arrays = state.header, state.arrays
     with store.lock:
         store.version = max(store.version, header["version"] + 1)

@@ -93,7 +93,7 @@ def get_order(path: Path) -> int:
     """
     try:
         order = json.loads((path / _NOTES / "metadata").read_text()).get("order", 0)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return -1  # Damaged: whoever reads it says so; here it comes before those that are whole.
     return order if isinstance(order, int) else -1
 
