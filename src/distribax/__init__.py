@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from distribax.cluster import Server as Server
     from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
     from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
+    from distribax.cluster.ray.server import ClusterLostError as ClusterLostError
     from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
     from distribax.contrib.distribute import get_tower_context as get_tower_context
     from distribax.contrib.distribute import get_variable as get_variable
@@ -103,6 +104,7 @@ __version__ = "0.1.0"
 _ON_USE = {
     "contrib": "distribax.contrib",
     "ClusterJoinError": "distribax.cluster.ray.node",
+    "ClusterLostError": "distribax.cluster.ray.server",
     "ClusterSpec": "distribax.cluster",
     "ClusterTimeoutError": "distribax.cluster.peers.meeting",
     "Server": "distribax.cluster",

@@ -17,6 +17,9 @@ from distribax.cluster.spec.host_address import find_ip_address, find_own_addres
 JOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_JOIN_SECONDS", 600.0)
 """How long the tasks of a cluster wait for each other to start."""
 
+REJOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REJOIN_SECONDS", 300.0)
+"""How long a task that has lost its cluster tries to join it again."""
+
 LOOPBACK: Final = "127.0.0.1"
 _SHARE: Final = 0.01
 """An actor's share of its node's resource, which only decides on which node the actor runs."""
