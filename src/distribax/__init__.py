@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from distribax.cluster.peers.cluster_secret import ClusterSecretError as ClusterSecretError
     from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
     from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
+    from distribax.cluster.ray.server import ClusterLostError as ClusterLostError
     from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
     from distribax.contrib.distribute import get_tower_context as get_tower_context
     from distribax.contrib.distribute import get_variable as get_variable
@@ -104,6 +105,7 @@ __version__ = "0.1.0"
 _ON_USE = {
     "contrib": "distribax.contrib",
     "ClusterJoinError": "distribax.cluster.ray.node",
+    "ClusterLostError": "distribax.cluster.ray.server",
     "ClusterSpec": "distribax.cluster",
     "ClusterSecretError": "distribax.cluster.peers.cluster_secret",
     "ClusterTimeoutError": "distribax.cluster.peers.meeting",

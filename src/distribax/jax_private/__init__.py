@@ -24,6 +24,7 @@ from distribax.jax_private.backend import get_started_platforms as get_started_p
 from distribax.jax_private.backend import has_64_bits as has_64_bits
 from distribax.jax_private.backend import have_backends_started as have_backends_started
 from distribax.jax_private.backend import is_connected as is_connected
+from distribax.jax_private.backend import set_collectives_host as set_collectives_host
 from distribax.jax_private.closures import forget_closures as forget_closures
 from distribax.jax_private.closures import is_for_jit as is_for_jit
 from distribax.jax_private.closures import iterate_staging as iterate_staging

@@ -120,7 +120,11 @@ class ParameterServerStrategy(ServedStrategy):
             options = [engine.server_options(index) for index in range(engine.num_servers)]
             self._servers = ServerGroup(settings, options)
             client = connect_to_servers(
-                engine.num_servers, engine.namespace, engine.token, f"coordinator-{uid}"
+                engine.num_servers,
+                engine.namespace,
+                engine.token,
+                f"coordinator-{uid}",
+                is_coordinator=True,
             )
             self._servers.watch(server_timeout)
         except BaseException:

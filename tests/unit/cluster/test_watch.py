@@ -262,7 +262,8 @@ def alone() -> Iterator[tuple[Watch, socket.socket]]:
         link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
         hub, _ = listener.accept()
     hub.settimeout(_WAIT_SECONDS)
-    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print, print)
+    members = ["worker 0 (a:1)", "worker 1 (b:1)"]
+    watch = Watch(Meeting("", 1.0, members, 1, link, "127.0.0.1"), print, print)
     yield watch, hub
     watch.close()
     hub.close()
@@ -288,7 +289,8 @@ def test_forked_process_lets_go_of_the_connection(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as listener:
         link = socket.create_connection(listener.getsockname(), timeout=_WAIT_SECONDS)
         hub, _ = listener.accept()
-    watch = Watch(Meeting("", 1.0, ["worker 0 (a:1)", "worker 1 (b:1)"], 1, link), print, print)
+    members = ["worker 0 (a:1)", "worker 1 (b:1)"]
+    watch = Watch(Meeting("", 1.0, members, 1, link, "127.0.0.1"), print, print)
     watch.drop()
     with hub:
         hub.settimeout(_WAIT_SECONDS)

@@ -21,6 +21,7 @@ import json
 import math
 import os
 import runpy
+import secrets
 import selectors
 import signal
 import socket
@@ -96,6 +97,9 @@ class _Link:
         self.unread = b""
         self.heard = time.monotonic()
         self.at: _Position | None = None
+        # Where other workers call this one, and whom it does not hear.
+        self.reach: list[Any] | None = None
+        self.unreachable: dict[int, float] = {}
 
     def send(self, message: dict[str, Any]) -> None:
         self.send_bytes(json.dumps(message).encode() + b"\n")
@@ -208,6 +212,7 @@ class Hub:
                 next_beat = now + interval
                 self._tell_all({})
                 self._compare()
+                self._look_at_pairs(now)
             for link in self._links:
                 if now - link.heard > self._peer_timeout and link.number not in self._done:
                     self._lose(link.number, "silent", seconds=now - link.heard)
@@ -229,10 +234,35 @@ class Hub:
         elif "done" in message:
             self._done.add(link.number)
             self._tell_all({"done": sorted(self._done)})
+        elif "reach" in message:
+            link.reach = list(message["reach"])
+            self._introduce()
+        elif "unreachable" in message:
+            link.unreachable[int(message["unreachable"])] = float(message["seconds"])
+        elif "reachable" in message:
+            link.unreachable.pop(int(message["reachable"]), None)
         elif "at" in message:
             link.at = _Position(message["at"])
             if message.get("ask"):
                 link.send({"places": self._list_places(list(self._here()))})
+
+    def _introduce(self) -> None:
+        """Tells all workers where the others can be called, once that is known of all."""
+        here = self._here()
+        peers = [here[number].reach for number in sorted(here)]
+        if len(peers) == len(self._members) and None not in peers:
+            self._tell_all({"peers": peers, "key": secrets.token_hex(16)})
+
+    def _look_at_pairs(self, now: float) -> None:
+        """Tells all workers if two of them do not hear each other, although the hub hears both."""
+        here = self._here()
+        for number, link in here.items():
+            for other, seconds in link.unreachable.items():
+                pair = sorted((number, other))
+                heard = [now - here[each].heard for each in pair if each in here]
+                is_heard = len(heard) == 2 and max(heard) < self._peer_timeout / 2
+                if is_heard and not self._done.intersection(pair):
+                    self._lose(pair[0], "pair", seconds=seconds, other=pair[1])
 
     def _compare(self) -> None:
         """Tells all workers if they do not make the same calls, or wait for one that is late."""
@@ -293,11 +323,19 @@ class Hub:
         left_out = len(numbers) - _MOST_NAMED
         return places + ([f"and {left_out} others"] if left_out > 0 else [])
 
-    def _lose(self, number: int, how: str, text: str = "", seconds: float = 0.0) -> None:
+    def _lose(
+        self,
+        number: int,
+        how: str,
+        text: str = "",
+        seconds: float = 0.0,
+        other: int | None = None,
+    ) -> None:
         # What follows the first loss is its consequence.
         if self._leave_at == math.inf:
             self._leave_at = time.monotonic() + _LEAVE_SECONDS
-            self._tell_all({"lost": number, "how": how, "text": text, "seconds": seconds})
+            lost = {"lost": number, "how": how, "text": text, "seconds": seconds, "with": other}
+            self._tell_all(lost)
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for link in self._links:
@@ -403,7 +441,7 @@ def main() -> None:
     settings = json.load(sys.stdin)
     service_file, gate_file = settings.pop("service"), settings.pop("gate")
     sys.path[:] = settings.pop("path")
-    _, host, port = settings["members"][0]
+    host, port = settings.pop("host"), settings["members"][0][2]
     try:
         listener = socket.create_server((host, port), backlog=1024)
     except OSError as error:

@@ -81,6 +81,7 @@ class Meeting:
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
         link: The connection to the hub.
+        host: The address by which the others reach this worker.
     """
 
     address: str
@@ -88,25 +89,33 @@ class Meeting:
     members: Sequence[str]
     own: int
     link: socket.socket
+    host: str
 
 
 def meet(
-    members: Sequence[Member], own: int, seconds: float, cluster: str, peer_timeout: float
+    members: Sequence[Member],
+    own: int,
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None = None,
 ) -> Meeting:
     """Waits until all members are here.
 
-    `cluster` is a text that all must agree on: what they believe the cluster to be.
+    `cluster` is a text that all must agree on: what they believe the cluster to be. `own_host` is
+    the address by which the others reach this machine, if its name means another one here.
     """
     deadline = time.monotonic() + seconds
     secret = find_secret()
     if own == 0 and not secret:
         warn_without_secret(members[0].host)
     if own == 0:
-        _start_hub(members, seconds, cluster, peer_timeout)
+        _start_hub(members, seconds, cluster, peer_timeout, own_host)
     leader = members[0]
+    hub_host = own_host or leader.host if own == 0 else leader.host
     while time.monotonic() < deadline:
         try:
-            link = socket.create_connection((leader.host, leader.port), timeout=_PAUSE_SECONDS)
+            link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
         except OSError:
             time.sleep(_PAUSE_SECONDS)
             continue
@@ -118,7 +127,9 @@ def meet(
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
-                return Meeting(answer["address"], timeout, answer["members"], own, link)
+                # Nobody may have told it: then it is the one that the hub is reached from.
+                host = own_host or link.getsockname()[0]
+                return Meeting(answer["address"], timeout, answer["members"], own, link, host)
         if "error" in answer:
             raise ValueError(answer["error"])
         if "failed" in answer:
@@ -130,7 +141,11 @@ def meet(
 
 
 def _start_hub(
-    members: Sequence[Member], seconds: float, cluster: str, peer_timeout: float
+    members: Sequence[Member],
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None,
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
     settings = {
@@ -140,6 +155,7 @@ def _start_hub(
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
+        "host": own_host or members[0].host,
         "service": coordination_service.__file__,
         "path": sys.path,
     }

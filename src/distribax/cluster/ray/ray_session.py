@@ -17,8 +17,8 @@ from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
-from distribax.cluster.ray.task_nodes import is_loopback
 from distribax.cluster.spec.address import parse_address
+from distribax.cluster.spec.host_address import is_loopback
 
 _logger = logging.getLogger(__name__)
 

@@ -107,12 +107,22 @@ class ParameterServer:
         """Takes a snapshot now and returns its path."""
         return self._snapshots.snapshot()
 
+    def save_and_stop(self) -> None:
+        """Takes a last snapshot, if it takes any; nothing is changed any more.
+
+        The process has to end now: whoever asks it for something waits for ever.
+        """
+        self._store.lock.acquire()
+        if self._snapshots.is_on:
+            self.snapshot()
+
     def status(self) -> dict[str, Any]:
         """Returns what the server holds and has done.
 
         Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
-        restored snapshot included), `connections`, `rounds` (of synchronous optimizers),
-        `snapshot` and `snapshot_time` (the last), `restored` (the snapshot that it began with).
+        restored snapshot included), `counts` (all changes by kind, likewise), `connections`,
+        `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
+        (the snapshot that it began with).
         """
         # Without the store's lock: a ping must not wait for a program that is being compiled.
         store = self._store
@@ -128,6 +138,7 @@ class ParameterServer:
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
             "updates": store.num_updates,
+            "counts": dict(store.counts),
             "connections": len(self._connections),
             "rounds": rounds,
             **self._snapshots.status(),

@@ -48,6 +48,11 @@ class SnapshotSchedule:
         self._damaged: list[str] = []
         self._error: str | None = None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether snapshots can be taken."""
+        return self._folder is not None
+
     def start(self) -> None:
         """Restores the store from the newest snapshot if there is one, and begins to take more."""
         if self._folder is not None:
