@@ -97,6 +97,19 @@ def test_ends_with_the_input_and_by_hooks(tmp_path: Path) -> None:
     estimator.train(input_fn, max_steps=8)  # Nothing to do.
 
 
+def test_evaluation_inside_of_a_training_leaves_it_as_it_is(tmp_path: Path) -> None:
+    strategy = dx.MirroredStrategy(PAIR)
+    estimator = make_estimator(tmp_path, strategy)
+    estimator.train(input_fn, steps=1)
+
+    def evaluate(step: int, loss: Any) -> None:
+        assert estimator.evaluate(eval_input_fn, steps=1)["global_step"] == 1
+
+    estimator.train(lambda: input_fn().skip(2), [evaluate], max_steps=NUM_STEPS)
+    kernel, _ = train_by_hand(strategy)
+    np.testing.assert_allclose(estimator.get_variable_value("dense/kernel"), kernel, atol=1e-6)
+
+
 def test_seconds_between_checkpoints(tmp_path: Path) -> None:
     saved: list[str] = []
     estimator = make_estimator(tmp_path, save_checkpoints_secs=1e-9)
@@ -185,7 +198,8 @@ def test_nnx_model(tmp_path: Path) -> None:
 def test_train_and_evaluate_in_turn(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    estimator = make_estimator(tmp_path, save_checkpoints_steps=2, save_summary_steps=2)
+    settings = {"save_checkpoints_steps": 2, "save_summary_steps": 2, "eval_distribute": None}
+    estimator = make_estimator(tmp_path, dx.MirroredStrategy(PAIR), **settings)
     train = dx.estimator.TrainSpec(input_fn, max_steps=5)
     evaluation = dx.estimator.EvalSpec(eval_input_fn, name="all", throttle_secs=0)
     found = dx.estimator.train_and_evaluate(estimator, train, evaluation)

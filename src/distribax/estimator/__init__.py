@@ -10,16 +10,3 @@ from distribax.estimator.model_state import trainable_variables as trainable_var
 from distribax.estimator.run_config import RunConfig as RunConfig
 from distribax.estimator.spec import EstimatorSpec as EstimatorSpec
 from distribax.estimator.spec import ModeKeys as ModeKeys
-
-__all__ = [
-    "EstimatorSpec",
-    "Estimator",
-    "EvalSpec",
-    "ModeKeys",
-    "RunConfig",
-    "TrainSpec",
-    "get_global_step",
-    "get_or_create",
-    "train_and_evaluate",
-    "trainable_variables",
-]

@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,17 +18,13 @@ import numpy as np
 from distribax.estimator.model_state import ModelState
 from distribax.estimator.run_config import RunConfig, StrategyOrMaker
 from distribax.estimator.spec import ModeKeys
-from distribax.estimator.steps import Driver, Model, make_driver, make_step, open_input
+from distribax.estimator.steps import Model, OwnSteps, ScheduledSteps, make_step, open_input
 from distribax.execution import Function
 from distribax.parameter_server.extended import ServedStrategy
-from distribax.strategies import OneDeviceStrategy, Strategy
+from distribax.strategies import OneDeviceStrategy, Strategy, get_strategy
+from distribax.training.checkpoints import directory
 from distribax.training.checkpoints.checkpoint import Checkpoint
 from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
-from distribax.training.checkpoints.directory import (
-    latest_checkpoint,
-    list_variables,
-    load_variable,
-)
 from distribax.training.event_files import EventFile
 
 _logger = logging.getLogger(__name__)
@@ -55,7 +52,7 @@ class _Training:
         self,
         config: RunConfig,
         opened: _Opened,
-        driver: Driver,
+        driver: OwnSteps | ScheduledSteps,
         hooks: Sequence[Hook],
         listeners: Sequence[Callable[[str], object]],
     ) -> None:
@@ -67,45 +64,48 @@ class _Training:
         )
         self._workers = opened.checkpoint.workers()
         self._events = EventFile(Path(config.model_dir))
-        self._saved_at = self._reported_at = time.monotonic()
+        self._strategy = get_strategy()
+        self._saved_at = time.monotonic()
+        self._first = int(opened.state.global_step)
+        self._reported = (self._first, self._saved_at)
 
-    def run(self, first: int, last: int | None, after_first_step: Callable[[], object]) -> None:
-        """Takes the steps from `first` to `last`, or as long as there is input."""
-        number = saved = reported = first
+    def run(self, last: int | None, after_first_step: Callable[[], object]) -> None:
+        """Takes steps up to `last`, or as long as there is input."""
+        number = saved = self._first
         ended = False
+        # Hooks and listeners are called outside the scope: they may evaluate with another strategy.
         while not ended and (last is None or number < last):
+            before, loss = number, None
             try:
-                before = number
-                number, loss = self._driver.advance(self._count_steps(number, last))
+                with self._strategy.scope():
+                    number, loss = self._driver.advance(self._count_steps(number, last))
             except StopIteration:
                 number, ended = int(self._opened.state.global_step), True
             else:
-                if before == first:
+                if before == self._first:
                     self._check_state()
                     after_first_step()
+                self._report(before, number, loss)
                 ended = True in [hook(number, loss) for hook in self._hooks]
-                if _passes(before, number, self._config.log_step_count_steps):
-                    self._report(number, reported, loss)
-                    reported = number
-                if _passes(before, number, self._config.save_summary_steps) or before == first:
-                    self._summarize(number, loss)
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
-                path = self._manager.save(number)
+                with self._strategy.scope():
+                    path = self._manager.save(number)
                 self._saved_at = time.monotonic()
                 for listener in self._listeners:
                     listener(str(path))
+
+    def close(self) -> None:
+        """Ends the input and the summaries."""
+        self._driver.close()
         self._events.close()
 
     def _count_steps(self, number: int, last: int | None) -> int:
         """Returns how many steps there are until something is to be done."""
         config = self._config
-        periods = (
-            config.log_step_count_steps,
-            config.save_summary_steps,
-            config.save_checkpoints_steps or config.log_step_count_steps,
-        )
+        periods = [config.log_step_count_steps, config.save_summary_steps]
+        periods += [config.save_checkpoints_steps or periods[0]]
         waits = [period - number % period for period in periods]
         return min(waits if last is None else [*waits, last - number])
 
@@ -113,9 +113,8 @@ class _Training:
         config = self._config
         if config.save_checkpoints_steps is not None:
             return _passes(before, number, config.save_checkpoints_steps)
-        if self._workers.num_workers > 1 and not _passes(
-            before, number, config.log_step_count_steps
-        ):
+        is_alone = self._workers.num_workers == 1
+        if not is_alone and not _passes(before, number, config.log_step_count_steps):
             return False  # The clocks of several workers are compared now and then only.
         seconds = config.save_checkpoints_secs or _SAVE_SECONDS
         is_due = time.monotonic() - self._saved_at >= seconds
@@ -129,16 +128,14 @@ class _Training:
                 'model = dx.estimator.get_or_create("model", lambda: ...).'
             )
 
-    def _report(self, number: int, before: int, loss: Any) -> None:
-        now = time.monotonic()
-        speed = (number - before) / (now - self._reported_at)
-        self._reported_at = now
-        _logger.info("Step %d: loss %.6g, %.4g steps/s", number, float(loss), speed)
-
-    def _summarize(self, number: int, loss: Any) -> None:
-        value = float(loss)
-        if self._workers.is_first:
-            self._events.write(number, {"loss": value})
+    def _report(self, before: int, number: int, loss: Any) -> None:
+        if _passes(before, number, self._config.log_step_count_steps):
+            then, self._reported = self._reported, (number, time.monotonic())
+            speed = (number - then[0]) / (self._reported[1] - then[1])
+            _logger.info("Step %d: loss %.6g, %.4g steps/s", number, float(loss), speed)
+        is_due = _passes(before, number, self._config.save_summary_steps)
+        if self._workers.is_first and (is_due or before == self._first):
+            self._events.write(number, {"loss": float(loss)})
 
 
 def _passes(before: int, number: int, period: int) -> bool:
@@ -187,11 +184,11 @@ class Estimator:
         if not callable(model_fn):
             raise TypeError(f"Estimator: model_fn={model_fn!r} is not a function.")
         config = config or RunConfig()
-        directory = model_dir or config.model_dir or tempfile.mkdtemp()
-        self._config = dataclasses.replace(config, model_dir=os.path.abspath(directory))
+        folder = os.path.abspath(model_dir or config.model_dir or tempfile.mkdtemp())
+        self._config = dataclasses.replace(config, model_dir=folder)
         self._model = Model(model_fn, dict(params or {}), self._config)
         self._made: dict[StrategyOrMaker | None, Strategy] = {}
-        self._opened: dict[Strategy, _Opened] = {}
+        self._opened: dict[tuple[Strategy, bool], _Opened] = {}
 
     @property
     def config(self) -> RunConfig:
@@ -210,11 +207,13 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """Returns the path of the newest checkpoint, or None."""
-        return latest_checkpoint(self.model_dir)
+        return directory.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
         """Returns the names of all values in the newest checkpoint."""
-        return [name for name, _ in list_variables(self.model_dir) if name != "save_counter"]
+        return [
+            name for name, _ in directory.list_variables(self.model_dir) if name != "save_counter"
+        ]
 
     def get_variable_value(self, name: str) -> np.ndarray:
         """Returns a value of the newest checkpoint.
@@ -225,7 +224,7 @@ class Estimator:
         Returns:
             The value.
         """
-        return load_variable(self.model_dir, name)
+        return directory.load_variable(self.model_dir, name)
 
     def train(
         self,
@@ -262,20 +261,20 @@ class Estimator:
             )
         strategy = self._get_strategy(self._config.train_distribute)
         with strategy.scope():
-            opened, forget = self._open(strategy, self.latest_checkpoint())
+            opened, forget = self._open(strategy, ModeKeys.TRAIN, self.latest_checkpoint())
             first = int(opened.state.global_step)
             last = first + steps if steps is not None else max_steps
             if last is not None and first >= last:
                 _logger.info("Estimator.train: step %d of %d is reached already.", first, last)
                 return self
-            step = self._get_step(opened, strategy, ModeKeys.TRAIN)
-            driver = make_driver(self._model, opened.state, strategy, step, input_fn)
-            try:
-                _Training(self._config, opened, driver, hooks or (), saving_listeners).run(
-                    first, last, forget
-                )
-            finally:
-                driver.close()
+            kind = ScheduledSteps if isinstance(strategy, ServedStrategy) else OwnSteps
+            make_input = partial(open_input, input_fn, strategy, ModeKeys.TRAIN, self._model)
+            driver = kind(opened.steps[ModeKeys.TRAIN], opened.state, make_input)
+            training = _Training(self._config, opened, driver, hooks or (), saving_listeners)
+        try:
+            training.run(last, forget)
+        finally:
+            training.close()
         return self
 
     def evaluate(
@@ -307,8 +306,9 @@ class Estimator:
                 "would each see all of the input. Use None (one device) or dx.MirroredStrategy()."
             )
         with strategy.scope():
-            opened, forget = self._open(strategy, checkpoint_path or self.latest_checkpoint())
-            step = self._get_step(opened, strategy, ModeKeys.EVAL)
+            path = checkpoint_path or self.latest_checkpoint()
+            opened, forget = self._open(strategy, ModeKeys.EVAL, path)
+            step = opened.steps[ModeKeys.EVAL]
             for metric in opened.state.metrics.values():
                 metric.reset_state()
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.EVAL, self._model))
@@ -354,8 +354,9 @@ class Estimator:
         """
         strategy = self._get_strategy(None)
         with strategy.scope():
-            opened, forget = self._open(strategy, checkpoint_path or self.latest_checkpoint())
-            step = self._get_step(opened, strategy, ModeKeys.PREDICT)
+            path = checkpoint_path or self.latest_checkpoint()
+            opened, forget = self._open(strategy, ModeKeys.PREDICT, path)
+            step = opened.steps[ModeKeys.PREDICT]
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.PREDICT, self._model))
         try:
             while True:
@@ -385,22 +386,17 @@ class Estimator:
             )
         return self._made[given]
 
-    def _open(self, strategy: Strategy, path: str | None) -> tuple[_Opened, Callable[[], object]]:
+    def _open(
+        self, strategy: Strategy, mode: str, path: str | None
+    ) -> tuple[_Opened, Callable[[], object]]:
         """Returns the model with a checkpoint's values, and what ends the wait for variables."""
-        if path is None or strategy not in self._opened:
+        # What is trained is apart: it may be evaluated while it is trained.
+        key = (strategy, mode == ModeKeys.TRAIN)
+        if path is None or key not in self._opened:
             state = ModelState()
-            self._opened[strategy] = _Opened(state, Checkpoint(state))
-        opened = self._opened[strategy]
+            self._opened[key] = _Opened(state, Checkpoint(state))
+        opened = self._opened[key]
+        if mode not in opened.steps:
+            opened.steps[mode] = make_step(self._model, opened.state, strategy, mode)
         status = opened.checkpoint.restore(path)
         return opened, status.expect_partial
-
-    def _get_step(self, opened: _Opened, strategy: Strategy, mode: str) -> Function:
-        if mode not in opened.steps:
-            model = self._model
-            if isinstance(strategy, ServedStrategy):
-                config = dataclasses.replace(
-                    self._config, train_distribute=None, eval_distribute=None
-                )
-                model = dataclasses.replace(model, config=config)
-            opened.steps[mode] = make_step(model, opened.state, strategy, mode)
-        return opened.steps[mode]

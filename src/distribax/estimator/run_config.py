@@ -51,14 +51,8 @@ class RunConfig:
                 f"RunConfig: save_checkpoints_steps={self.save_checkpoints_steps} and "
                 f"save_checkpoints_secs={self.save_checkpoints_secs} are both given. Give one."
             )
-        for name in (
-            "save_checkpoints_steps",
-            "save_checkpoints_secs",
-            "save_summary_steps",
-            "log_step_count_steps",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+        for name, value in vars(self).items():
+            if name.endswith(("_steps", "_secs")) and value is not None and not value > 0:
                 raise ValueError(f"RunConfig: {name}={value} is not positive.")
         for name in ("train_distribute", "eval_distribute"):
             value = getattr(self, name)

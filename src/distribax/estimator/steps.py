@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from distribax import data
+from distribax.context import get_strategy
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed import InputContext
 from distribax.estimator.model_state import ModelState
@@ -51,6 +52,10 @@ def _choose_arguments(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 def make_step(model: Model, state: ModelState, strategy: Strategy, mode: str) -> Function:
     """Returns the function that takes one step with the next batch of an iterator."""
     reduce_op = ReduceOp.parse(model.config.loss_reduction, "loss_reduction")
+    if isinstance(strategy, ServedStrategy):
+        # Other strategies cannot be sent to workers.
+        config = dataclasses.replace(model.config, train_distribute=None, eval_distribute=None)
+        model = dataclasses.replace(model, config=config)
 
     def replica(element: Any) -> Any:
         is_pair = isinstance(element, tuple) and len(element) == 2
@@ -94,30 +99,19 @@ def open_input(
     return strategy.distribute_datasets_from_function(make)
 
 
-class Driver(Protocol):
-    """Takes steps."""
+class OwnSteps:
+    """Steps of the replicas of this process, and of the workers that run the same program."""
+
+    def __init__(self, step: Function, state: ModelState, make_input: Callable[[], Any]) -> None:
+        self._step, self._number = step, int(state.global_step)
+        self._iterator = iter(make_input())
 
     def advance(self, limit: int) -> tuple[int, Any]:
-        """Takes up to `limit` steps; returns the number of the last step, and its loss.
+        """Takes one step; returns its number and its loss.
 
         Raises:
             StopIteration: The input has ended.
         """
-
-    def close(self) -> None:
-        """Ends the input."""
-
-
-class OwnSteps:
-    """Steps of the replicas of this process, and of the workers that run the same program."""
-
-    def __init__(self, step: Function, dataset: Iterable[Any], first: int) -> None:
-        self._step = step
-        self._iterator: Any = iter(dataset)
-        self._number = first
-
-    def advance(self, limit: int) -> tuple[int, Any]:
-        """Takes one step."""
         loss = self._step(self._iterator)
         self._number += 1
         return self._number, loss
@@ -130,14 +124,13 @@ class OwnSteps:
 class ScheduledSteps:
     """Steps that workers take with variables on parameter servers."""
 
-    def __init__(
-        self, step: Function, state: ModelState, strategy: Any, make_input: Callable[[], Any]
-    ) -> None:
+    def __init__(self, step: Function, state: ModelState, make_input: Callable[[], Any]) -> None:
         self._step, self._state = step, state
         # Variables are created here: workers find them.
         example = iter(make_input())
         step.get_concrete_function(example)
         example.close()
+        strategy: Any = get_strategy()
         self._coordinator = ClusterCoordinator(strategy)
         self._iterator = iter(self._coordinator.create_per_worker_dataset(make_input))
 
@@ -151,19 +144,3 @@ class ScheduledSteps:
 
     def close(self) -> None:
         """Does nothing: the input ends with the workers."""
-
-
-def make_driver(
-    model: Model,
-    state: ModelState,
-    strategy: Strategy,
-    step: Function,
-    input_fn: Callable[..., Any],
-) -> Driver:
-    """Returns what takes the steps of a training."""
-    if isinstance(strategy, ServedStrategy):
-        return ScheduledSteps(
-            step, state, strategy, lambda: open_input(input_fn, strategy, ModeKeys.TRAIN, model)
-        )
-    dataset = open_input(input_fn, strategy, ModeKeys.TRAIN, model)
-    return OwnSteps(step, dataset, int(state.global_step))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 from distribax.training.checkpoints.checkpoint_files import is_complete
-from distribax.training.checkpoints.directory import checkpoints_iterator
+from distribax.training.checkpoints.directory import checkpoints_iterator, iterate_new
 
 _logger = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ class SidecarEvaluator:
     Args:
         evaluate: Called with the path of each new checkpoint; it restores and evaluates.
         checkpoint_dir: The directory that the training writes to; it need not exist yet.
+        pattern: Look for files instead of checkpoints, such as "*.weights.h5", which Keras's
+            `ModelCheckpoint` writes. The newest is the one with the highest number in its name; a
+            file that is written again is evaluated again.
         max_evaluations: How many checkpoints to evaluate; without a limit by default.
         until: Called with the path and the result after each evaluation; the evaluator ends when it
             returns True, for example when the last step of the training is reached.
@@ -48,6 +52,7 @@ class SidecarEvaluator:
         evaluate: Callable[[str], Any],
         checkpoint_dir: str | os.PathLike[str],
         *,
+        pattern: str | None = None,
         max_evaluations: int | None = None,
         until: Callable[[str, Any], bool] | None = None,
         timeout: float | None = None,
@@ -59,7 +64,9 @@ class SidecarEvaluator:
                 "the path of a checkpoint, restores it and evaluates."
             )
         self._evaluate = evaluate
-        self._directory = checkpoint_dir
+        self._directory = Path(checkpoint_dir)
+        self._pattern = pattern
+        self._last_seen: tuple[str, Hashable] | None = None
         self._max_evaluations = max_evaluations
         self._until = until
         self._timeout = timeout
@@ -72,12 +79,14 @@ class SidecarEvaluator:
             What the last evaluation returned; None if there was none.
         """
         num_done, result = 0, None
-        for path in checkpoints_iterator(self._directory, self._min_interval_secs, self._timeout):
+        for path in self._iterate_paths():
+            before = self._find_file()
             try:
                 result = self._evaluate(path)
             except (ValueError, OSError):
-                # The training keeps only the newest, and may have removed it meanwhile.
-                if is_complete(Path(path)):
+                # The training keeps only the newest, or may have written it again meanwhile.
+                is_there = is_complete(Path(path)) if self._pattern is None else Path(path).exists()
+                if is_there and self._find_file() == before:
                     raise
                 _logger.warning("SidecarEvaluator: %s is gone; waiting for the next one.", path)
                 continue
@@ -88,3 +97,29 @@ class SidecarEvaluator:
             if self._until is not None and self._until(path, result):
                 break
         return result
+
+    def _iterate_paths(self) -> Iterator[str]:
+        if self._pattern is None:
+            return checkpoints_iterator(self._directory, self._min_interval_secs, self._timeout)
+        return iterate_new(self._find_finished_file, self._min_interval_secs, self._timeout)
+
+    def _find_finished_file(self) -> tuple[str, Hashable] | None:
+        """Returns the newest file if it is as it was the last time: nobody is writing it."""
+        before, self._last_seen = self._last_seen, self._find_file()
+        return self._last_seen if self._last_seen == before else None
+
+    def _find_file(self) -> tuple[str, Hashable] | None:
+        """Returns the newest file, and what differs if it was written again."""
+        if self._pattern is None:
+            return None
+        newest = max(self._directory.glob(self._pattern), key=_get_numbers, default=None)
+        try:
+            status = None if newest is None else newest.stat()
+        except FileNotFoundError:  # Removed since.
+            return None
+        return None if status is None else (str(newest), (status.st_size, status.st_mtime_ns))
+
+
+def _get_numbers(path: Path) -> tuple[list[int], str]:
+    """Returns the numbers in a name, in order: `ckpt-10` comes after `ckpt-9`."""
+    return [int(number) for number in re.findall(r"\d+", path.name)], path.name
