@@ -21,6 +21,7 @@ from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
 from distribax.errors import CollectiveMismatchError as CollectiveMismatchError
 from distribax.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from distribax.errors import DamagedCheckpointError as DamagedCheckpointError
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.errors import ParameterServerError as ParameterServerError

@@ -79,6 +79,10 @@ def test_evaluates_another_checkpoint_without_a_change_of_the_training(tmp_path:
     assert early["global_step"] == 2
     estimator.train(input_fn, steps=1)
     assert estimator.evaluate(eval_input_fn)["global_step"] == 6
+    # A damaged checkpoint falls back to the one before.
+    shutil.rmtree(tmp_path / "model.ckpt-6" / "variables")
+    assert make_estimator(tmp_path).evaluate(eval_input_fn)["global_step"] == 5
+    estimator.train(input_fn, steps=1)
     names = estimator.get_variable_names()
     assert {"dense/kernel", "bias", "global_step", "Optimizer.0"} <= {*names}
     assert not any("error" in name for name in names)

@@ -24,7 +24,7 @@ from distribax.parameter_server.extended import ServedStrategy
 from distribax.strategies import OneDeviceStrategy, Strategy, get_strategy
 from distribax.training.checkpoints import directory
 from distribax.training.checkpoints.checkpoint import Checkpoint
-from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
+from distribax.training.checkpoints.checkpoint_manager import CheckpointManager, restore_newest
 from distribax.training.event_files import EventFile
 
 _logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class Estimator:
             )
         strategy = self._get_strategy(self._config.train_distribute)
         with strategy.scope():
-            opened, forget = self._open(strategy, ModeKeys.TRAIN, self.latest_checkpoint())
+            opened, forget = self._open(strategy, ModeKeys.TRAIN, None)
             first = int(opened.state.global_step)
             last = first + steps if steps is not None else max_steps
             if last is not None and first >= last:
@@ -306,8 +306,7 @@ class Estimator:
                 "would each see all of the input. Use None (one device) or dx.MirroredStrategy()."
             )
         with strategy.scope():
-            path = checkpoint_path or self.latest_checkpoint()
-            opened, forget = self._open(strategy, ModeKeys.EVAL, path)
+            opened, forget = self._open(strategy, ModeKeys.EVAL, checkpoint_path)
             step = opened.steps[ModeKeys.EVAL]
             for metric in opened.state.metrics.values():
                 metric.reset_state()
@@ -354,8 +353,7 @@ class Estimator:
         """
         strategy = self._get_strategy(None)
         with strategy.scope():
-            path = checkpoint_path or self.latest_checkpoint()
-            opened, forget = self._open(strategy, ModeKeys.PREDICT, path)
+            opened, forget = self._open(strategy, ModeKeys.PREDICT, checkpoint_path)
             step = opened.steps[ModeKeys.PREDICT]
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.PREDICT, self._model))
         try:
@@ -390,13 +388,16 @@ class Estimator:
         self, strategy: Strategy, mode: str, path: str | None
     ) -> tuple[_Opened, Callable[[], object]]:
         """Returns the model with a checkpoint's values, and what ends the wait for variables."""
+        found = directory.find_checkpoints(Path(self.model_dir), _NAME) if path is None else [path]
         # What is trained is apart: it may be evaluated while it is trained.
         key = (strategy, mode == ModeKeys.TRAIN)
-        if path is None or key not in self._opened:
+        if not found or key not in self._opened:
             state = ModelState()
             self._opened[key] = _Opened(state, Checkpoint(state))
         opened = self._opened[key]
         if mode not in opened.steps:
             opened.steps[mode] = make_step(self._model, opened.state, strategy, mode)
-        status = opened.checkpoint.restore(path)
-        return opened, status.expect_partial
+        paths = opened.checkpoint.workers().exchange("checkpoints", [str(each) for each in found])
+        if not paths[0]:
+            return opened, lambda: None
+        return opened, restore_newest(opened.checkpoint, paths[0])[1].expect_partial

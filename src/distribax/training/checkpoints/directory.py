@@ -21,7 +21,7 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[Path]:
     if not directory.is_dir():
         return []
     named = re.compile((r".+" if name is None else re.escape(name)) + r"-\d+")
-    paths = [path for path in directory.iterdir() if named.fullmatch(path.name)]
+    paths = [directory / each for each in files.find_names(directory) if named.fullmatch(each)]
     complete = [path for path in paths if files.is_complete(path)]
     # Who went back to an earlier checkpoint saves smaller numbers later.
     return sorted(complete, key=lambda path: (files.get_order(path), get_number(path)))
