@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
+from distribax.errors import DamagedCheckpointError
 from distribax.training.checkpoints.checkpoint_files import is_complete
 from distribax.training.checkpoints.directory import checkpoints_iterator, iterate_new
 
@@ -83,6 +84,9 @@ class SidecarEvaluator:
             before = self._find_file()
             try:
                 result = self._evaluate(path)
+            except DamagedCheckpointError as error:
+                _logger.warning("%s; waiting for the next one.", error)
+                continue
             except (ValueError, OSError):
                 # The training keeps only the newest, or may have written it again meanwhile.
                 is_there = is_complete(Path(path)) if self._pattern is None else Path(path).exists()

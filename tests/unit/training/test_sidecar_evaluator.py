@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,7 +41,7 @@ def test_nothing_comes(tmp_path: Path) -> None:
     assert evaluator.start() is None
 
 
-def test_a_checkpoint_that_was_removed_is_left_out(
+def test_checkpoints_that_are_gone_or_damaged_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = dx.CheckpointManager(dx.Checkpoint(w=dx.Variable(1.0)), tmp_path, max_to_keep=1)
@@ -48,11 +50,15 @@ def test_a_checkpoint_that_was_removed_is_left_out(
     def evaluate(path: str) -> str:
         if path.endswith("-1"):
             manager.save(2)
+        if path.endswith("-2"):
+            shutil.rmtree(Path(path, "variables"))
+            threading.Timer(0.1, manager.save, (3,)).start()
         dx.train.list_variables(path)
         return path
 
     found = dx.SidecarEvaluator(evaluate, tmp_path, max_evaluations=1).start()
-    assert found.endswith("ckpt-2") and "ckpt-1 is gone" in caplog.text
+    assert found.endswith("ckpt-3")
+    assert "ckpt-1 is gone" in caplog.text and "ckpt-2 is damaged" in caplog.text
 
 
 def test_errors_of_an_evaluation_are_raised(tmp_path: Path) -> None:
