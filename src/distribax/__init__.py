@@ -21,6 +21,7 @@ from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
 from distribax.errors import CollectiveMismatchError as CollectiveMismatchError
 from distribax.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from distribax.errors import DamagedCheckpointError as DamagedCheckpointError
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.errors import ParameterServerError as ParameterServerError
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from distribax import contrib as contrib
     from distribax import coordinator as coordinator
     from distribax import data as data
+    from distribax import estimator as estimator
     from distribax import partitioners as partitioners
     from distribax import random as random
     from distribax import train as train
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
     from distribax.strategies.tpu import TPUStrategy as TPUStrategy
+    from distribax.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 
 __version__ = "0.1.0"
 
@@ -113,6 +116,7 @@ _ON_USE = {
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
     "data": "distribax.data",
+    "estimator": "distribax.estimator",
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",
@@ -125,6 +129,7 @@ _ON_USE = {
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
     "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "SidecarEvaluator": "distribax.training.sidecar_evaluator",
     "SlurmError": "distribax.cluster.resolvers.slurm.slurm",
     "TPUStrategy": "distribax.strategies.tpu",
 }

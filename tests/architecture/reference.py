@@ -17,6 +17,7 @@ FACES = (
     "distribax.coordinator",
     "distribax.data",
     "distribax.data.experimental",
+    "distribax.estimator",
     "distribax.experimental",
     "distribax.metrics",
     "distribax.partitioners",

@@ -204,33 +204,35 @@ def serialize_example(features: Mapping[str, object]) -> bytes:
         The record.
     """
     entries = b"".join(
-        _encode_field(
+        encode_field(
             1,
-            _encode_field(1, name.encode())
-            + _encode_field(2, _encode_feature(nests.to_element(value))),
+            encode_field(1, name.encode())
+            + encode_field(2, _encode_feature(nests.to_element(value))),
         )
         for name, value in features.items()
     )
-    return _encode_field(1, entries)
+    return encode_field(1, entries)
 
 
 def _encode_feature(value: nests.Element) -> bytes:
     if isinstance(value, bytes):
-        return _encode_field(_BYTES, _encode_field(1, value))
+        return encode_field(_BYTES, encode_field(1, value))
     flat = np.asarray(value).ravel()
     if flat.dtype.kind == "O":
-        return _encode_field(_BYTES, b"".join(_encode_field(1, item) for item in flat))
+        return encode_field(_BYTES, b"".join(encode_field(1, item) for item in flat))
     if flat.dtype.kind == "f":
-        return _encode_field(_FLOATS, _encode_field(1, flat.astype("<f4").tobytes()))
+        return encode_field(_FLOATS, encode_field(1, flat.astype("<f4").tobytes()))
     words = flat.astype(np.int64).astype(np.uint64).tolist()
-    return _encode_field(_INTEGERS, _encode_field(1, b"".join(map(_encode_varint, words))))
+    return encode_field(_INTEGERS, encode_field(1, b"".join(map(encode_varint, words))))
 
 
-def _encode_field(number: int, content: bytes) -> bytes:
-    return _encode_varint(number << 3 | _LENGTH) + _encode_varint(len(content)) + content
+def encode_field(number: int, content: bytes) -> bytes:
+    """Returns a field of a protocol buffer that holds bytes."""
+    return encode_varint(number << 3 | _LENGTH) + encode_varint(len(content)) + content
 
 
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """Returns a number as protocol buffers hold it: seven bits in each byte."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)

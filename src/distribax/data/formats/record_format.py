@@ -15,7 +15,7 @@ from distribax.errors import DistribaxError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DEFAULT_BUFFER_SIZE = 256 * 1024
-_MAX_READ = 64 << 20
+_MAX_READ = 64 * 1024 * 1024
 
 
 class CorruptRecordError(DistribaxError, ValueError):
@@ -170,16 +170,18 @@ class ChunkedFile:
 
     def read(self, size: int = 0) -> bytes:
         """Returns the next chunk, of at least `size` bytes unless the file ends."""
-        with self._name_damage():
-            data = self._file.read(min(max(size, self._chunk_size), _MAX_READ))
-            if len(data) < size:
-                # A size that a damaged file claims is not allocated before the bytes are there.
-                parts = [data]
-                while parts[-1] and (size := size - len(parts[-1])) > 0:
-                    parts.append(self._file.read(min(size, _MAX_READ)))
-                data = b"".join(parts)
-        self.position += len(data)
-        return data
+        missing = max(size, self._chunk_size)
+        parts: list[bytes] = []
+        # A damaged length may be any number: only what is there is given memory.
+        while missing > 0:
+            with self._name_damage():
+                part = self._file.read(min(missing, max(self._chunk_size, _MAX_READ)))
+            if not part:
+                break
+            parts.append(part)
+            missing -= len(part)
+            self.position += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         self._file.close()

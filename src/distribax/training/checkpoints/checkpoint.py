@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from distribax import context
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
+from distribax.errors import DamagedCheckpointError
 from distribax.execution import adapters
 from distribax.training.checkpoints import checkpoint_files as files
 from distribax.training.checkpoints.restore_status import NothingRestored, RestoreStatus
@@ -30,7 +31,6 @@ from distribax.variables import Variable, late_values
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1
 _COUNTER = "save_counter"
 
 
@@ -209,7 +209,6 @@ class Checkpoint:
         )
         said = workers.exchange("positions", own)
         notes = {
-            "version": _VERSION,
             "positions": {
                 name: [positions[name] for positions in said] for name in tracked.iterators
             },
@@ -286,9 +285,10 @@ class Checkpoint:
         tracked = self._find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
 
+        contents = _read_together(workers, Path(path).absolute())
+
         def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-            values, notes = files.read(Path(path).absolute())
-            _check_version(notes.get("version"), path)
+            values, notes = contents
             _check_shapes(tracked.slots, values)
             own = {
                 name: _select_position(name, notes["positions"][name], workers)
@@ -405,6 +405,24 @@ def is_writer(workers: WorkerAgreement, path: Path) -> bool:
     return said.index(str(path)) == workers.worker_id
 
 
+def _read_together(workers: WorkerAgreement, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what a checkpoint holds; if one worker finds it damaged, all raise that."""
+
+    def read() -> tuple[dict[str, Any], dict[str, Any]] | DamagedCheckpointError:
+        try:
+            return files.read(path)
+        except DamagedCheckpointError as error:
+            return error
+
+    found = workers.run_together("Checkpoint.restore", read)
+    damage = str(found) if isinstance(found, DamagedCheckpointError) else None
+    for said in workers.exchange("damage", damage):
+        if said is not None:
+            raise DamagedCheckpointError(said)
+    assert not isinstance(found, DamagedCheckpointError)
+    return found
+
+
 def _find_workers(tracked: Tracked, timeout_seconds: float) -> WorkerAgreement:
     targets = [context.get_strategy().extended.input_target()]
     targets += [strategy.extended.input_target() for strategy in tracked.strategies]
@@ -461,14 +479,6 @@ def _select_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -
         "workers, or save an iterator of strategy.experimental_distribute_dataset with "
         "AutoShardPolicy.DATA, which fits any number."
     )
-
-
-def _check_version(version: object, path: str | os.PathLike[str]) -> None:
-    if version != _VERSION:
-        raise ValueError(
-            f"Checkpoint.restore: path={str(path)!r} has format version {version!r}, but this "
-            f"version of distribax reads {_VERSION}. Use the one it was saved with."
-        )
 
 
 def _check_shapes(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:
