@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs docs-serve bench soak chaos contract clean
+.PHONY: help demo test lint format docs docs-serve package bench soak chaos contract clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,11 @@ docs: $(VENV)/.docs ## build the web site into site/, and test it: links, and a 
 
 docs-serve: $(VENV)/.docs ## show the web site at http://127.0.0.1:8000, and again at each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+package: $(VENV)/.test ## build the wheel and the source archive into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
