@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from distribax.cli.help_format import add_command
 from distribax.data.dataset import Dataset
 from distribax.execution import function
 from distribax.strategies import MirroredStrategy
@@ -29,8 +30,12 @@ _BATCH: Final = 128
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "demo", help="train a digit classifier over several virtual CPU devices"
+    parser = add_command(
+        commands,
+        "demo",
+        summary="train a digit classifier over several virtual CPU devices",
+        description="Trains a classifier of handwritten digits.",
+        examples="distribax demo --devices 2 --epochs 5",
     )
     parser.add_argument("--devices", type=_parse_positive, default=4, help="virtual CPU devices")
     parser.add_argument("--epochs", type=_parse_positive, default=20, help="passes over the data")
