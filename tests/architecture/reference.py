@@ -17,6 +17,7 @@ FACES = (
     "distribax.data",
     "distribax.data.experimental",
     "distribax.experimental",
+    "distribax.logging",
     "distribax.metrics",
     "distribax.partitioners",
     "distribax.random",

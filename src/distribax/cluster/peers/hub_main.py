@@ -37,6 +37,8 @@ _UNKNOWN_HOST = ".invalid"
 _LEAVE_SECONDS = 60.0
 # After how long a worker that is late is named to those that wait for it; then after twice as long.
 _LATE_SECONDS = 30.0
+# How often those who are here are told who is missing.
+_TELL_SECONDS = 1.0
 # Longer lists help nobody, and have to fit into the buffers of a connection.
 _MOST_NAMED = 8
 
@@ -123,6 +125,7 @@ class Hub:
         self._links: list[_Link] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
+        self._tell_at = 0.0
         self._told_seconds = 0.0
         # How many calls all workers have made in the same order.
         self._agreed = 0
@@ -152,7 +155,8 @@ class Hub:
                 # The first worker must hear it: it has started the hub.
                 if left <= 0 or 0 in here:
                     return False
-            for link, message in self._receive(max(left, 0.0)):
+            self._tell_who_is_missing(here)
+            for link, message in self._receive(max(min(left, _TELL_SECONDS), 0.0)):
                 number = message.get("worker") if message else None
                 if not isinstance(number, int) or not 0 <= number < len(self._members):
                     self._drop(link)  # Something else has called this port, or a worker has left.
@@ -342,6 +346,16 @@ class Hub:
             "missing": [self._name(number) for number in names if number not in here],
             "joined": [self._members[number][0] for number in names if number in here],
         }
+
+    def _tell_who_is_missing(self, here: dict[int, _Link]) -> None:
+        """Tells those who are here for whom they wait; a program in a terminal shows it."""
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_SECONDS
+            missing = self._missing(here)["missing"]
+            more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
+            for link in here.values():
+                link.send({"waiting": missing[:_MOST_NAMED] + more})
 
     def _disagreement(self, number: int) -> str:
         return (

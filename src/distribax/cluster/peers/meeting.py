@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from distribax import progress
 from distribax.errors import DistribaxError
 from distribax.jax_private import coordination_service
 
@@ -86,10 +87,23 @@ def meet(
 
     `cluster` is a text that all must agree on: what they believe the cluster to be.
     """
+    with progress.show("joining the cluster") as wait:
+        return _meet(members, own, seconds, cluster, peer_timeout, wait)
+
+
+def _meet(
+    members: Sequence[Member],
+    own: int,
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    wait: progress.Wait,
+) -> Meeting:
     deadline = time.monotonic() + seconds
     if own == 0:
         _start_hub(members, seconds, cluster, peer_timeout)
     leader = members[0]
+    wait.detail = f"waiting for {leader}"
     while time.monotonic() < deadline:
         try:
             link = socket.create_connection((leader.host, leader.port), timeout=_PAUSE_SECONDS)
@@ -98,7 +112,8 @@ def meet(
             continue
         with contextlib.ExitStack() as stack:
             stack.callback(link.close)
-            answer = _ask(link, {"worker": own, "cluster": cluster}, deadline + _ANSWER_SECONDS)
+            hello = {"worker": own, "cluster": cluster}
+            answer = _ask(link, hello, deadline + _ANSWER_SECONDS, wait)
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
@@ -143,19 +158,33 @@ def _start_hub(
         )
 
 
-def _ask(link: socket.socket, question: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """Returns the answer; an empty one if the other end says nothing in time, or nonsense."""
-    data = b""
+def _ask(
+    link: socket.socket, question: dict[str, Any], deadline: float, wait: progress.Wait
+) -> dict[str, Any]:
+    """Returns the answer; an empty one if the other end says nothing in time, or nonsense.
+
+    Until then the hub says who is missing, and `wait` shows it.
+    """
     try:
         link.sendall(json.dumps(question).encode() + b"\n")
-        while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-            link.settimeout(max(0.01, deadline - time.monotonic()))
-            # What follows the answer is for the watch.
-            ahead = link.recv(4096, socket.MSG_PEEK)
-            if not ahead:
-                break
-            data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
-        message = json.loads(data)
-    except (OSError, ValueError):
+        while True:
+            message = json.loads(_read_line(link, deadline))
+            if not isinstance(message, dict):
+                return {}
+            if "waiting" not in message:
+                return message
+            wait.detail = f"waiting for {', '.join(map(str, message['waiting']))}"
+    except (OSError, ValueError, TypeError):
         return {}
-    return message if isinstance(message, dict) else {}
+
+
+def _read_line(link: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
+        link.settimeout(max(0.01, deadline - time.monotonic()))
+        # What follows the answer is for the watch.
+        ahead = link.recv(4096, socket.MSG_PEEK)
+        if not ahead:
+            break
+        data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
+    return data

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from distribax import context
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.variables import Variable
+from distribax.variables import Variable, registry
 
 
 class Metric:
@@ -28,6 +28,7 @@ class Metric:
     def __init__(self, name: str) -> None:
         self.name = name
         self._variables: list[Variable] = []
+        registry.note_owner(self, registry.METRIC)
 
     def add_variable(
         self, name: str, dtype: jax.typing.DTypeLike = jnp.float32, shape: tuple[int, ...] = ()
