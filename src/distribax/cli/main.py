@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from distribax import __version__
-from distribax.cli import completion, demo, doctor, run
+from distribax.cli import bench, completion, demo, doctor, run
 from distribax.cli.help_format import BROKEN_PIPE, EXIT_CODES, HelpFormatter
 
 
@@ -22,7 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"distribax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for command in (demo, run, doctor, completion):
+    for command in (demo, run, doctor, bench, completion):
         command.add_parser(commands)
     return parser
 
