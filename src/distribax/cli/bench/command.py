@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,7 +123,7 @@ def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
             progress.start_task(task)
             if not stderr.is_terminal:
                 print(f"distribax bench: {name} ...", file=sys.stderr, flush=True)
-            reports.append(CASES[name].measure(settings, lambda task=task: progress.advance(task)))
+            reports.append(CASES[name].measure(settings, partial(progress.advance, task)))
     return reports
 
 
