@@ -30,6 +30,8 @@ from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.errors import ReplicaInputError as ReplicaInputError
 from distribax.execution import function as function
+from distribax.progress import get_progress as get_progress
+from distribax.progress import set_progress as set_progress
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
@@ -55,6 +57,10 @@ from distribax.training.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from distribax.training.preemption import TerminationConfig as TerminationConfig
+from distribax.training.summary import Summary as Summary
+from distribax.training.summary import VariableSummary as VariableSummary
+from distribax.training.summary import summary as summary
+from distribax.training.visualization import visualize as visualize
 from distribax.types import ReduceOp as ReduceOp
 from distribax.types import RunOptions as RunOptions
 from distribax.types import ValueContext as ValueContext
@@ -76,6 +82,7 @@ if TYPE_CHECKING:
     from distribax import coordinator as coordinator
     from distribax import data as data
     from distribax import estimator as estimator
+    from distribax import logging as logging
     from distribax import partitioners as partitioners
     from distribax import random as random
     from distribax import train as train
@@ -117,6 +124,7 @@ _ON_USE = {
     "coordinator": "distribax.coordinator",
     "data": "distribax.data",
     "estimator": "distribax.estimator",
+    "logging": "distribax.logging",
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",

@@ -19,6 +19,7 @@ FACES = (
     "distribax.data.experimental",
     "distribax.estimator",
     "distribax.experimental",
+    "distribax.logging",
     "distribax.metrics",
     "distribax.partitioners",
     "distribax.random",

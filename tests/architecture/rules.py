@@ -27,6 +27,7 @@ LAYERS = (
     "cluster",
     "topology",
     "jax_private",
+    "progress",
 )
 """Top to bottom; a module imports from its own layer and from those that come after it."""
 

@@ -25,7 +25,7 @@ from distribax.strategies import OneDeviceStrategy, Strategy, get_strategy
 from distribax.training.checkpoints import directory
 from distribax.training.checkpoints.checkpoint import Checkpoint
 from distribax.training.checkpoints.checkpoint_manager import CheckpointManager, restore_newest
-from distribax.training.event_files import EventFile
+from distribax.training.logs.tensorboard import TensorBoard
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class _Training:
             opened.checkpoint, config.model_dir, config.keep_checkpoint_max, checkpoint_name=_NAME
         )
         self._workers = opened.checkpoint.workers()
-        self._events = EventFile(Path(config.model_dir))
+        self._events = TensorBoard(config.model_dir)
         self._strategy = get_strategy()
         self._saved_at = time.monotonic()
         self._first = int(opened.state.global_step)
@@ -135,7 +135,7 @@ class _Training:
             _logger.info("Step %d: loss %.6g, %.4g steps/s", number, float(loss), speed)
         is_due = _passes(before, number, self._config.save_summary_steps)
         if self._workers.is_first and (is_due or before == self._first):
-            self._events.write(number, {"loss": float(loss)})
+            self._events.log_metrics({"loss": float(loss)}, number)
 
 
 def _passes(before: int, number: int, period: int) -> bool:
@@ -326,9 +326,8 @@ class Estimator:
             found = {name: float(each.result()) for name, each in opened.state.metrics.items()}
             found["loss"] = float(np.mean([float(loss) for loss in losses]))
             if opened.checkpoint.workers().is_first:
-                events = EventFile(Path(self.model_dir, f"eval_{name}" if name else "eval"))
-                events.write(number, found)
-                events.close()
+                with TensorBoard(Path(self.model_dir, f"eval_{name}" if name else "eval")) as board:
+                    board.log_metrics(found, number)
         _logger.info("Evaluation of step %d: %s", number, found)
         return found | {"global_step": number}
 

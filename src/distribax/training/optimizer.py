@@ -24,7 +24,7 @@ from distribax.training.hyperparameters import Adjustable, find_places, inject, 
 from distribax.training.optimizer_state import StateLayout, apply_transformation, init_state
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
-from distribax.variables import Variable
+from distribax.variables import Variable, registry
 
 if TYPE_CHECKING:
     import optax
@@ -107,6 +107,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
         self._home = context.get_strategy()
+        registry.note_owner(self, registry.OPTIMIZER_STATE)
         self._uid: str | None = None
 
     @property

@@ -17,7 +17,7 @@ from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation, duplication, late_values
+from distribax.variables import context_rules, creation, duplication, late_values, registry
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
@@ -100,6 +100,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
+        registry.note(self)
         if self.per_replica:
             frames.per_replica_states.add(self)
         # Whether somebody may have a value for it, who has not found it yet.

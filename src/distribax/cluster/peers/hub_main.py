@@ -41,6 +41,8 @@ _UNKNOWN_HOST = ".invalid"
 _LEAVE_SECONDS = 60.0
 # After how long a worker that is late is named to those that wait for it; then after twice as long.
 _LATE_SECONDS = 30.0
+# How often those who are here are told who is missing.
+_TELL_SECONDS = 1.0
 # Longer lists help nobody, and have to fit into the buffers of a connection.
 _MOST_NAMED = 8
 # How many connections may be without a proof; of more, the oldest is ended.
@@ -137,6 +139,7 @@ class Hub:
         self._links: list[_Link] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
+        self._tell_at = 0.0
         self._told_seconds = 0.0
         # How many calls all workers have made in the same order.
         self._agreed = 0
@@ -166,8 +169,10 @@ class Hub:
                 # The first worker must hear it: it has started the hub.
                 if left <= 0 or 0 in here:
                     return False
+            self._tell_who_is_missing(here)
             self._drop_strangers(self._gate.proof_seconds)
-            for link, message in self._receive(min(max(left, 0.0), self._gate.proof_seconds)):
+            wait = min(max(left, 0.0), _TELL_SECONDS, self._gate.proof_seconds)
+            for link, message in self._receive(wait):
                 number = message.get("worker") if message and link.number < 0 else None
                 if message is None or number is None:
                     self._drop(link)  # Something else has called this port, or a worker has left.
@@ -420,6 +425,16 @@ class Hub:
             "missing": [self._name(number) for number in names if number not in here],
             "joined": [self._members[number][0] for number in names if number in here],
         }
+
+    def _tell_who_is_missing(self, here: dict[int, _Link]) -> None:
+        """Tells those who are here for whom they wait; a program in a terminal shows it."""
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_SECONDS
+            missing = self._missing(here)["missing"]
+            more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
+            for link in here.values():
+                link.send({"waiting": missing[:_MOST_NAMED] + more})
 
     def _disagreement(self, number: int) -> str:
         return (

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final
 
+from distribax import progress
 from distribax.cluster.peers import gate, hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
@@ -105,6 +106,19 @@ def meet(
     `cluster` is a text that all must agree on: what they believe the cluster to be. `own_host` is
     the address by which the others reach this machine, if its name means another one here.
     """
+    with progress.show("joining the cluster") as wait:
+        return _meet(members, own, seconds, cluster, peer_timeout, own_host, wait)
+
+
+def _meet(
+    members: Sequence[Member],
+    own: int,
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None,
+    wait: progress.Wait,
+) -> Meeting:
     deadline = time.monotonic() + seconds
     secret = find_secret()
     if own == 0 and not secret:
@@ -113,6 +127,7 @@ def meet(
         _start_hub(members, seconds, cluster, peer_timeout, own_host)
     leader = members[0]
     hub_host = own_host or leader.host if own == 0 else leader.host
+    wait.detail = f"waiting for {leader}"
     while time.monotonic() < deadline:
         try:
             link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
@@ -123,7 +138,7 @@ def meet(
             stack.callback(link.close)
             answer: dict[str, Any] = {}
             if _prove(link, own, cluster, secret):
-                answer = _receive_answer(link, deadline + _ANSWER_SECONDS)
+                answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
@@ -217,18 +232,32 @@ def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _receive_answer(link: socket.socket, deadline: float) -> dict[str, Any]:
-    """Returns the hub's answer; an empty one if it says nothing in time, or nonsense."""
-    data = b""
+def _receive_answer(
+    link: socket.socket, deadline: float, wait: progress.Wait
+) -> dict[str, Any]:
+    """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
+
+    Until then the hub says who is missing, and `wait` shows it.
+    """
     try:
-        while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-            link.settimeout(max(0.01, deadline - time.monotonic()))
-            # What follows the answer is for the watch.
-            ahead = link.recv(4096, socket.MSG_PEEK)
-            if not ahead:
-                break
-            data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
-        message = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        while True:
+            message = json.loads(_read_line(link, deadline))
+            if not isinstance(message, dict):
+                return {}
+            if "waiting" not in message:
+                return message
+            wait.detail = f"waiting for {', '.join(map(str, message['waiting']))}"
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
-    return message if isinstance(message, dict) else {}
+
+
+def _read_line(link: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
+        link.settimeout(max(0.01, deadline - time.monotonic()))
+        # What follows the answer is for the watch.
+        ahead = link.recv(4096, socket.MSG_PEEK)
+        if not ahead:
+            break
+        data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
+    return data

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from distribax import topology
+from distribax import progress, topology
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import ray_session
 from distribax.cluster.ray.cluster_token import (
@@ -143,7 +143,8 @@ def start_embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
 
     Several engines of a program share one Ray, even one that the program has started itself.
     """
-    session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
+    with progress.show("starting Ray on this machine"):
+        session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
     folder = session.folder
     return Engine(
         num_workers,
@@ -209,12 +210,13 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
     else:
         settings = make_visitor_settings(spec, token, timeout)
     deadline = time.monotonic() + timeout
-    session = ray_session.start(settings)
-    try:
-        _await_servers(spec, deadline, timeout)
-    except BaseException:
-        session.end()
-        raise
+    with progress.show("joining the cluster") as wait:
+        session = ray_session.start(settings)
+        try:
+            _await_servers(spec, deadline, timeout, wait)
+        except BaseException:
+            session.end()
+            raise
     local = is_local(spec)
     return Engine(
         spec.num_tasks("worker"),
@@ -254,7 +256,7 @@ def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
     )
 
 
-def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
+def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, wait: progress.Wait) -> None:
     """Waits until the servers of all tasks have joined; raises an error that names the missing."""
     tasks = [(job, index) for job in ("worker", "ps") for index in spec.task_indices(job)]
     while True:
@@ -265,6 +267,7 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
             return
         if time.monotonic() > deadline:
             break
+        wait.detail = f"waiting for {', '.join(f'{job} {index}' for job, index in missing)}"
         time.sleep(_POLL_SECONDS)
     names = ", ".join(describe_task(spec, *task) for task in missing)
     joined = ", ".join(describe_task(spec, *task) for task in tasks if task not in missing)

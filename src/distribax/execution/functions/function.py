@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from typing_extensions import override
 
-from distribax import context, contracts, jax_private
+from distribax import context, contracts, jax_private, progress
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
 from distribax.execution.calls.call import Args, Call, Kwargs
@@ -289,10 +289,11 @@ class Function:
 
     def _first_call(self, known: KnownCalls, call: Call) -> Any:
         """Traces, compiles and calls."""
-        program, first = self._prepare(known, call)
-        if isinstance(program, HostMode):
-            return self._call_on_host(program, call)
-        return (first or program)(call.read_inputs()[1])
+        with progress.show(f"compiling {self._name}"):
+            program, first = self._prepare(known, call)
+            if isinstance(program, Program):
+                return (first or program)(call.read_inputs()[1])
+        return self._call_on_host(program, call)
 
     def _prepare(self, known: KnownCalls, call: Call) -> tuple[Program | HostMode, Program | None]:
         """Traces for a call, and keeps the program; see `_trace` for what it returns."""

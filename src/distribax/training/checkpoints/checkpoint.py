@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax import context
+from distribax import context, progress
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.errors import DamagedCheckpointError
 from distribax.execution import adapters
@@ -151,7 +151,8 @@ class Checkpoint:
         """
         before, self._counter.value = self._counter.value, number
         try:
-            return self._write(path, True, timeout_seconds)
+            with progress.show(f"saving {os.fspath(path)}"):
+                return self._write(path, True, timeout_seconds)
         except BaseException:
             self._counter.value = before
             raise
@@ -177,7 +178,8 @@ class Checkpoint:
             ValueError: The path exists already, or the workers do not save the same.
             RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
-        return self._write(file_prefix, overwrite, timeout_seconds)
+        with progress.show(f"saving {os.fspath(file_prefix)}"):
+            return self._write(file_prefix, overwrite, timeout_seconds)
 
     def _write(self, path: str | os.PathLike[str], overwrite: bool, timeout_seconds: float) -> str:
         _require_outside_replicas("save")
@@ -255,7 +257,8 @@ class Checkpoint:
         _require_outside_replicas("restore")
         if save_path is None:
             return NothingRestored()
-        status, counter = self._read(save_path, timeout_seconds)
+        with progress.show(f"restoring {os.fspath(save_path)}"):
+            status, counter = self._read(save_path, timeout_seconds)
         if counter is not None:
             self._counter.value = counter
         return status.expect_partial() if partial else status
@@ -277,7 +280,8 @@ class Checkpoint:
             RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
         _require_outside_replicas("restore")
-        return self._read(save_path, timeout_seconds)[0]
+        with progress.show(f"restoring {os.fspath(save_path)}"):
+            return self._read(save_path, timeout_seconds)[0]
 
     def _read(
         self, path: str | os.PathLike[str], timeout_seconds: float

@@ -12,7 +12,7 @@ from typing_extensions import override
 from distribax import context
 from distribax.context import keeping
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.variables import Variable
+from distribax.variables import Variable, registry
 
 
 class Metric(metaclass=keeping.Kept):
@@ -29,6 +29,7 @@ class Metric(metaclass=keeping.Kept):
     def __init__(self, name: str) -> None:
         self.name = name
         self._variables: list[Variable] = []
+        registry.note_owner(self, registry.METRIC)
 
     def add_variable(
         self, name: str, dtype: jax.typing.DTypeLike = jnp.float32, shape: tuple[int, ...] = ()

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
+
+from distribax.cli.bench.charts import Chart
 
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -78,21 +81,23 @@ class Report:
     claims: list[Claim] = field(default_factory=list)
     samples: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
         for table in self.tables:
-            rich_table = RichTable(title=f"{self.name}: {table.title}", title_justify="left")
+            title = escape(f"{self.name}: {table.title}")
+            rich_table = RichTable(title=title, title_justify="left")
             for index, column in enumerate(table.columns):
-                rich_table.add_column(column, justify="left" if index == 0 else "right")
+                rich_table.add_column(escape(column), justify="left" if index == 0 else "right")
             for row in table.rows:
-                rich_table.add_row(*row)
+                rich_table.add_row(*map(escape, row))
             console.print(rich_table)
         for claim in self.claims:
             verdict = "[green]holds[/green]" if claim.holds else "[red]missed[/red]"
             target = f"{claim.sign} {claim.target:g}{claim.unit}"
             console.print(f"  {verdict}  {claim.what}: {claim.value:.3g}{claim.unit} ({target})")
         for failure in self.failures:
-            console.print(f"  [red]failed[/red]  {failure}", highlight=False)
+            console.print(f"  [red]failed[/red]  {escape(failure)}", highlight=False)
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

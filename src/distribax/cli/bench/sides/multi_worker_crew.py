@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from benchmarks.sides.serve import Figures, claim_output, serve
+from serve import Figures, claim_output, serve
 
 _END_SECONDS = 8.0
 
@@ -83,11 +83,8 @@ class Crew:
             run(requests.get())
 
 
-def join(parser: argparse.ArgumentParser, module: str) -> tuple[argparse.Namespace, Crew]:
-    """Parse the arguments and, in the first process, start the others (as many as replicas).
-
-    `module` is the name of the side, in `benchmarks.sides`.
-    """
+def join(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Crew]:
+    """Parse the arguments and, in the first process, start the others (as many as replicas)."""
     parser.add_argument("--rank", type=int, default=0, help="set by the leader")
     parser.add_argument("--ports", type=int, nargs="*", default=[], help="set by the leader")
     options = parser.parse_args()
@@ -97,7 +94,8 @@ def join(parser: argparse.ArgumentParser, module: str) -> tuple[argparse.Namespa
     if crew.rank == 0:
         ports = [str(port) for port in crew.ports]
         for rank in range(1, crew.size):
-            command = [sys.executable, "-m", f"benchmarks.sides.{module}", *sys.argv[1:]]
+            # As this process was started, by its path or as a module.
+            command = [sys.executable, *sys.orig_argv[1:]]
             crew.followers.append(
                 subprocess.Popen(
                     [*command, "--rank", str(rank), "--ports", *ports],

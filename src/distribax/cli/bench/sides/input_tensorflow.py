@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import input_problem
 import tensorflow as tf
-
-from benchmarks.sides import input_problem
-from benchmarks.sides.serve import serve
+from serve import serve
 
 
 def memory_dataset() -> Any:

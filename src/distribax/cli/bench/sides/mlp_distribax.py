@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import mlp_problem
 import optax
+from placing import place
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.placing import place
-from benchmarks.sides.serve import serve
 
 
 def make_step(

@@ -6,11 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mlp_problem
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.serve import serve
+from serve import serve
 
 AXIS = "replica"
 

@@ -13,17 +13,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from benchmarks import peers
+from distribax.cli.bench import peers
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).resolve().parent / "results"
+side_folders = [Path(__file__).resolve().parent / "sides"]
+"""Where the programs to measure are; each is run by its path, and finds the others of its folder.
+
+They use the standard library and what they measure, so that they run in any environment.
+"""
+_SOURCE = Path(__file__).resolve().parents[3]
 
 _START_SECONDS = 180.0
 _RUN_SECONDS = 180.0
@@ -32,9 +36,10 @@ _END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure."""
+    """How much to measure: on how many devices at most, and whether with few rounds."""
 
     quick: bool = False
+    max_devices: int = 2
 
     def pick(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -42,9 +47,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Side:
-    """A program to measure: a module of `benchmarks.sides`, its arguments and its environment.
+    """A program to measure.
 
-    `peer` names the virtual environment (see peers.py) that it runs in; None is this interpreter's.
+    Attributes:
+        name: What reports call it.
+        module: The name of its file in one of the `side_folders`.
+        arguments: Its arguments.
+        peer: The virtual environment (see peers.py) that it runs in; None is this interpreter's.
+        environment: Environment variables to set.
     """
 
     name: str
@@ -52,6 +62,11 @@ class Side:
     arguments: tuple[str, ...] = ()
     peer: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _find_program(module: str) -> Path:
+    paths = [folder / f"{module}.py" for folder in side_folders]
+    return next(path for path in paths if path.is_file())
 
 
 class SideError(RuntimeError):
@@ -65,23 +80,23 @@ class Process:
         self.side = side
         python = sys.executable if side.peer is None else peers.python_of(side.peer)
         if python is None:
-            raise SideError(
-                f"{side.name}: its environment is not made; "
-                f"run: python benchmarks/peers.py {side.peer}"
-            )
-        paths = [str(ROOT)] if side.peer else [str(ROOT), str(ROOT / "src")]
+            raise SideError(f"{side.name}: {side.peer} is not installed; --peers installs it")
+        paths = [str(folder) for folder in side_folders]
+        # Programs of another folder may be parts of a package.
+        paths += [str(folder.parents[1]) for folder in side_folders[1:]]
+        if side.peer is None:
+            paths.append(str(_SOURCE))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
-            [str(python), "-m", f"benchmarks.sides.{side.module}", *side.arguments],
+            [str(python), str(_find_program(side.module)), *side.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            cwd=ROOT,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(side.environment),
         )
         self._unread = b""
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -153,11 +168,19 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-def interleave(sides: Sequence[Side], *, steps: int, rounds: int, warmup: int) -> Outcome:
+def interleave(
+    sides: Sequence[Side],
+    *,
+    steps: int,
+    rounds: int,
+    warmup: int,
+    advance: Callable[[], object] = lambda: None,
+) -> Outcome:
     """Run all sides in turn, `steps` steps a turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
     A side that cannot run is left out, and named in the outcome's `failures`.
+    `advance` is called after the start of each side and after each round.
     """
     outcome = Outcome()
     with ExitStack() as stack:
@@ -171,6 +194,8 @@ def interleave(sides: Sequence[Side], *, steps: int, rounds: int, warmup: int) -
             except SideError as error:
                 outcome.failures.append(str(error))
                 continue
+            finally:
+                advance()
             running.append(process)
             outcome.seconds[side.name] = []
         for number in range(rounds):
@@ -188,6 +213,7 @@ def interleave(sides: Sequence[Side], *, steps: int, rounds: int, warmup: int) -
                     continue
                 outcome.seconds[name].append(answer["seconds"] / steps)
                 outcome.answers[name] = answer
+            advance()
     return outcome
 
 

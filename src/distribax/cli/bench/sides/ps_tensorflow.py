@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import mlp_problem
+import ps_problem
 import tensorflow as tf
-
-from benchmarks.sides import mlp_problem, ps_problem
-from benchmarks.sides.serve import claim_output, serve
+from serve import claim_output, serve
 
 _END_SECONDS = 8.0
 
@@ -189,7 +189,7 @@ def _take_part(options: argparse.Namespace) -> None:
 def _start(cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "benchmarks.sides.ps_tensorflow"),
+            *(sys.executable, __file__),
             *(*sys.argv[1:], "--task", f"{job}:{index}"),
         ],
         stdin=subprocess.PIPE,

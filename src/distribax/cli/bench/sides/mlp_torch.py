@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import mlp_problem
+import multi_worker_crew
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from benchmarks.sides import mlp_problem, multi_worker_crew
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument(
         "--fused", action="store_true", help="fused Adam, and gradients that live in their buckets"
     )
-    options, crew = multi_worker_crew.join(parser, "mlp_torch")
+    options, crew = multi_worker_crew.join(parser)
     if options.threads:
         torch.set_num_threads(options.threads)
     dist.init_process_group(

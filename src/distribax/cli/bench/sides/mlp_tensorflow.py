@@ -8,10 +8,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+import mlp_problem
 import tensorflow as tf
-
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.serve import serve
+from serve import serve
 
 
 class RawAdam:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import input_problem
 import jax
 import numpy as np
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import input_problem
-from benchmarks.sides.serve import serve
 
 
 def make_batches(source: str, folder: Path | None) -> Any:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import mlp_problem
 import optax
+import ps_problem
+from serve import claim_output, serve
 
 import distribax as dx
-from benchmarks.sides import mlp_problem, ps_problem
-from benchmarks.sides.serve import claim_output, serve
 
 Work = tuple[Callable[[], Any], Callable[[], ps_problem.Figures]]
 """Schedules one function; and returns figures that show what was done."""
