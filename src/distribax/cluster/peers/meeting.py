@@ -232,9 +232,7 @@ def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _receive_answer(
-    link: socket.socket, deadline: float, wait: progress.Wait
-) -> dict[str, Any]:
+def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -> dict[str, Any]:
     """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
 
     Until then the hub says who is missing, and `wait` shows it.
