@@ -75,7 +75,7 @@ def do(command, *arguments):
             time.sleep(0.1)
         return {"lost": strategy.servers[0].lost}
 
-while line := sys.stdin.readline():
+while (line := sys.stdin.readline().strip()) not in ("", "end"):
     tell(answer=do(*line.split()))
 strategy.close()
 tell(closed=True)

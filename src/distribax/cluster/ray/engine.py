@@ -144,7 +144,7 @@ def start_embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
     Several engines of a program share one Ray, even one that the program has started itself.
     """
     session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
-    folder = session.folder
+    folder = session.snapshot_folder
     return Engine(
         num_workers,
         num_servers,
@@ -222,7 +222,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
         session.acquire(),
         _make_places(spec, "worker"),
         _make_places(spec, "ps"),
-        str(session.folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
+        str(session.snapshot_folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
     )
 
 
