@@ -18,6 +18,7 @@ from typing import Final
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
+from distribax.cluster.ray.left_sockets import note_listeners
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
@@ -242,6 +243,7 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
         _keep_process_state(),
         _silence_deaths(),
         _keep_loopback(address),
+        note_listeners(),
     ):
         ray.init(
             address=address,
