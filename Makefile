@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak chaos contract clean
+.PHONY: help demo test lint format bench charts soak chaos contract clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ format: $(VENV)/.test ## mend what ruff can mend
 
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
+
+charts: $(VENV)/.test ## measure again what the charts in docs/images show
+	$(BIN)/distribax bench --peers --json docs/images/benchmarks.json --svg docs/images/benchmarks.svg
 
 soak: $(VENV)/.test ## the long tests
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
