@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs docs-serve package bench soak chaos contract clean
+.PHONY: help demo test lint format docs docs-serve package bench charts soak chaos contract clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ package: $(VENV)/.test ## build the wheel and the source archive into dist/, and
 
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
+
+charts: $(VENV)/.test ## measure again what the charts in docs/images show
+	$(BIN)/distribax bench --peers --json docs/images/bench.json --svg docs/images/bench.svg
 
 soak: $(VENV)/.test ## the long tests
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)

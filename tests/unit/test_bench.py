@@ -80,6 +80,19 @@ def test_sides_take_turns_and_the_report_is_read_again(
     assert "missing.json" in capsys.readouterr().err
 
 
+def test_what_was_measured_before_ctrl_c_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(settings: Settings, advance: Advance) -> Report:
+        raise KeyboardInterrupt
+
+    first = Case("first", "one", lambda settings: 1, lambda settings, advance: Report("first"))
+    second = Case("second", "two", lambda settings: 1, stop)
+    monkeypatch.setattr(command, "CASES", {"first": first, "second": second})
+    assert main(["bench"]) == 1
+    assert "stopped by Ctrl-C" in capsys.readouterr().out
+
+
 def test_charts_are_pictures_that_can_be_read() -> None:
     lines = Chart("time", "µs", "lines", "size", is_log=True, is_in_bytes=True)
     lines.series.append(Series("a & b", [Point(1024, 5, 4, 6), Point(1 << 20, 500, 400, 600)]))

@@ -7,7 +7,11 @@ from typing import Final
 
 from typing_extensions import override
 
-from distribax.types import PEER_LOST_EXIT_CODE, RESTARTABLE_EXIT_CODE
+from distribax.types import (
+    COLLECTIVE_ERROR_EXIT_CODE,
+    PEER_LOST_EXIT_CODE,
+    RESTARTABLE_EXIT_CODE,
+)
 
 USAGE_ERROR: Final = 2
 """The exit code for arguments that are not understood, as argparse has it."""
@@ -21,6 +25,7 @@ exit codes:
   2    the arguments are wrong
   {RESTARTABLE_EXIT_CODE}   a worker was told to stop and has saved; it asks to be started again
   {PEER_LOST_EXIT_CODE}   a worker has ended because it lost another one
+  {COLLECTIVE_ERROR_EXIT_CODE}   a worker has waited for workers that make other calls
   130  stopped by Ctrl-C (128 + 2)
   {BROKEN_PIPE}  nobody reads the output any more (128 + 13)
   143  stopped by SIGTERM (128 + 15)

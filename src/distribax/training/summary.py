@@ -109,7 +109,7 @@ def summary(strategy: contracts.Strategy | None = None, **objects: object) -> Su
         >>> print(dx.summary(strategy, w=w))
         OneDeviceStrategy: 1 replica, here on CPU:0
         <BLANKLINE>
-        variable  shape   dtype    role       placement  bytes a device
+        variable  shape   dtype    role       placement  bytes per device
         w         (1, 2)  float32  trainable  on CPU:0   8 B
         <BLANKLINE>
         bytes of all variables:
@@ -145,7 +145,10 @@ def _list_named(objects: dict[str, object]) -> Iterable[VariableSummary]:
             for index, shard in enumerate(slot.variable.variables):
                 yield _describe(f"{name}.shard_{index}", shard, roles)
         else:
-            yield _describe(name, slot.variable, roles)
+            # Slots of an optimizer are numbered; their own names say what they belong to.
+            is_slot = roles.get(id(slot.variable)) == registry.OPTIMIZER_STATE
+            own = slot.variable.name.removesuffix(":0")
+            yield _describe(own if is_slot else name, slot.variable, roles)
 
 
 def _find_roles() -> dict[int, str]:
@@ -233,7 +236,7 @@ def _shorten(device: str) -> str:
 
 
 def _format_table(variables: Sequence[VariableSummary]) -> list[str]:
-    rows = [("variable", "shape", "dtype", "role", "placement", "bytes a device")]
+    rows = [("variable", "shape", "dtype", "role", "placement", "bytes per device")]
     for each in variables:
         sizes = sorted(set(each.bytes_per_device.values()))
         shown = ", ".join(map(_format_bytes, sizes)) or "-"

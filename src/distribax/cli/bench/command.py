@@ -123,7 +123,13 @@ def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
             progress.start_task(task)
             if not stderr.is_terminal:
                 print(f"distribax bench: {name} ...", file=sys.stderr, flush=True)
-            reports.append(CASES[name].measure(settings, partial(progress.advance, task)))
+            try:
+                report = CASES[name].measure(settings, partial(progress.advance, task))
+            except KeyboardInterrupt:
+                # What was measured before is not lost.
+                reports.append(Report(name, failures=["stopped by Ctrl-C"]))
+                break
+            reports.append(report)
     return reports
 
 

@@ -9,7 +9,8 @@ from distribax.cli.bench.charts import Chart, Point, Series, format_bytes
 from distribax.cli.bench.figures import Report, Spread, Table
 from distribax.cli.bench.harness import Process, Settings, Side, SideError
 
-_SIZES: Final = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 32 << 20)
+_SIZES: Final = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
+_STEPS: Final = 3
 _LIMIT: Final = "memory copy (limit)"
 
 
@@ -20,7 +21,7 @@ def _count_turns(settings: Settings) -> int:
 def _measure(settings: Settings, advance: Advance) -> Report:
     report = Report("all_reduce")
     replicas = max(2, min(settings.max_devices, 4))
-    sizes = _SIZES[:3] if settings.quick else _SIZES
+    sizes = _SIZES[:4] if settings.quick else _SIZES
     side = Side(
         f"{replicas} devices",
         "all_reduce",
@@ -34,7 +35,7 @@ def _measure(settings: Settings, advance: Advance) -> Report:
             process.ready()
             advance()
             for _ in range(settings.pick(10, 3)):
-                answer = process.run(5)
+                answer = process.run(_STEPS)
                 for name, seconds in answer["ways"].items():
                     samples.setdefault(name, []).append(seconds)
                 copies.append(answer["copy"])
