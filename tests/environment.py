@@ -39,7 +39,11 @@ _DESCRIBING = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 """Variables that decide on CPU devices, their threads and the cluster."""
 
 
-_LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
+_LIMITS = (
+    "DISTRIBAX_SERVER_START_SECONDS",
+    "DISTRIBAX_SERVER_ANSWER_SECONDS",
+    "DISTRIBAX_RUN_SHORT_LIFE_SECONDS",
+)
 """Time limits that a busy machine may exceed without a fault."""
 
 
