@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-import distribax as dx
 from tests.multidevice.keras.comparison import (
     INPUTS,
     LABELS,

@@ -14,6 +14,7 @@ from distribax.execution import adapters
 from distribax.integrations import replica_state
 from distribax.integrations.keras import losses, models, optimizers, seeds, training, variables
 from distribax.integrations.keras.private_names import find_private_names
+from distribax.training import foreign_variables
 from distribax.values import make_opaque
 
 
@@ -34,7 +35,9 @@ def _connect() -> None:
     model.make_predict_function = training.make_predict_function(model.make_predict_function)
     for name in _LOOPS:
         setattr(model, name, training.run_in_scope(getattr(model, name)))
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+    base = keras.optimizers.Optimizer
+    base.build = optimizers.build_for_ours(base.build)
+    for optimizer in (base, keras.optimizers.LossScaleOptimizer):
         optimizer.apply = optimizers.update_together(optimizer.apply)
         optimizer.stateless_apply = optimizers.apply_together(optimizer.stateless_apply)
     loss = private.losses
@@ -44,6 +47,9 @@ def _connect() -> None:
     generator = keras.random.SeedGenerator
     generator.next = seeds.draw_own(generator.next)
     adapters.add_commit(replica_state.commit)
+    adapters.add_watch(variables.watch_promotions)
+    kind = foreign_variables.Kind(variables.get_cell, variables.promote)
+    foreign_variables.register(keras.Variable, kind)
     make_opaque(keras.Variable)
 
 

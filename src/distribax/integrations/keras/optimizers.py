@@ -13,6 +13,7 @@ import keras
 from distribax.execution import frames
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
+from distribax.integrations.keras.variables import as_keras
 
 Values: TypeAlias = list[Any]
 Method: TypeAlias = Callable[..., Any]
@@ -49,17 +50,29 @@ def update_together(apply: Method) -> Method:
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> Any:
         state = replica_state.current()
+        if trainable_variables is not None:
+            trainable_variables = list(map(as_keras, trainable_variables))
         if _is_inner.get() or (state is None and frames.current() is None):
             return apply(optimizer, grads, trainable_variables)
         if trainable_variables is not None and not optimizer.built:
             # Its variables are made once, and not by each replica or trace.
             with jax.ensure_compile_time_eval():
-                optimizer.build(list(trainable_variables))
+                optimizer.build(trainable_variables)
         grads = _add_up(list(grads))
         if state is None:
             return _update(apply, optimizer, grads, trainable_variables)
         with state.together():
             return _update(apply, optimizer, grads, trainable_variables)
+
+    return call
+
+
+def build_for_ours(build: Method) -> Method:
+    """Returns `Optimizer.build`, which takes `dx.Variable`s too."""
+
+    @functools.wraps(build)
+    def call(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+        build(optimizer, list(map(as_keras, variables)))
 
     return call
 
