@@ -5,3 +5,9 @@ Keras.
 """
 
 from distribax.integrations.keras.adapter import adapt as adapt
+from distribax.integrations.keras.normalization import (
+    SyncBatchNormalization as SyncBatchNormalization,
+)
+from distribax.integrations.keras.private_names import (
+    UnsupportedKerasError as UnsupportedKerasError,
+)

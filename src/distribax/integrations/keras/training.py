@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import inspect
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
+from distribax import contracts, jax_private
+from distribax.integrations.keras.chief import is_chief
+from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.models import find_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 
@@ -16,16 +25,43 @@ _MODEL = ("trainable_variables", "non_trainable_variables")
 
 def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
+    signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
         strategy = find_strategy(model, method.__name__)
         if strategy is None:
             return method(model, *args, **kwargs)
-        with strategy.scope():
-            return method(model, *args, **kwargs)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        # Those that are declared, and those that the method takes without naming them.
+        rest = bound.arguments.pop("kwargs", {})
+        with strategy.scope(), _let_data_end():
+            given = adapt_input(strategy, bound.arguments, model, method.__name__)
+            if "verbose" in given and not is_chief(strategy):
+                given["verbose"] = 0
+            _shuffle_alike(strategy)
+            given.pop("self")
+            return method(model, **given, **rest)
 
     return call
+
+
+@contextlib.contextmanager
+def _let_data_end() -> Iterator[None]:
+    """Takes the end of a data set of unknown size for the end of an epoch, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+        yield
+
+
+def _shuffle_alike(strategy: contracts.Strategy) -> None:
+    """Gives all workers the first one's random numbers, by which Keras shuffles arrays."""
+    if strategy.extended.input_target().num_workers > 1:
+        own = json.dumps([random.getrandbits(32), int(np.random.randint(2**31))])
+        first, second = json.loads(jax_private.gather_texts(own)[0])
+        random.seed(first)
+        np.random.seed(second)
 
 
 def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
