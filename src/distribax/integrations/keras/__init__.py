@@ -8,6 +8,3 @@ from distribax.integrations.keras.adapter import adapt as adapt
 from distribax.integrations.keras.normalization import (
     SyncBatchNormalization as SyncBatchNormalization,
 )
-from distribax.integrations.keras.private_names import (
-    UnsupportedKerasError as UnsupportedKerasError,
-)

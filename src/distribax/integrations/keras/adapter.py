@@ -62,7 +62,7 @@ def _connect() -> None:
     generator = keras.random.SeedGenerator
     generator.next = seeds.draw_own(generator.next)
     batch = keras.layers.BatchNormalization
-    batch._moments = normalization.synchronize(batch._moments)
+    batch.__new__ = staticmethod(normalization.refuse_synchronized(batch.__new__))
     register_tracker(keras.Variable, checkpoints.track_variable)
     register_tracker(keras.Layer, checkpoints.track_layer)
     register_tracker(keras.optimizers.Optimizer, checkpoints.track_stateful)

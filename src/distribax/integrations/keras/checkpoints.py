@@ -26,9 +26,9 @@ def track_stateful(thing: keras.Optimizer | keras.Metric) -> Iterator[tuple[str,
 
 
 def _list(variables: Iterable[keras.Variable]) -> Iterator[tuple[str, Any, Put]]:
-    # By position: the names of layers depend on how many were made before in the process.
+    # By position: names depend on how many layers were made before in the process.
     for index, variable in enumerate(variables):
-        yield f"{index}.{variable.name}", variable, _refuse_replacement
+        yield str(index), variable, _refuse_replacement
 
 
 def _refuse_replacement(new: object) -> None:

@@ -18,31 +18,37 @@ from distribax.types import ReduceOp
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Batch normalization with the statistics of the global batch, as on one device.
 
-    `keras.layers.BatchNormalization(synchronized=True)` under another name; the layer without the
-    argument uses the statistics of each replica's own examples, as in TensorFlow.
+    `keras.layers.BatchNormalization` uses the statistics of each replica's own examples, as in
+    TensorFlow, and takes `synchronized=True` with TensorFlow only.
 
     Args:
-        **kwargs: The arguments of `keras.layers.BatchNormalization`, but `synchronized`.
+        **kwargs: The arguments of `keras.layers.BatchNormalization`.
 
     Example:
         >>> import distribax as dx
         >>> layer = dx.integrations.keras.SyncBatchNormalization(momentum=0.9)
-        >>> layer.synchronized
-        True
+        >>> layer.momentum
+        0.9
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**(kwargs | {"synchronized": True}))
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+        return _get_moments(inputs, mask, tuple(self._reduction_axes))
 
 
-def synchronize(moments: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `BatchNormalization._moments`, which adds up over replicas if that is asked for."""
+def refuse_synchronized(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `BatchNormalization.__new__`, which names our layer where Keras refuses its own."""
 
-    @functools.wraps(moments)
-    def call(layer: keras.layers.BatchNormalization, inputs: Any, mask: Any) -> Any:
-        if not layer.synchronized:
-            return moments(layer, inputs, mask)
-        return _get_moments(inputs, mask, tuple(layer._reduction_axes))
+    @functools.wraps(create)
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("synchronized"):
+            raise ValueError(
+                f"{cls.__name__}: synchronized=True works with TensorFlow only. For statistics of "
+                "all replicas write dx.integrations.keras.SyncBatchNormalization() instead."
+            )
+        return create(cls, *args, **kwargs)
 
     return call
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import keras
 
-from distribax.errors import DistribaxError
-
-
-class UnsupportedKerasError(DistribaxError, RuntimeError):
-    """The installed Keras lacks what strategies need of it."""
+from distribax.errors import UnsupportedKerasError
 
 
 @dataclass(frozen=True)

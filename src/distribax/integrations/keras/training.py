@@ -56,12 +56,18 @@ def _let_data_end() -> Iterator[None]:
 
 
 def _shuffle_alike(strategy: contracts.Strategy) -> None:
-    """Gives all workers the first one's random numbers, by which Keras shuffles arrays."""
-    if strategy.extended.input_target().num_workers > 1:
-        own = json.dumps([random.getrandbits(32), int(np.random.randint(2**31))])
-        first, second = json.loads(jax_private.gather_texts(own)[0])
-        random.seed(first)
-        np.random.seed(second)
+    """Lets all workers draw the first one's random numbers, by which Keras shuffles its input."""
+    target = strategy.extended.input_target()
+    if target.num_workers == 1:
+        return
+    is_first = target.worker_id == 0
+    kind, keys, *rest = np.random.get_state()
+    own = json.dumps([random.getstate(), [kind, keys.tolist(), *rest]]) if is_first else ""
+    text = jax_private.gather_texts(own)[0]
+    if not is_first:
+        (version, internal, gauss), numpy = json.loads(text)
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(tuple(numpy))
 
 
 def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
