@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +13,12 @@ from distribax import contracts
 from distribax.variables import Variable
 
 
-class Differentiable(contracts.State, Protocol):
+class Differentiable(Hashable, Protocol):
     """What a gradient can be taken with respect to."""
+
+    @property
+    def source(self) -> contracts.Source | None:
+        """Where the value is fetched from if it lives in another process, or None."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

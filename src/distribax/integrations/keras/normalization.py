@@ -15,7 +15,7 @@ from distribax.types import ReduceOp
 
 
 @keras.saving.register_keras_serializable(package="distribax")
-class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+class SyncBatchNormalization(keras.layers.BatchNormalization):
     """Batch normalization with the statistics of the global batch, as on one device.
 
     `keras.layers.BatchNormalization` uses the statistics of each replica's own examples, as in

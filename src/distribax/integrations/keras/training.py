@@ -61,7 +61,8 @@ def _shuffle_alike(strategy: contracts.Strategy) -> None:
     if target.num_workers == 1:
         return
     is_first = target.worker_id == 0
-    kind, keys, *rest = np.random.get_state()
+    generator: Any = np.random.get_state()
+    kind, keys, *rest = generator
     own = json.dumps([random.getstate(), [kind, keys.tolist(), *rest]]) if is_first else ""
     text = jax_private.gather_texts(own)[0]
     if not is_first:
