@@ -97,6 +97,12 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
     from distribax.strategies.tpu import TPUStrategy as TPUStrategy
+    from distribax.training.termination_watchers import (
+        GCETerminationWatcher as GCETerminationWatcher,
+    )
+    from distribax.training.termination_watchers import (
+        SignalTerminationWatcher as SignalTerminationWatcher,
+    )
 
 __version__ = "0.1.0"
 
@@ -111,6 +117,8 @@ _ON_USE = {
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
     "data": "distribax.data",
+    "GCETerminationWatcher": "distribax.training.termination_watchers",
+    "SignalTerminationWatcher": "distribax.training.termination_watchers",
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",

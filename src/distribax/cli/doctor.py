@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import socket
@@ -11,9 +12,11 @@ from importlib import metadata
 from typing import Final
 
 from distribax.cli.findings import Finding, Verdict, is_healthy
+from distribax.cli.peer_checks import check_peers
 from distribax.cli.version_ranges import Requirement, is_in_range, parse_requirement
 from distribax.cluster import ClusterResolver, resolve, training_tasks
 from distribax.cluster.spec.address import parse_address
+from distribax.cluster.spec.host_address import find_own_address
 from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
@@ -30,12 +33,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "doctor", help="check devices, versions, network and cluster of this machine"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the doctors of the cluster's other machines, to check that all "
+        "reach each other (0)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the findings and returns 0, or 1 if there is a problem among them."""
-    findings = examine()
+    findings = examine(options.wait)
     healthy = is_healthy(findings)
     if options.json:
         found = [finding.as_dict() for finding in findings]
@@ -45,13 +56,17 @@ def run(options: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def examine() -> list[Finding]:
-    """Returns all findings about this machine and this environment."""
+def examine(wait_seconds: float = 0.0) -> list[Finding]:
+    """Returns all findings about this machine and this environment.
+
+    Args:
+        wait_seconds: How long to wait for the doctors of other machines.
+    """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _check_versions,
         _check_extras,
         _check_network,
-        _check_cluster,
+        functools.partial(_check_cluster, wait_seconds),
         _check_devices,
     )
     return [finding for check in checks for finding in check()]
@@ -149,8 +164,8 @@ def _check_network() -> Iterator[Finding]:
 def _check_host_name() -> Finding:
     name = socket.gethostname()
     fix = (
-        "when other machines take part, describe this one in TF_CONFIG or --rdzv-endpoint by its "
-        "IP address, or enter its name in DNS or in every /etc/hosts"
+        "when other machines take part, give MASTER_ADDR or --rdzv-endpoint this machine's IP "
+        "address; a TF_CONFIG may have its name, as the others' addresses tell which one is meant"
     )
     try:
         address = socket.gethostbyname(name)
@@ -158,12 +173,12 @@ def _check_host_name() -> Finding:
         return Finding("network", "host name", f"{name}: {error}", Verdict.WARNING, fix)
     value = f"{name} is {address}"
     if address.startswith("127."):
-        value += ", which other machines cannot reach"
+        value += " here (as Debian sets it up), which other machines cannot reach"
         return Finding("network", "host name", value, Verdict.WARNING, fix)
     return Finding("network", "host name", value)
 
 
-def _check_cluster() -> Iterator[Finding]:
+def _check_cluster(wait_seconds: float) -> Iterator[Finding]:
     try:
         found = resolve()
         spec = found.resolver.cluster_spec()
@@ -187,10 +202,23 @@ def _check_cluster() -> Iterator[Finding]:
         )
         return
     yield Finding("cluster", "this task", f"{task[0]} {task[1]}")
-    yield from _check_leader(found.resolver, (task[0], task[1]))
+    own = (task[0], task[1])
+    addresses = {
+        each: parse_address(spec.task_address(*each), "address")
+        for each in ((job, index) for job in spec.jobs for index in spec.task_indices(job))
+    }
+    if own not in addresses:
+        return  # An evaluator need not be in it.
+    others = {f"{job} {index}": at for (job, index), at in addresses.items() if (job, index) != own}
+    own_host = find_own_address(addresses[own].host, [at.host for at in others.values()])
+    yield from _check_leader(found.resolver, own, own_host)
+    port = addresses[own].port or 0
+    yield from check_peers(f"{own[0]} {own[1]}", own_host, port, others, wait_seconds)
 
 
-def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Finding]:
+def _check_leader(
+    resolver: ClusterResolver, task: tuple[str, int], own_host: str | None
+) -> Iterator[Finding]:
     """Checks that this task can listen at its address, if the other tasks connect to it."""
     tasks = training_tasks(resolver.cluster_spec())
     if len(tasks) < 2 or task != tasks[0]:
@@ -198,9 +226,10 @@ def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[
     text = resolver.cluster_spec().task_address(*task)
     address = parse_address(text, "address")
     try:
-        with socket.create_server((address.host, address.port or 0)):
+        with socket.create_server((own_host or address.host, address.port or 0)):
+            where = "" if own_host in (None, address.host) else f" (as {own_host})"
             yield Finding(
-                "cluster", "own address", f"{text} is free; the others will connect to it"
+                "cluster", "own address", f"{text} is free{where}; the others will connect to it"
             )
     except OSError as error:
         yield Finding(
