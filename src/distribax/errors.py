@@ -57,8 +57,16 @@ class HostOnly(ControlFlow):
         self.mode = mode
 
 
+class UnsupportedKerasError(DistribaxError, RuntimeError):
+    """A Keras model cannot be distributed: its version, its backend or its mode is another."""
+
+
 class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
+
+
+class DamagedCheckpointError(DistribaxError, ValueError):
+    """What a checkpoint holds is not what was saved: files are missing, or bits have changed."""
 
 
 class VariableInJitError(DistribaxError, RuntimeError):
