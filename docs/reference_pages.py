@@ -20,6 +20,8 @@ FACES = (
     "distribax.data.experimental",
     "distribax.experimental",
     "distribax.contrib.distribute",
+    "distribax.estimator",
+    "distribax.logging",
     "distribax.testing",
 )
 """The modules whose names users may use. An object belongs to the first face that shows it."""
@@ -35,6 +37,8 @@ _GROUPS_OF_FACES = {
     "distribax.cluster_resolver": "clusters",
     "distribax.contrib.distribute": "tower_api",
     "distribax.experimental": "strategies",
+    "distribax.estimator": "estimator",
+    "distribax.logging": "logging",
     "distribax.testing": "testing",
 }
 
@@ -51,6 +55,7 @@ _GROUPS_OF_LAYERS = {
     "cluster": "clusters",
     "topology": "devices",
     "contrib": "tower_api",
+    "progress": "logging",
 }
 """Where a name of `dx` itself belongs, by the folder that defines it."""
 
@@ -77,7 +82,9 @@ TITLES = {
     "clusters": "Clusters",
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
+    "logging": "Progress and logging",
     "errors": "Errors",
+    "estimator": "Estimator",
     "tower_api": "Tower API",
     "testing": "Testing",
     "other": "Other names",
