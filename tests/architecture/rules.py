@@ -12,6 +12,7 @@ from tests.architecture.source_tree import Module, imported_names, internal_impo
 LAYERS = (
     "cli",
     "integrations",
+    "estimator",
     "contrib",
     "coordinator",
     "parameter_server",

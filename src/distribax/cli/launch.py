@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from distribax.cli.task_processes import OutputTarget
+from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
+from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.ports import find_free_ports, find_quiet_ports
 from distribax.cluster.spec.address import Address, parse_address
 
@@ -151,6 +153,9 @@ class Launch:
         """Returns the variables that all processes get."""
         common = {k: v for k, v in inherited.items() if k not in _CLUSTER_VARIABLES}
         common[RESTART_VARIABLE] = str(restart)
+        # Several machines would each make their own.
+        if self.nnodes == 1 and not {SECRET_VARIABLE, SECRET_FILE_VARIABLE} & common.keys():
+            common[SECRET_VARIABLE] = make_token()
         if self.devices_per_worker is not None:
             common["JAX_NUM_CPU_DEVICES"] = str(self.devices_per_worker)
             # JAX refuses to start if the number is set in both ways.

@@ -76,6 +76,8 @@ class WorkerHandle:
         self.pinged_at = 0.0
         self.is_asked = False
         self.start_failures = 0
+        # Whether it is there, but cannot reach a parameter server.
+        self.is_aside = False
         self.problem: str | None = None
         self.num_finished = 0
         self.num_starts = 0
@@ -178,7 +180,8 @@ class WorkerHandle:
         self.greeting = greeting
         self.has_been_heard = True
         self.start_failures = 0
-        self.num_starts += 1
+        self.num_starts += not self.is_aside
+        self.is_aside = False
         # A process that was there before keeps what it has; it is sent again all the same.
         self._known, self._unused = {}, deque()
         how = "has started" if self.num_starts == 1 else "has been restarted"

@@ -26,3 +26,4 @@ def _adapter(module: str, library: str) -> adapters.Adapter:
 
 
 adapters.register("flax.nnx", lambda: _adapter("nnx", "flax"))
+adapters.register("keras", lambda: _adapter("keras", "keras"))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from distribax import contracts, jax_private
 from distribax.errors import ParametersLostError
 from distribax.execution import named_objects
-from distribax.execution.remote_writes import Write, WriteRows
+from distribax.execution.state.remote_writes import Write, WriteRows
 from distribax.parameter_server import (
     AddRows,
     Assign,

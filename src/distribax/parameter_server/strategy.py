@@ -121,7 +121,11 @@ class ParameterServerStrategy(ServedStrategy):
             with progress.show(f"starting {engine.num_servers} parameter servers"):
                 self._servers = ServerGroup(settings, options)
                 client = connect_to_servers(
-                    engine.num_servers, engine.namespace, engine.token, f"coordinator-{uid}"
+                    engine.num_servers,
+                    engine.namespace,
+                    engine.token,
+                    f"coordinator-{uid}",
+                    is_coordinator=True,
                 )
             self._servers.watch(server_timeout)
         except BaseException:

@@ -41,6 +41,8 @@ class StrategyExtended:
 
     # Whether there is one replica by construction, so that nothing is ever wrapped.
     single = False
+    # Where variables are fetched from if they live in other processes.
+    source: contracts.Source | None = None
 
     def __init__(
         self,

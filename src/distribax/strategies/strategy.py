@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from distribax import context, jax_private
-from distribax.execution import named_objects, reachable_variables
+from distribax.execution import adapters, named_objects, reachable_variables
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
 from distribax.types import ReduceOp, RunOptions, ValueContext
@@ -83,6 +83,8 @@ class Strategy:
         Raises:
             RuntimeError: On entry, if another strategy is in scope or a replica is running.
         """
+        # Objects of other libraries that are made in the scope must know about it.
+        adapters.load_adapters()
         return context.Scope(self)
 
     def run(

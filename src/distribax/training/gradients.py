@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from distribax.execution import overlay
-from distribax.execution.lookup_gradients import Inflow, Taps, open_taps
+from distribax.execution.traces.lookup_gradients import Inflow, Taps, open_taps
 from distribax.training import eager_gradients
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable

@@ -220,7 +220,7 @@ def test_tracing_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert not caplog.records
         double(jnp.ones(3))
         double(jnp.ones(3))
-    assert [record.name for record in caplog.records] == ["distribax.execution.function"]
+    assert [record.name for record in caplog.records] == ["distribax.execution.functions.function"]
     assert "double: traced again for new arguments (trace 2)" in caplog.text
 
 

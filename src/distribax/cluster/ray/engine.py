@@ -26,7 +26,7 @@ from distribax.cluster.ray.cluster_token import (
     get_process_token,
     make_token,
 )
-from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE, ClusterJoinError
+from distribax.cluster.ray.node import SNAPSHOT_FOLDER_VARIABLE, ClusterJoinError
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ray_session import RaySession
 from distribax.cluster.ray.task_nodes import (
@@ -122,6 +122,8 @@ class Engine:
 
     def snapshot_folder(self) -> Path:
         """Returns where servers save their state by default; it is removed with the cluster.
+
+        It stays when a machine has lost the cluster, until the cluster has ended.
 
         The path is one of the server's machine and may begin with an environment variable that is
         set there: use `os.path.expandvars`.
@@ -222,7 +224,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
         session.acquire(),
         _make_places(spec, "worker"),
         _make_places(spec, "ps"),
-        str(session.folder) if local else f"${NODE_FOLDER_VARIABLE}",
+        str(session.folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
     )
 
 

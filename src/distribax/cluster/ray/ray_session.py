@@ -17,8 +17,8 @@ from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
-from distribax.cluster.ray.task_nodes import is_loopback
 from distribax.cluster.spec.address import parse_address
+from distribax.cluster.spec.host_address import is_loopback
 
 _logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
             log_to_driver=False,
             logging_level="error",
             # There may be several nodes on this machine: this one was started for this process.
-            _temp_dir=None if node is None else str(node.folder),
+            _temp_dir=None if node is None else str(node.ray_folder),
         )
 
 

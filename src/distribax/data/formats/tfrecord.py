@@ -141,7 +141,7 @@ class TFRecordWriter:
         self._file.write(self._deflate.compress(frame) if self._deflate else frame)
 
     def flush(self) -> None:
-        """Writes to disk what was appended so far; compressed files end with a whole block then."""
+        """Hands what was written to the operating system, so that others can read it."""
         if self._deflate:
             self._file.write(self._deflate.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()

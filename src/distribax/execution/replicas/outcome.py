@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from jax.sharding import PartitionSpec
 
 from distribax import contracts
-from distribax.execution.results import Held
+from distribax.execution.programs.results import Held
 from distribax.topology import REPLICA_AXIS
 from distribax.values import GlobalForm, PaddedForm
 

@@ -17,12 +17,12 @@ from jax.tree_util import PyTreeDef
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
-from distribax.execution import captured, frames, trace_errors
-from distribax.execution.call import name_leaves
+from distribax.execution.calls.call import name_leaves
+from distribax.execution.programs.results import Held
 from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
-from distribax.execution.results import Held
-from distribax.execution.variant import Variant
+from distribax.execution.traces import captured, frames, trace_errors
+from distribax.execution.traces.variant import Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (

@@ -10,11 +10,12 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import context
+from distribax.context import keeping
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable, registry
 
 
-class Metric:
+class Metric(metaclass=keeping.Kept):
     """Base of metrics: a few sums, kept by each replica and added up on reading.
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in

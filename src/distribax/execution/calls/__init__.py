@@ -1,0 +1,1 @@
+"""One call of a compiled function: its arguments, and what they make it special for."""

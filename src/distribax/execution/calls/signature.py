@@ -1,0 +1,238 @@
+"""What a compiled function is specialised for: the structure and types of its arguments."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import CellType, FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+from typing_extensions import override
+
+from distribax import jax_private
+from distribax.execution.state.roles import RoleArgument
+from distribax.execution.traces.iterators import LiftedIterator
+from distribax.values import (
+    ArrayLike,
+    DistributedValues,
+    Global,
+    Padded,
+    Pieces,
+    describe_form,
+    is_opaque,
+    is_wrapped,
+)
+
+
+class Uneven(Exception):
+    """The pieces of a value differ in more than their sizes, so the call must be eager."""
+
+
+class Traced(Exception):
+    """A JAX transformation is tracing an argument: the call is part of its program."""
+
+
+class Slot(abc.ABC):
+    """How one leaf of the arguments enters the program."""
+
+    is_dynamic = True
+    """Whether the leaf is an input of the program."""
+
+    @abc.abstractmethod
+    def rebuild(self, traced: Any) -> Any:
+        """Returns what the traced function sees for this leaf."""
+
+
+class ArraySlot(Slot):
+    """An array or a number: an input."""
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return traced
+
+
+class WrappedSlot(Slot):
+    """A distributed value, whose array is an input."""
+
+    def __init__(self, value: DistributedValues, layout: Global | Padded) -> None:
+        self._value = value
+        self._layout = layout
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return describe_form(self._value, self._layout).wrap(traced)
+
+
+class StaticSlot(Slot):
+    """Any other object, and an iterator: part of the signature, and passed on as it is."""
+
+    is_dynamic = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    @override
+    def rebuild(self, traced: Any) -> Any:
+        return self.value
+
+
+class RoleSlot(StaticSlot):
+    """A variable: programs can be called with another one of the same form."""
+
+
+_NUMBERS = (int, float, complex)
+_ARRAY = ArraySlot()
+_HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
+
+
+def read(
+    leaves: Sequence[object], static: frozenset[int]
+) -> tuple[list[Hashable], list[Slot], list[Any]]:
+    """Returns the key parts, the slots and the dynamic values of the argument leaves.
+
+    Raises:
+        Uneven: The pieces of a distributed value differ in more than their sizes.
+        Traced: A JAX transformation is tracing one of the leaves.
+    """
+    keys: list[Hashable] = []
+    slots: list[Slot] = []
+    dynamic: list[Any] = []
+    for index, leaf in enumerate(leaves):
+        # What nearly all calls are given comes first: every call of a compiled step gets here.
+        if index in static:
+            pass
+        elif is_wrapped(leaf):
+            stored = leaf.layout
+            layout = stored if isinstance(stored, (Global, Padded)) else _join(leaf)
+            if layout is not None:
+                array = layout.array
+                if jax_private.is_tracer(array):
+                    raise Traced
+                if isinstance(layout, Global):
+                    how: Hashable = (layout.stacked, layout.mirrored)
+                else:
+                    how = layout.shapes
+                idle = leaf.idle.find()
+                keys.append((how, idle, layout.mesh, array.shape, array.dtype))
+                slots.append(WrappedSlot(leaf, layout))
+                dynamic.append(array)
+                continue
+        elif jax_private.is_concrete_array(leaf):
+            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
+            slots.append(_ARRAY)
+            dynamic.append(_uncommit(leaf))
+            continue
+        elif isinstance(leaf, jax.Array):
+            if jax_private.is_tracer(leaf):
+                raise Traced
+            # Random keys, which have no weak types.
+            keys.append((leaf.shape, leaf.dtype, False))
+            slots.append(_ARRAY)
+            dynamic.append(_uncommit(leaf))
+            continue
+        elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
+            keys.append((leaf.shape, leaf.dtype, False))
+            slots.append(_ARRAY)
+            dynamic.append(leaf)
+            continue
+        elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
+            keys.append((type(leaf),))
+            slots.append(_ARRAY)
+            dynamic.append(leaf)
+            continue
+        elif isinstance(leaf, LiftedIterator):
+            keys.append((LiftedIterator,))
+            slots.append(StaticSlot(leaf))
+            continue
+        elif isinstance(leaf, RoleArgument):
+            keys.append(_ById(leaf))
+            slots.append(RoleSlot(leaf))
+            continue
+        keys.append(_static_key(leaf))
+        slots.append(StaticSlot(leaf))
+    return keys, slots, dynamic
+
+
+def _join(value: DistributedValues) -> Global | Padded | None:
+    """Returns pieces as one array over the mesh; None if they are no arrays."""
+    if not _holds_arrays(value):
+        return None
+    layout = value.join() or value.pad()
+    if layout is None:
+        raise Uneven
+    return layout
+
+
+def _holds_arrays(value: DistributedValues) -> bool:
+    layout = value.layout
+    if isinstance(layout, Pieces) and layout.mesh is not None and layout.mesh.is_multi_process:
+        # Numbers of this process alone: as constants they would make it another program.
+        return all(isinstance(piece, _HOST_OR_ARRAY) for piece in layout.pieces)
+    return all(isinstance(piece, jax.Array) for piece in value.values)
+
+
+def _uncommit(array: jax.Array) -> jax.Array:
+    """Lets an array of one device meet variables that are spread over several."""
+    if array.committed and len(array.sharding.device_set) == 1:
+        return jax_private.uncommit(array)
+    return array
+
+
+@dataclass(frozen=True)
+class _ById:
+    """A key for an object without a hash; keeps the object alive, so that its id stays unique."""
+
+    value: object
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.value is other.value
+
+    @override
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _static_key(leaf: object) -> Hashable:
+    try:
+        hash(leaf)
+    except TypeError:
+        return _ById(leaf)
+    # Variables are compared by value.
+    return _ById(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
+
+
+def closure_key(fn: Callable[..., object]) -> Hashable:
+    """Returns a key that is equal for functions made by the same code over the same objects.
+
+    A function defined inside another is a new object at each call; its code and what it closes over
+    say what it does.
+    """
+    # Functions, bound methods and callables of other kinds are all welcome here.
+    owner = getattr(fn, "__self__", None)
+    inner = getattr(fn, "__func__", fn)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return _ById(fn)
+    cells = tuple(_cell_key(cell) for cell in inner.__closure__ or ())
+    defaults = tuple(_value_key(value) for value in inner.__defaults__ or ())
+    keywords = tuple((k, _value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
+    return (code, _ById(owner), cells, defaults, keywords)
+
+
+def _cell_key(cell: CellType) -> Hashable:
+    try:
+        return _value_key(cell.cell_contents)
+    except ValueError:  # The name is not bound yet.
+        return None
+
+
+def _value_key(value: object) -> Hashable:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return (type(value), value)
+    if isinstance(value, FunctionType) and value.__closure__ is not None:
+        return closure_key(value)
+    return _ById(value)

@@ -1,0 +1,1 @@
+"""`dx.function`: the decorator, and what it makes of a function."""

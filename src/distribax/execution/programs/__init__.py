@@ -1,0 +1,1 @@
+"""Compiled programs: what they read, write and return, and which one fits a call."""

@@ -1,0 +1,51 @@
+"""The programs of one signature: one for each state of what is no array and no argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distribax.errors import HostMode
+from distribax.execution.programs.program import Program
+from distribax.execution.state import adapters
+from distribax.execution.state.roles import Exchange
+
+
+class GuardedPrograms:
+    """The programs for calls that differ only in what objects of other libraries were set to.
+
+    A model in training and the same model in evaluation are two of them.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Program | HostMode, Sequence[adapters.Guard]]] = []
+        self._current: Program | HostMode | None = None
+        # When it was last known which of them is the current one.
+        self._num_changes = -1
+
+    def find(self) -> Program | HostMode | None:
+        """Returns the one for things as they are now, or None if there is none yet."""
+        num_changes = adapters.count_changes()
+        if num_changes != self._num_changes:
+            fitting = (known for known, guards in self._known if all(g.holds() for g in guards))
+            self._current, self._num_changes = next(fitting, None), num_changes
+        return self._current
+
+    def add(
+        self, program: Program | HostMode, guards: Sequence[adapters.Guard], num_changes: int
+    ) -> None:
+        """Adds the one that was traced when there had been so many changes."""
+        self._known.append((program, guards))
+        self._current, self._num_changes = program, num_changes
+
+    def exchange(self, exchange: Exchange) -> GuardedPrograms:
+        """Returns the same programs with other variables."""
+        made = GuardedPrograms()
+        for known, guards in self._known:
+            if isinstance(known, Program) and known.is_exchangeable:
+                made._known.append((known.exchange(exchange), guards))
+        return made
+
+    def remove(self, program: Program) -> None:
+        """Forgets a program that does not fit any more."""
+        self._known = [(known, guards) for known, guards in self._known if known is not program]
+        self._current, self._num_changes = None, -1

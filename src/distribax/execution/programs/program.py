@@ -1,0 +1,380 @@
+"""One compiled specialisation of a function: its inputs, its outputs, and how it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
+
+from distribax import contracts, jax_private
+from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
+from distribax.execution.calls import signature
+from distribax.execution.calls.call import Call, rebuild
+from distribax.execution.programs.results import Results, constrain
+from distribax.execution.programs.row_lookups import StagedCall
+from distribax.execution.state.remote_writes import Effects
+from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.traces import frames, trace_errors
+from distribax.execution.traces.iterators import LiftedIterator
+from distribax.jax_private import jaxprs
+from distribax.topology import launch_lock
+
+Fetch: TypeAlias = Callable[[], list[Any]]
+"""Fetches values that live in another process."""
+
+
+class TraceAgain(ControlFlow):
+    """Ends a trace in which replicas have read variables that are no inputs of theirs."""
+
+
+class Stale(ControlFlow):
+    """Tells that a program does not fit the values of its variables any more."""
+
+
+@dataclass(frozen=True)
+class Lift:
+    """The variables that a program takes as inputs, those that it replaces, and where it runs."""
+
+    read: list[contracts.State]
+    # Inputs that are replaced, so that their memory can be used for the new values.
+    donated: list[contracts.State]
+    # All that are replaced.
+    written: list[contracts.State]
+    device: jax.Device | None
+
+    def is_same(self, other: Lift) -> bool:
+        """Tells whether another one is about the same variables, in the same order."""
+        mine, others = (
+            [[id(state) for state in part] for part in (lift.read, lift.donated, lift.written)]
+            for lift in (self, other)
+        )
+        return mine == others and self.device == other.device
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled function with what it reads and writes."""
+
+    call: Callable[..., Any]
+    lift: Lift
+    results: Results
+    effects: Effects
+    # Of the variables that are read, those that live in other processes, with what fetches them;
+    # and the others.
+    fetches: list[tuple[Fetch, list[int]]]
+    near: list[int]
+    donated: frozenset[int]
+    # Whether it is for the mesh of replicas, whatever mesh the user has set.
+    on_mesh: bool
+    # Whether its trace has created variables, so that another one may do something else.
+    has_created: bool
+    # The ids of the variables whose identity the traced code has asked for.
+    identified: frozenset[int]
+    recorded: jax_private.Recorded
+    name: str
+
+    @functools.cached_property
+    def is_exchangeable(self) -> bool:
+        """Whether it is known of all that it reads, writes and returns which variable it is."""
+        return (
+            not self.has_created
+            and all(isinstance(state, RoleArgument) for state in self.states)
+            and self.results.is_exchangeable
+        )
+
+    @property
+    def states(self) -> list[contracts.State]:
+        """The variables that it reads or replaces in this process."""
+        return [*self.lift.read, *self.lift.donated, *self.lift.written]
+
+    def exchange(self, exchange: Exchange) -> Program:
+        """Returns the same program with other variables."""
+        read, donated, written = (
+            [exchange(state) for state in part]
+            for part in (self.lift.read, self.lift.donated, self.lift.written)
+        )
+        near, fetches = _sort_by_source(read)
+        call = self.call
+        return dataclasses.replace(
+            self,
+            call=call.exchange(exchange) if isinstance(call, StagedCall) else call,
+            lift=dataclasses.replace(self.lift, read=read, donated=donated, written=written),
+            results=self.results.exchange(exchange),
+            effects=self.effects.exchange(exchange),
+            fetches=fetches,
+            near=near,
+        )
+
+    def does_same(self, other: Program) -> bool:
+        """Tells whether another trace of the same code has led to the same computation."""
+        sizes = [jax_private.count_operations(each.recorded) for each in (self, other)]
+        return sizes[0] == sizes[1] and self.lift.is_same(other.lift)
+
+    def __call__(self, dynamic: list[Any]) -> Any:
+        if self.on_mesh and jax_private.has_mesh():
+            with jax_private.leave_mesh():
+                return self._call(dynamic)
+        return self._call(dynamic)
+
+    def _call(self, dynamic: list[Any]) -> Any:
+        lift = self.lift
+        given = [variable.take_program_value() for variable in lift.donated]
+        read = self._read() if lift.read else []
+        own, dynamic = _split(dynamic, self.donated) if self.donated else ([], dynamic)
+        if jax_private.joint_calls.is_watched:
+            with self._record(dynamic) as call:
+                arrays, new, done = self._launch(given, own, read, dynamic)
+                call.set_results((*new, *arrays))
+        else:
+            arrays, new, done = self._launch(given, own, read, dynamic)
+        for variable, value in zip(lift.written, new, strict=True):
+            variable.store_program_value(value)
+        if done:
+            self.effects.commit(done)
+        return self.results.rebuild(arrays)
+
+    def _launch(self, *inputs: list[Any]) -> Any:
+        device = self.lift.device
+        with launch_lock:
+            if device is None:
+                return self.call(*inputs)
+            with jax.default_device(device):
+                return self.call(*inputs)
+
+    def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
+        """Returns the program as JAX has it before it is compiled, for some inputs."""
+        if not isinstance(self.call, jax.stages.Wrapped):
+            raise ValueError(
+                f"lower: {self.name} looks up rows of tables on parameter servers, which is "
+                "several programs. Lower the part that computes with the rows."
+            )
+        given = [variable.program_value() for variable in self.lift.donated]
+        own, rest = _split(dynamic, self.donated)
+        with jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext():
+            return self.call.lower(given, own, self._read(), rest)
+
+    def _record(
+        self, dynamic: list[Any]
+    ) -> contextlib.AbstractContextManager[jax_private.JointCall]:
+        """Notes the call if all processes have to make it."""
+        calls = jax_private.joint_calls
+        if self._shares_variables:
+            return calls.record(f"compiled {self.name}")
+        return calls.record_for(lambda: f"compiled {self.name}", *dynamic)
+
+    @functools.cached_property
+    def _shares_variables(self) -> bool:
+        variables = (*self.lift.written, *self.lift.read)
+        shardings = [variable.program_sharding for variable in variables]
+        return any(each is not None and not each.is_fully_addressable for each in shardings)
+
+    def _read(self) -> list[Any]:
+        """Returns the values that the program reads; those of one source are fetched together."""
+        read = self.lift.read
+        if not self.fetches:
+            return [variable.program_value() for variable in read]
+        values: list[Any] = [None] * len(read)
+        for fetch, places in self.fetches:
+            for place, value in zip(places, fetch(), strict=True):
+                values[place] = value
+        for place in self.near:
+            values[place] = read[place].program_value()
+        return values
+
+
+def build(
+    fn: Callable[..., object],
+    call: Call,
+    *,
+    may_create: bool,
+    donated: frozenset[int] = frozenset(),
+) -> Program:
+    """Traces `fn` for a call, and returns the program, which is compiled when it is first called.
+
+    Elements of iterators that `fn` asks for are fetched, and added to the call.
+    """
+    recording = jax_private.Recording(jax_private.describe("dx.function", fn, ()))
+    inputs = _Inputs(recording, call)
+    results, effects = Results(), Effects()
+    with recording.enter():
+        args, kwargs = inputs.add_arguments(fn)
+        frame = frames.FunctionFrame(recording, may_create, inputs.pull, call.captured)
+        inputs.frame = frame
+        try:
+            with trace_errors.explain(), frames.enter(frame):
+                result = fn(*args, **kwargs)
+        finally:
+            # Custom derivatives in the program keep the frame, which must not keep iterators.
+            frame.end()
+        if frame.is_incomplete:
+            raise TraceAgain
+        arrays = results.take(result, frame)
+        new = [
+            constrain(frame.values[variable], variable.program_sharding)
+            for variable in frame.written
+        ]
+        outputs, form = jax.tree.flatten((arrays, new, effects.take(frame.deferred.effects)))
+        donates = [state for state in frame.lifted if state in frame.written]
+        reads = [
+            state for state in frame.lifted if state in frame.touched and state not in frame.written
+        ]
+        lift = Lift(reads, donates, list(frame.written), frame.device)
+        own, dynamic = _split(inputs.traced, donated)
+        given, read = ([frame.lifted[each] for each in part] for part in (lift.donated, lift.read))
+        taken = jax.tree.leaves((given, own, read, dynamic))
+        recorded = recording.close(taken, outputs)
+    num_donated = len(jax.tree.leaves((given, own)))
+    compiled = _compile(fn, recorded, num_donated, form)
+    near, fetches = _sort_by_source(lift.read)
+    on_mesh = (
+        call.has_wrapped
+        or frame.mesh is not None
+        or any(isinstance(state.program_sharding, NamedSharding) for state in frame.lifted)
+    )
+    return Program(
+        compiled,
+        lift,
+        results,
+        effects,
+        fetches,
+        near,
+        donated,
+        on_mesh,
+        frame.has_created,
+        frozenset(frame.identified),
+        recorded,
+        getattr(fn, "__qualname__", type(fn).__qualname__),
+    )
+
+
+class _Inputs:
+    """The inputs of a program that is being traced: arguments, and elements of iterators."""
+
+    def __init__(self, recording: jax_private.Recording, call: Call) -> None:
+        self.traced: list[jax.Array] = []
+        self.frame: frames.FunctionFrame | None = None
+        self._recording = recording
+        self._call = call
+        self._waiting: deque[tuple[LiftedIterator, Any]] = deque()
+        self._used: list[LiftedIterator] = []
+
+    def add_arguments(self, fn: Callable[..., object]) -> Any:
+        """Adds the arguments and the elements fetched so far, and returns the arguments."""
+        call = self._call
+        arguments = self._add(call.tree, call.slots, call.dynamic, call.name_inputs(fn))
+        self._waiting.extend((it, self._add_element(element)) for it, element in call.pulled)
+        return arguments
+
+    def pull(self, iterator: LiftedIterator) -> Any:
+        """Returns the next element of an iterator."""
+        assert self.frame is not None
+        if self.frame.has_steps and any(iterator is used for used in self._used):
+            raise HostOnly("next(iterator) is called for another step", HostMode.LOOP)
+        self._used.append(iterator)
+        if self._waiting and self._waiting[0][0] is iterator:
+            return self._waiting.popleft()[1]
+        try:
+            element = self._call.fetch(iterator)
+        except StopIteration:
+            if not self._call.pulled:
+                raise
+            # What the code does with the elements before is done before it gets to the end.
+            raise HostOnly("the input ends in the function", HostMode.ONCE) from None
+        return self._add_element(element)
+
+    def _add_element(self, element: object) -> Any:
+        leaves, tree = jax.tree.flatten(element)
+        try:
+            _, slots, values = signature.read(leaves, frozenset())
+        except signature.Uneven:
+            raise HostOnly("an element's pieces differ in shape", HostMode.ONCE) from None
+        if jax_private.has_mesh() and any(isinstance(s, signature.WrappedSlot) for s in slots):
+            raise NeedsOwnMesh
+        names = (f"next(iterator) (part {place})" for place in range(len(values)))
+        return self._add(tree, slots, values, names)
+
+    def _add(
+        self,
+        tree: PyTreeDef,
+        slots: Sequence[signature.Slot],
+        values: Sequence[Any],
+        names: Iterator[str],
+    ) -> Any:
+        traced = [
+            self._recording.add_input(
+                jax_private.get_array_type(value), name, functools.partial(_return, value)
+            )
+            for value, name in zip(values, names, strict=True)
+        ]
+        self.traced.extend(traced)
+        return rebuild(tree, slots, traced)
+
+
+def _return(value: ArrayLike) -> ArrayLike:
+    return value
+
+
+def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[Any]]:
+    """Returns the values at some places, and the others."""
+    if not chosen:
+        return [], values
+    own = [value for place, value in enumerate(values) if place in chosen]
+    return own, [value for place, value in enumerate(values) if place not in chosen]
+
+
+def _compile(
+    fn: Callable[..., object], recorded: jax_private.Recorded, num_donated: int, form: PyTreeDef
+) -> Callable[..., Any]:
+    """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
+    cut = jaxprs.Cut(recorded)
+    if cut.tables:
+        return StagedCall(cut, num_donated, form, _release_launch_lock)
+
+    def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
+        inputs = jax.tree.leaves((given, own, read, dynamic))
+        if not jax_private.fits(recorded, inputs):
+            raise Stale
+        # Constants are arrays too, also where `jax.disable_jit` runs the program step by step.
+        outputs = [
+            each if isinstance(each, jax.Array) else jnp.asarray(each)
+            for each in jax_private.run_recorded(recorded, inputs, replay.__name__)
+        ]
+        return jax.tree.unflatten(form, outputs)
+
+    replay.__name__ = getattr(fn, "__name__", replay.__name__)
+    return jax.jit(replay, donate_argnums=(0, 1))
+
+
+def _sort_by_source(
+    read: Sequence[contracts.State],
+) -> tuple[list[int], list[tuple[Fetch, list[int]]]]:
+    """Returns the places of variables of this process, and those of others by what fetches them."""
+    sources: dict[contracts.Source, list[int]] = {}
+    near: list[int] = []
+    for place, variable in enumerate(read):
+        places = near if variable.source is None else sources.setdefault(variable.source, [])
+        places.append(place)
+    return near, [
+        (functools.partial(source.pull, [read[place] for place in places]), places)
+        for source, places in sources.items()
+    ]
+
+
+@contextlib.contextmanager
+def _release_launch_lock() -> Iterator[None]:
+    """Lets other threads start programs while this one waits for rows."""
+    launch_lock.release()
+    try:
+        yield
+    finally:
+        launch_lock.acquire()

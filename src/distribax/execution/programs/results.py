@@ -1,0 +1,157 @@
+"""What a compiled function returns: arrays of the program, wrapped again on the way out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import PyTreeDef
+
+from distribax import context, jax_private
+from distribax.errors import HostMode, HostOnly
+from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.traces.frames import FunctionFrame
+from distribax.values import (
+    DistributedValues,
+    Global,
+    GlobalForm,
+    Layout,
+    Mirrored,
+    Padded,
+    PaddedForm,
+    describe_form,
+    is_none_wrapped_or_opaque,
+    is_wrapped,
+    nests,
+)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A part of a result that is no array of the program, but an object known from the trace."""
+
+    value: object
+
+
+class Plain:
+    """A part of a result that is an array of the program, not wrapped."""
+
+
+_PLAIN = Plain()
+_PLAIN_OBJECTS = (type(None), bool, int, float, complex, str, bytes, jax.Array, np.ndarray)
+
+
+class Results:
+    """The form of a function's results, learnt while it is traced."""
+
+    def __init__(self) -> None:
+        self._tree: PyTreeDef = jax.tree.structure(None)
+        self._forms: list[Held | Plain | GlobalForm | PaddedForm] = []
+        # Whether all parts are arrays of the program, of which none is in other processes.
+        self._is_plain = False
+        # By place, the last sharding that was found to be of this process alone: JAX is slow to
+        # tell, and it is mostly the same.
+        self._local: dict[int, Sharding] = {}
+
+    def take(self, result: object, frame: FunctionFrame) -> list[jax.Array]:
+        """Splits `result` into the arrays that the program returns and their form."""
+        leaves, self._tree = nests.flatten(result, is_none_wrapped_or_opaque)
+        # A result must not share a buffer with a variable: the next step may overwrite that.
+        owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
+        self._forms, arrays = [], []
+        form: Plain | GlobalForm | PaddedForm
+        for leaf in leaves:
+            layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
+            if isinstance(layout, (Global, Padded)):
+                form = describe_form(leaf, layout)
+                array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
+            elif jax_private.is_tracer(leaf):
+                form, array = _PLAIN, leaf
+                if frame.mesh is not None:
+                    array = constrain(leaf, NamedSharding(frame.mesh, PartitionSpec()))
+            else:
+                self._forms.append(Held(leaf))
+                continue
+            self._forms.append(form)
+            arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)
+        self._is_plain = jax.process_count() == 1 and all(each is _PLAIN for each in self._forms)
+        return arrays
+
+    def rebuild(self, arrays: Iterable[jax.Array]) -> Any:
+        """Puts the arrays of one call back into the form of the result."""
+        if self._is_plain:
+            return self._tree.unflatten(arrays)
+        remaining = iter(arrays)
+        leaves: list[object] = []
+        for place, form in enumerate(self._forms):
+            if isinstance(form, Held):
+                leaves.append(form.value)
+            elif isinstance(form, (GlobalForm, PaddedForm)):
+                leaves.append(form.wrap(next(remaining)))
+            else:
+                leaves.append(self._localize(place, next(remaining)))
+        return self._tree.unflatten(leaves)
+
+    @property
+    def is_exchangeable(self) -> bool:
+        """Whether no object that is returned may refer to a variable in a way of its own."""
+        return all(
+            isinstance(form.value, (RoleArgument, *_PLAIN_OBJECTS))
+            for form in self._forms
+            if isinstance(form, Held)
+        )
+
+    def exchange(self, exchange: Exchange) -> Results:
+        """Returns the same form, with other variables where it has some."""
+        made = copy.copy(self)
+        made._forms = [
+            Held(exchange(form.value)) if isinstance(form, Held) else form for form in self._forms
+        ]
+        return made
+
+    def _localize(self, place: int, array: jax.Array) -> jax.Array:
+        sharding = array.sharding
+        if sharding is self._local.get(place):
+            return array
+        if array.is_fully_addressable:
+            self._local[place] = sharding
+            return array
+        return jax_private.localize(array)
+
+
+def _find_layout(value: DistributedValues, frame: FunctionFrame) -> Layout:
+    """Returns how a wrapped result is stored; traced pieces that the code wrapped are joined."""
+    layout = value.layout
+    if isinstance(layout, (Global, Padded)):
+        return layout
+    if not any(map(jax_private.is_tracer, layout.pieces)):
+        return layout
+    mesh = frame.mesh or context.get_strategy().extended.mesh
+    if mesh is not None and isinstance(value, Mirrored):
+        return Global(value.get(), mesh, mirrored=True)
+    joined = value.on_mesh(mesh) or value.pad(mesh) if mesh is not None else None
+    if joined is None:
+        raise HostOnly("the pieces of a result cannot be one array", HostMode.EAGER)
+    return joined
+
+
+def constrain(value: _Value, sharding: Sharding | None) -> _Value:
+    """Fixes where a result of the program lives, so that the next call finds it there."""
+    if not isinstance(sharding, NamedSharding):
+        return value
+    # A nest, as the state of other libraries may be; constants stay where they are.
+    return jax.tree.map(
+        lambda leaf: (
+            lax.with_sharding_constraint(leaf, sharding) if jax_private.is_tracer(leaf) else leaf
+        ),
+        value,
+    )

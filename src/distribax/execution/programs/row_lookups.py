@@ -1,0 +1,133 @@
+"""Compiled steps that look up rows of tables in other processes.
+
+The rows are inputs of the step, fetched for each call: what the step computes before a lookup is a
+small program of its own, which returns the ids; the host fetches the rows and feeds them. Lookups
+that do not depend on each other's rows are fetched together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from distribax import contracts, jax_private
+from distribax.execution.state.roles import Exchange
+from distribax.execution.traces import frames
+from distribax.jax_private import jaxprs
+
+
+def look_up(
+    frame: frames.Frame, table: contracts.Table, ids: jax.Array | np.ndarray
+) -> tuple[jax.Array, jax.Array | np.ndarray]:
+    """Returns rows, and their ids, as values of the step that is being traced."""
+    function = frame.function
+    here = jaxprs.find_in_trace(ids, function.trace)
+    if here is None:
+        raise RuntimeError(
+            f"embedding_lookup: the ids for {table.described} are computed inside jax.vmap, "
+            "jax.lax.scan, jax.jit or another JAX transformation, and the rows are fetched before "
+            "that runs. Look up all rows outside of it, and pass them in: "
+            "rows = dx.embedding_lookup(table, ids); jax.vmap(fn)(rows)."
+        )
+    return jaxprs.bind_unknown_rows(table, here, function.trace), here
+
+
+@dataclass
+class _Stage:
+    """Lookups that are fetched together."""
+
+    places: list[int]
+    # For each of them: an input of the program, constant ids, or None if they are computed.
+    given: list[int | np.ndarray | None]
+    known: list[int]
+    compute: Callable[..., list[jax.Array]] | None
+
+
+class StagedCall:
+    """Calls a program that looks up rows.
+
+    Args:
+        cut: The program, cut at its lookups.
+        num_donated: How many of its inputs, the first ones, may be overwritten.
+        form: The nest of its results.
+        unlocked: Lets other threads start programs while this one waits.
+    """
+
+    def __init__(
+        self,
+        cut: jaxprs.Cut,
+        num_donated: int,
+        form: PyTreeDef,
+        unlocked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._num_donated = num_donated
+        self._form = form
+        self._unlocked = unlocked
+        self._tables = cut.tables
+        self._stages: list[_Stage] = []
+        known: list[int] = []
+        for places in cut.stages:
+            given = [cut.find_given_ids(place) for place in places]
+            computed = [p for p, ids in zip(places, given, strict=True) if ids is None]
+            compute = jax.jit(cut.build_ids_program(computed, known)) if computed else None
+            self._stages.append(_Stage(places, given, list(known), compute))
+            known.extend(places)
+        whole = cut.build_whole()
+
+        def step(
+            donated: list[jax.Array], others: list[jax.Array], rows: list[jax.Array]
+        ) -> list[jax.Array]:
+            return whole(*donated, *others, *rows)
+
+        self._whole = jax.jit(step, donate_argnums=0)
+
+    def exchange(self, exchange: Exchange) -> StagedCall:
+        """Returns the same program, which looks up rows of other tables."""
+        made = copy.copy(self)
+        made._tables = [exchange(table) for table in self._tables]
+        return made
+
+    def __call__(self, *nests: object) -> Any:
+        """Runs the program.
+
+        Args:
+            *nests: Its inputs.
+
+        Returns:
+            Its results.
+        """
+        inputs: list[Any] = jax.tree.leaves(nests)
+        rows: list[jax.Array | None] = [None] * len(self._tables)
+        for stage in self._stages:
+            self._fetch(stage, inputs, rows)
+        given, others = inputs[: self._num_donated], inputs[self._num_donated :]
+        return jax.tree.unflatten(self._form, self._whole(given, others, rows))
+
+    def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[jax.Array | None]) -> None:
+        """Fetches the rows of a stage, those of one source together, into `rows`."""
+        computed: Iterator[jax.Array] = iter(())
+        if stage.compute is not None:
+            computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
+        by_source: dict[contracts.Source, list[tuple[int, np.ndarray]]] = {}
+        with self._unlocked():
+            for place, given in zip(stage.places, stage.given, strict=True):
+                ids = inputs[given] if isinstance(given, int) else given
+                source = self._tables[place].source
+                assert source is not None
+                on_host = _to_host(next(computed) if ids is None else ids)
+                by_source.setdefault(source, []).append((place, on_host))
+            for source, asked in by_source.items():
+                fetched = source.rows([(self._tables[place], ids) for place, ids in asked])
+                for (place, _), array in zip(asked, fetched, strict=True):
+                    rows[place] = array
+
+
+def _to_host(ids: jax.Array | np.ndarray) -> np.ndarray:
+    return np.asarray(jax_private.pick_copy(ids) if isinstance(ids, jax.Array) else ids)

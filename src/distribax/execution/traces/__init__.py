@@ -1,0 +1,1 @@
+"""Traces: what code sees while a program is made of it."""

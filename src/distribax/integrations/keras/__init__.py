@@ -1,0 +1,8 @@
+"""Keras models, losses, metrics and optimizers under strategies.
+
+Nothing is to be called: it is loaded by the first `strategy.scope()` of a program that has imported
+Keras.
+"""
+
+from distribax.integrations.keras.adapter import adapt as adapt
+from distribax.integrations.keras.dataset_creator import DatasetCreator as DatasetCreator

@@ -1,0 +1,59 @@
+"""Connects Keras with strategies: replaces the few methods that must know about them.
+
+It is loaded by the first `strategy.scope()` of a program that has imported Keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from distribax.execution import adapters
+from distribax.integrations import replica_state
+from distribax.integrations.keras import losses, models, optimizers, seeds, training, variables
+from distribax.integrations.keras.private_names import find_private_names
+from distribax.values import make_opaque
+
+
+def adapt(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `fn` as replicas run it, with the variables of Keras in view."""
+    return replica_state.with_state(fn)
+
+
+def _connect() -> None:
+    private = find_private_names()
+    keras.Variable._value = variables.Value()
+    keras.Variable.__getstate__ = variables.get_plain_state
+    model = keras.Model
+    private.trainer.__init__ = models.note_scope(private.trainer.__init__)
+    model._get_jax_state = training.keep_state(model._get_jax_state)
+    model.make_train_function = training.make_train_function(model.make_train_function)
+    model.make_test_function = training.make_test_function(model.make_test_function)
+    model.make_predict_function = training.make_predict_function(model.make_predict_function)
+    for name in _LOOPS:
+        setattr(model, name, training.run_in_scope(getattr(model, name)))
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply = optimizers.update_together(optimizer.apply)
+        optimizer.stateless_apply = optimizers.apply_together(optimizer.stateless_apply)
+    loss = private.losses
+    loss.scale_loss_for_distribution = losses.scale(loss.scale_loss_for_distribution)
+    loss.unscale_loss_for_distribution = losses.unscale(loss.unscale_loss_for_distribution)
+    loss.reduce_values = losses.reduce_in_replica(loss.reduce_values)
+    generator = keras.random.SeedGenerator
+    generator.next = seeds.draw_own(generator.next)
+    adapters.add_commit(replica_state.commit)
+    make_opaque(keras.Variable)
+
+
+_LOOPS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+
+_connect()

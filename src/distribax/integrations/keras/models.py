@@ -1,0 +1,68 @@
+"""Which strategy trains a Keras model."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from distribax import context, contracts
+from distribax.integrations.keras import variables
+
+_made_in: weakref.WeakKeyDictionary[keras.Model, contracts.Strategy] = weakref.WeakKeyDictionary()
+
+
+def note_scope(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Returns the trainer's constructor, which notes the scope that a model is made in."""
+
+    @functools.wraps(initialize)
+    def call(model: keras.Model, *args: object, **kwargs: object) -> None:
+        initialize(model, *args, **kwargs)
+        if context.has_strategy():
+            _made_in[model] = context.get_strategy()
+
+    return call
+
+
+def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
+    """Returns the strategy in whose scope a model was made; None if it was made in none.
+
+    Args:
+        model: The model.
+        what: The method that is called, for messages.
+
+    Raises:
+        ValueError: The model, or a variable of it, belongs to another strategy or to none.
+    """
+    here = context.get_strategy() if context.has_strategy() else None
+    weights = model.variables
+    found = {variables.get_strategy(variable): variable for variable in weights}
+    own = _made_in.get(model)
+    strategies = [each for each in (*found, own) if each is not None]
+    if not strategies and here is None:
+        return None
+    if not strategies or None in found:
+        outside = found.get(None)
+        named = f"its variable {outside.path!r} was" if outside is not None else "it was"
+        raise ValueError(
+            f"{model.name}.{what}: the model is used with a {_name(here or strategies[0])}, but "
+            f"{named} made outside `with strategy.scope():`, so that it would not be distributed. "
+            "Create the model, or load it, inside the scope."
+        )
+    first = strategies[0]
+    others = [each for each in (*strategies, here) if each not in (None, first)]
+    if others:
+        raise ValueError(
+            f"{model.name}.{what}: the model belongs to two strategies, a {_name(first)} and a "
+            f"{_name(others[0])} ({id(first):#x} and {id(others[0]):#x}). Create the model and "
+            "call its methods in the scope of one strategy; to go on with another one, save the "
+            "model and load it in the new scope."
+        )
+    return first
+
+
+def _name(strategy: Any) -> str:
+    return type(strategy).__name__

@@ -1,0 +1,111 @@
+"""Keras optimizers in replicas: gradients are added up first, then all replicas do the same."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import jax
+import keras
+
+from distribax.execution import frames
+from distribax.integrations import replica_state
+from distribax.integrations.keras import shares
+
+Values: TypeAlias = list[Any]
+Method: TypeAlias = Callable[..., Any]
+
+# Optimizers call each other: only the gradients that the outermost one is given are added up.
+_is_inner: ContextVar[bool] = ContextVar("distribax_keras_inner_optimizer", default=False)
+
+
+def apply_together(stateless_apply: Method) -> Method:
+    """Returns `Optimizer.stateless_apply` for replicas."""
+
+    @functools.wraps(stateless_apply)
+    def call(
+        optimizer: keras.Optimizer, optimizer_variables: Values, grads: Values, variables: Values
+    ) -> tuple[Values, Values]:
+        share = shares.current()
+        grads = _add_up(grads)
+        with _Inner():
+            new, state = stateless_apply(optimizer, optimizer_variables, grads, variables)
+        if share is not None:
+            share.note_same([*new, *state])
+        return new, state
+
+    return call
+
+
+def update_together(apply: Method) -> Method:
+    """Returns `Optimizer.apply`, which writes variables, for replicas."""
+
+    @functools.wraps(apply)
+    def call(
+        optimizer: keras.Optimizer,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> Any:
+        state = replica_state.current()
+        if _is_inner.get() or (state is None and frames.current() is None):
+            return apply(optimizer, grads, trainable_variables)
+        if trainable_variables is not None and not optimizer.built:
+            # Its variables are made once, and not by each replica or trace.
+            with jax.ensure_compile_time_eval():
+                optimizer.build(list(trainable_variables))
+        grads = _add_up(list(grads))
+        if state is None:
+            return _update(apply, optimizer, grads, trainable_variables)
+        with state.together():
+            return _update(apply, optimizer, grads, trainable_variables)
+
+    return call
+
+
+def _update(
+    apply: Method,
+    optimizer: keras.Optimizer,
+    grads: Values,
+    variables: Sequence[keras.Variable] | None,
+) -> Any:
+    with _Inner():
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return apply(optimizer, grads, variables)
+        # It writes in the branches of a condition, which values cannot leave.
+        targets = optimizer._trainable_variables
+        by_id = dict(zip(map(id, targets if variables is None else variables), grads, strict=True))
+        new, state = optimizer.stateless_apply(
+            [variable.value for variable in optimizer.variables],
+            [by_id.get(id(variable)) for variable in targets],
+            [variable.value for variable in targets],
+        )
+        for variable, value in zip((*targets, *optimizer.variables), (*new, *state), strict=True):
+            variable.assign(value)
+
+
+def _add_up(grads: Values) -> Values:
+    """Returns the gradients of all replicas, added up as the share of each says."""
+    state = replica_state.current()
+    if _is_inner.get() or state is None or state.replica.num_replicas_in_sync == 1:
+        return grads
+    share = shares.current()
+    if share is not None:
+        grads = [None if grad is None else _scale(grad, share.weight) for grad in grads]
+    added: Values = state.add_up(grads)
+    return added
+
+
+def _scale(grad: jax.Array, weight: float | jax.Array) -> jax.Array:
+    return grad * (weight if isinstance(weight, float) else weight.astype(grad.dtype))
+
+
+class _Inner:
+    """Marks the optimizers that run inside as not the outermost."""
+
+    def __enter__(self) -> None:
+        self._token = _is_inner.set(True)
+
+    def __exit__(self, *error: object) -> None:
+        _is_inner.reset(self._token)

@@ -1,0 +1,75 @@
+"""Which part of a global batch a replica has, in a step that `fit` or `evaluate` runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from distribax import context
+from distribax.execution import frames
+from distribax.types import ReduceOp
+
+
+class Share:
+    """A replica's part of the batch of a step.
+
+    Attributes:
+        weight: The replica's examples over those of all replicas.
+    """
+
+    def __init__(self, weight: float | jax.Array) -> None:
+        self.weight = weight
+        # Arrays that are the same in all replicas, by the way they were computed.
+        self._same: dict[int, Any] = {}
+
+    def note_same(self, arrays: list[Any]) -> None:
+        """Notes arrays that are the same in all replicas."""
+        self._same.update((id(array), array) for array in arrays)
+
+    def is_same(self, array: object) -> bool:
+        """Tells whether an array is known to be the same in all replicas."""
+        return id(array) in self._same
+
+
+_share: ContextVar[Share | None] = ContextVar("distribax_keras_share", default=None)
+
+
+def current() -> Share | None:
+    """Returns the share of the replica that runs now; None in a user's own loop."""
+    return _share.get()
+
+
+@contextlib.contextmanager
+def enter(batch: object) -> Iterator[Share]:
+    """Runs a replica's step with a piece of a batch."""
+    share = Share(_weigh(batch))
+    token = _share.set(share)
+    try:
+        yield share
+    finally:
+        _share.reset(token)
+
+
+def count_examples(batch: object) -> int:
+    """Returns the number of examples of a batch."""
+    return int(np.shape(jax.tree.leaves(batch)[0])[0])
+
+
+def _weigh(batch: object) -> float | jax.Array:
+    replica = context.get_replica_context()
+    count = 1 if replica is None else replica.num_replicas_in_sync
+    if replica is None or count == 1:
+        return 1.0
+    frame = frames.current()
+    if isinstance(frame, frames.RunFrame) and frame.variant is None:
+        # One program for all: their pieces have one size.
+        return 1.0 / count
+    own = jnp.float32(count_examples(batch))
+    total: jax.Array = replica.all_reduce(ReduceOp.SUM, own)
+    return own / total
