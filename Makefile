@@ -59,7 +59,7 @@ chaos: $(VENV)/.test ## kill and stop hundreds of workers and servers; nothing m
 	$(BIN)/python -m pytest -m chaos -s --timeout 3600 $(PYTEST_ARGS)
 
 contract: $(VENV)/.test ## all of the contract suite: every size, and in worker processes, 2 x 1 and 2 x 2
-	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract $(PYTEST_ARGS)
+	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract tests/multidevice/tower_api $(PYTEST_ARGS)
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches

@@ -29,17 +29,21 @@ _COMPILED = Path(__file__).parents[1] / ".xla_cache"
 _MOST_COMPILED = 50_000
 """So many programs, of a few kilobytes each, are not kept for the next run."""
 
-_CACHE_SETTINGS = {
+_CACHE_SETTINGS: dict[str, str | float | int] = {
     "jax_compilation_cache_dir": str(_COMPILED),
-    "jax_persistent_cache_min_compile_time_secs": "0",
-    "jax_persistent_cache_min_entry_size_bytes": "-1",
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
 _DESCRIBING = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 """Variables that decide on CPU devices, their threads and the cluster."""
 
 
-_LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
+_LIMITS = (
+    "DISTRIBAX_SERVER_START_SECONDS",
+    "DISTRIBAX_SERVER_ANSWER_SECONDS",
+    "DISTRIBAX_RUN_SHORT_LIFE_SECONDS",
+)
 """Time limits that a busy machine may exceed without a fault."""
 
 
@@ -65,8 +69,9 @@ def _make_cache() -> bool:
     if not os.access(_COMPILED if _COMPILED.exists() else _COMPILED.parent, os.W_OK):
         return False
     _COMPILED.mkdir(exist_ok=True)
-    # Not in a process of pytest-xdist: others may use the folder already.
-    if "PYTEST_XDIST_WORKER" not in os.environ and len(os.listdir(_COMPILED)) > _MOST_COMPILED:
+    # A process that another one has started with this folder shares it with others.
+    is_first = os.environ.get("JAX_COMPILATION_CACHE_DIR") != str(_COMPILED)
+    if is_first and len(os.listdir(_COMPILED)) > _MOST_COMPILED:
         shutil.rmtree(_COMPILED)
         _COMPILED.mkdir()
     return True
@@ -75,10 +80,10 @@ def _make_cache() -> bool:
 def _keep_compiled_programs() -> None:
     """Lets this process and its children share what they compile."""
     for name, value in _CACHE_SETTINGS.items():
-        os.environ[name.upper()] = value
-    jax.config.update("jax_compilation_cache_dir", str(_COMPILED))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
+    # JAX does not write an entry in one step: whoever comes in between compiles the program itself.
+    os.environ["PYTHONWARNINGS"] = "ignore:Error reading persistent compilation cache entry"
 
 
 def inherited(*without: str) -> dict[str, str]:

@@ -57,6 +57,10 @@ class HostOnly(ControlFlow):
         self.mode = mode
 
 
+class UnsupportedKerasError(DistribaxError, RuntimeError):
+    """A Keras model cannot be distributed: its version, its backend or its mode is another."""
+
+
 class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
 

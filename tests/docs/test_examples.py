@@ -183,6 +183,15 @@ def test_parameter_server(run_fresh: Callable[..., str]) -> None:
     assert found is not None and float(found[1]) > 75
 
 
+def test_keras_parameter_server(run_fresh: Callable[..., str]) -> None:
+    script = _script("keras_parameter_server.py", "--steps", "150", "--epochs", "2")
+    lines = run_fresh(script).splitlines()
+    losses = [float(re.findall(r"loss (\S+),", line)[0]) for line in lines if "epoch" in line]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    found = re.fullmatch(r"right on unseen pairs: (\d+\.\d)%", lines[-1])
+    assert found is not None and float(found[1]) > 55
+
+
 def test_every_example_has_a_test_and_is_in_the_gallery() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     gallery = (_EXAMPLES.parent / "docs" / "examples.md").read_text()

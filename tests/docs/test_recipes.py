@@ -1,4 +1,4 @@
-"""The recipes for clusters: the YAML fits the schema of Kubernetes, the scripts are valid."""
+"""The recipes for clusters fit the schema of Kubernetes; the jobs of GitHub Actions are whole."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 _PAGE = Path(__file__).parents[2] / "docs" / "guide" / "recipes.md"
+_WORKFLOWS = Path(__file__).parents[2] / ".github" / "workflows"
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MODELS = {"Service": "V1Service", "Job": "V1Job"}
 
@@ -80,3 +81,15 @@ def test_the_pods_describe_the_cluster() -> None:
 @pytest.mark.parametrize("script", _blocks("bash"))
 def test_scripts_can_be_parsed(script: str) -> None:
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+
+
+@pytest.mark.parametrize("path", sorted(_WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
+def test_jobs_can_be_parsed(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    makefile = (_WORKFLOWS.parents[1] / "Makefile").read_text()
+    for job in workflow["jobs"].values():
+        assert {"runs-on", "timeout-minutes", "steps"} <= job.keys()
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            for target in re.findall(r"^make ([a-z-]+)", step.get("run", "")):
+                assert f"\n{target}: " in makefile

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from distribax.cluster.ray.cluster_token import make_token
 from tests.multiprocess.machines import ENTER, Machine, machines
@@ -45,6 +46,8 @@ strategy = dx.ParameterServerStrategy(resolver, snapshot_interval=3600.0, server
 coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none", worker_timeout=10.0)
 with strategy.scope():
     v = dx.Variable(0.0)
+history = None
+marked = 0
 
 def add(seconds):
     v.assign_add(1.0)
@@ -54,7 +57,20 @@ def add(seconds):
 def is_ready():
     return all(worker.state == "ready" for worker in coordinator.status().workers)
 
+def mark(count, seconds):
+    global history, marked
+    from distribax.testing import History
+    history = history or History(coordinator, 2000)
+    for _ in range(count):
+        history.schedule(marked)
+        coordinator.schedule(time.sleep, args=(seconds,))
+        marked += 1
+    coordinator.join()
+    return {"lost": len(history.lost()), "duplicates": history.duplicates}
+
 def do(command, *arguments):
+    if command == "mark":
+        return mark(int(arguments[0]), float(arguments[1]))
     if command == "add":
         count, seconds = int(arguments[0]), float(arguments[1])
         done = [coordinator.schedule(add, args=(seconds,)) for _ in range(count)]
@@ -75,7 +91,7 @@ def do(command, *arguments):
             time.sleep(0.1)
         return {"lost": strategy.servers[0].lost}
 
-while line := sys.stdin.readline():
+while (line := sys.stdin.readline().strip()) not in ("", "end"):
     tell(answer=do(*line.split()))
 strategy.close()
 tell(closed=True)
@@ -139,6 +155,18 @@ def server_machines(folder: Path, **environment: str) -> Iterator[ServerMachines
         yield ServerMachines(chief, ps, workers, made, programs)
 
 
-def wait_seconds(seconds: float) -> None:
-    """Waits: some faults are faults only if they last."""
-    time.sleep(seconds)
+def kill_processes(program: Program, name: str) -> int:
+    """Kills a program's descendants whose command has that name; returns how many."""
+    own = psutil.Process(program.pid).children(recursive=True)
+    victims = [each for each in own if any(name in part for part in _read_command(each))]
+    for victim in victims:
+        with contextlib.suppress(psutil.Error):
+            victim.kill()
+    return len(victims)
+
+
+def _read_command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()[:3]
+    except psutil.Error:
+        return []

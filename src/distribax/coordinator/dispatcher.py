@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple
 
+from distribax.cluster.ray import ray_session
 from distribax.coordinator.batch_sizing import BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
 from distribax.coordinator.failure_policy import Decision, FailurePolicy
@@ -78,6 +79,7 @@ class Dispatcher:
         self._stranded_since: float | None = None
         self._beat_at = 0.0
         self._watched_at = time.monotonic()
+        self._epoch = ray_session.get_epoch()
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._thread = threading.Thread(target=self._run, name="distribax-coordinator", daemon=True)
 
@@ -266,6 +268,11 @@ class Dispatcher:
                 worker.pinged_at = max(worker.pinged_at, now - self._policy.ping_seconds)
             self._stranded_since = None
         self._watched_at = now
+        if self._epoch != (epoch := ray_session.get_epoch()):
+            self._epoch = epoch
+            for worker in self._workers:
+                if worker.state is not WorkerState.LOST:
+                    self._lose(worker, "Ray has failed on the coordinator's machine")
         for worker in self._workers:
             if worker.state is WorkerState.LOST:
                 pause = self._policy.choose_start_pause(worker.start_failures)
@@ -305,7 +312,7 @@ class Dispatcher:
             self._stranded_since = now
         failures = min(worker.start_failures for worker in self._workers)
         seconds = now - self._stranded_since
-        aside = any(worker.is_aside for worker in self._workers)
+        aside = self._epoch is None or any(worker.is_aside for worker in self._workers)
         decision = self._policy.on_no_worker(seconds, failures, is_server_lost=aside)
         if decision is Decision.RAISE:
             self._stranded_since = None

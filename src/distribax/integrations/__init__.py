@@ -1,15 +1,17 @@
 """Other libraries' models inside replicas, as they are.
 
-Nothing is to be called: the adapter of a library is loaded with the first step after the program
-has imported the library.
+Nothing is to be called: the adapter of a library is loaded with the first `strategy.scope()` after
+the program has imported the library, or with the first step.
 """
 
 from __future__ import annotations
 
 import importlib
 import warnings
+from typing import Any
 
 from distribax.execution import adapters
+from distribax.integrations import keras_import
 
 
 def _adapter(module: str, library: str) -> adapters.Adapter:
@@ -26,4 +28,12 @@ def _adapter(module: str, library: str) -> adapters.Adapter:
 
 
 adapters.register("flax.nnx", lambda: _adapter("nnx", "flax"))
-adapters.register("keras", lambda: _adapter("keras", "keras"))
+adapters.register("keras", keras_import.load_adapter)
+keras_import.watch_import()
+
+
+def __getattr__(name: str) -> Any:
+    if name != "keras":
+        raise AttributeError(f"module 'distribax.integrations' has no attribute {name!r}")
+    # Loaded on use: not every program has Keras.
+    return importlib.import_module("distribax.integrations.keras")

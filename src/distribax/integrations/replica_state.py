@@ -162,6 +162,11 @@ class ReplicaState:
 
     # Bringing the replicas together.
 
+    @property
+    def is_together(self) -> bool:
+        """Whether the code that runs now is given the same in every replica."""
+        return self._together
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Runs code that is given the same in every replica and so writes the same in each."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from distribax.cluster.environment_variables import read_seconds
-from distribax.cluster.ray import node_main
+from distribax.cluster.ray import node_main, ray_session
 from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE
 from distribax.parameter_server import (
     Endpoint,
@@ -132,6 +132,8 @@ def connect_to_servers(
     def locate(index: int) -> Endpoint:
         import ray
 
+        if ray_session.get_epoch() is None:
+            raise ConnectionError(f"parameter server {index}: Ray is being started again")
         # The client asks again until its own patience ends: servers take time to restart.
         try:
             actor = ray.get_actor(f"server-{index}", namespace=namespace)
@@ -191,17 +193,24 @@ class ServerGroup:
     def __init__(
         self, settings: Sequence[ServerSettings], options: Sequence[Mapping[str, Any]]
     ) -> None:
-        import ray
-
-        actor = ray.remote(ServerActor)
-        self._actors = [
-            actor.options(**each).remote(own) for own, each in zip(settings, options, strict=True)
-        ]
+        self._settings = tuple(settings)
+        self._options = tuple(options)
+        self._epoch = ray_session.get_epoch()
+        self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
         self._pending: list[Any] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
+
+    def _make_actors(self) -> list[Any]:
+        import ray
+
+        actor = ray.remote(ServerActor)
+        return [
+            actor.options(**each).remote(own)
+            for own, each in zip(self._settings, self._options, strict=True)
+        ]
 
     def watch(self, timeout: float) -> None:
         """Begins to look after the servers.
@@ -242,6 +251,14 @@ class ServerGroup:
 
     def _run(self) -> None:
         while not self._closed.wait(_PING_SECONDS):
+            epoch = ray_session.get_epoch()
+            if epoch is None:
+                continue
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._actors = self._make_actors()
+                for index in range(len(self._actors)):
+                    self._await_start(index)
             for index in range(len(self._actors)):
                 self._look_after(index)
 
@@ -249,17 +266,17 @@ class ServerGroup:
         import ray
 
         health = self._health[index]
-        if self._pending[index] is None:
-            self._pending[index] = self._actors[index].status.remote()
         try:
+            if self._pending[index] is None:
+                self._pending[index] = self._actors[index].status.remote()
             ready, _ = ray.wait([self._pending[index]], timeout=0.05)
             if ready:
                 status = ray.get(self._pending[index])
                 self._pending[index] = None
                 _take_in(health, status)
                 return
-        except ray.exceptions.RayError:
-            # The process has ended; Ray is starting it again.
+        except (ray.exceptions.RayError, ValueError, RuntimeError):
+            # The process has ended, and Ray is starting it again; or Ray itself has ended.
             if not health.starting:
                 _logger.warning("Parameter server %d has died; Ray restarts it.", index)
             self._await_start(index)

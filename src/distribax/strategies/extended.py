@@ -39,9 +39,8 @@ class StrategyExtended:
         mesh: The mesh that the replicas live on; None for one replica.
     """
 
-    # Whether there is one replica by construction, so that nothing is ever wrapped.
+    # What these mean is said in `contracts.Extended`.
     single = False
-    # Where variables are fetched from if they live in other processes.
     source: contracts.Source | None = None
 
     def __init__(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, jax_private
+from distribax.training.foreign_variables import as_target
 from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.sharded.division import check_ids
@@ -36,7 +37,7 @@ def split_pairs(
                 f"apply_gradients: grads_and_vars[{index}]={pair!r} is no pair. Pass pairs of a "
                 "gradient and its variable: optimizer.apply_gradients(zip(grads, variables))."
             )
-        grad, variable = pair
+        grad, variable = pair[0], as_target(pair[1])
         _check(index, grad, variable)
         targets = list_targets(variable)
         if grad is None:

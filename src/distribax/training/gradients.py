@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from distribax.execution import overlay
 from distribax.execution.traces.lookup_gradients import Inflow, Taps, open_taps
 from distribax.training import eager_gradients
+from distribax.training.foreign_variables import as_differentiable
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 
@@ -55,13 +56,21 @@ def value_and_grad(
             "dx.value_and_grad(loss_fn, variables)(x, y)."
         )
     leaves, tree = jax.tree.flatten(variables)
-    strange = [leaf for leaf in leaves if not isinstance(leaf, (Variable, ShardedVariable))]
+    # What has a gradient, in place of variables of other libraries.
+    states = [as_differentiable(leaf) for leaf in leaves]
+    kinds = (Variable, ShardedVariable)
+    strange = [
+        leaf
+        for leaf, state in zip(leaves, states, strict=True)
+        if leaf is state and not isinstance(leaf, kinds)
+    ]
     if not leaves or strange:
         raise ValueError(
             f"value_and_grad: variables={strange[:1] or variables!r} is not a nest of dx.Variable. "
             "Name the variables to differentiate with respect to; for arrays use "
             "jax.value_and_grad(fn)(params, x)."
         )
+    leaves = states
     here = [leaf for leaf in leaves if leaf.source is None]
     away = [leaf for leaf in leaves if leaf.source is not None]
     for leaf in away:
@@ -113,7 +122,7 @@ def _differentiate_remote(
 
 def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
     """Returns the variables that a leaf consists of, with their part of its value."""
-    if isinstance(leaf, Variable):
+    if not isinstance(leaf, ShardedVariable):
         return [(leaf, value)]
     parts = zip(leaf.variables, leaf.division.slices, strict=True)
     return [(variable, value[rows]) for variable, rows in parts]

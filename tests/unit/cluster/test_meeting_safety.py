@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from distribax import progress
 from distribax.cli.launch import Launch
 from distribax.cluster.peers import cluster_secret
 from distribax.cluster.peers import meeting as meetings
 from distribax.cluster.peers.cluster_secret import ClusterSecretError, find_secret
 from distribax.cluster.peers.gate import GREETING_SIZE, HELLO_SIZE, Gate, Introduction
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member
+from distribax.cluster.peers.pair_watch import PairWatch
 from distribax.cluster.ray.ports import find_free_ports
 from tests.unit.cluster.test_watch import Crew
 
@@ -108,7 +112,9 @@ def test_second_process_of_a_worker_is_refused_and_named(make_crew: Callable[...
         assert "from 127.0.0.1 and now from 127.0.0.1" in str(error.value)
         # The first one has kept its place.
         assert [answer.exception() for answer in crew.join("a cluster")] == [None]
-        assert meetings._receive_answer(first, _WAIT_SECONDS)["address"] == "there:1"
+        deadline = time.monotonic() + _WAIT_SECONDS
+        answer = meetings._receive_answer(first, deadline, progress.Wait("joining"))
+        assert answer["address"] == "there:1"
 
 
 def test_what_was_overheard_proves_nothing_later() -> None:
@@ -311,4 +317,14 @@ def test_answers_of_any_content_are_answers_or_none(data: bytes) -> None:
     with ours, theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        assert isinstance(meetings._receive_answer(ours, 0.0), dict)
+        assert isinstance(meetings._receive_answer(ours, 0.0, progress.Wait("joining")), dict)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=20).map(lambda key: json.dumps([1, key]).encode()))
+@example(b'[1, "\\ud800"]')
+@example(b"[" * 500)
+def test_nobody_without_the_key_is_another_worker(line: bytes) -> None:
+    watch = PairWatch(0, "127.0.0.1", 60.0, print)
+    watch._peers, watch._key = {1: ("127.0.0.1", 1)}, "a key"
+    assert watch._parse_hello(line) is None
+    watch.close()

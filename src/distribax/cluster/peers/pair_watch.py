@@ -179,9 +179,11 @@ class PairWatch:
         """Returns which worker has called; None if it is none of this cluster."""
         try:
             number, key = json.loads(line)
-        except (ValueError, TypeError, RecursionError):
+            # A text of JSON need not be one that can be encoded.
+            is_known = hmac.compare_digest(key.encode(), self._key.encode())
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return None
-        if not isinstance(key, str) or not hmac.compare_digest(key.encode(), self._key.encode()):
+        if not is_known:
             return None
         return number if isinstance(number, int) and number in self._peers else None
 

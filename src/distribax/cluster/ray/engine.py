@@ -145,7 +145,7 @@ def start_embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
     """
     with progress.show("starting Ray on this machine"):
         session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
-    folder = session.folder
+    folder = session.snapshot_folder
     return Engine(
         num_workers,
         num_servers,
@@ -224,7 +224,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
         session.acquire(),
         _make_places(spec, "worker"),
         _make_places(spec, "ps"),
-        str(session.folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
+        str(session.snapshot_folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
     )
 
 

@@ -21,7 +21,12 @@ from typing import Final
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import node_main
-from distribax.cluster.ray.cluster_token import TOKEN_VARIABLE, make_token_environment
+from distribax.cluster.ray.cluster_token import (
+    GCS_PATIENCE,
+    GCS_PATIENCE_VARIABLE,
+    TOKEN_VARIABLE,
+    make_token_environment,
+)
 from distribax.cluster.ray.node_main import NodeEvent, NodeLimits, NodeSettings, NodeState
 from distribax.errors import DistribaxError
 
@@ -253,6 +258,7 @@ def _make_environment(folder: Path, snapshots: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # A worker can use the accelerators of its machine although Ray does not count them.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        GCS_PATIENCE_VARIABLE: GCS_PATIENCE,
         NODE_FOLDER_VARIABLE: str(folder),
         SNAPSHOT_FOLDER_VARIABLE: str(snapshots),
     }

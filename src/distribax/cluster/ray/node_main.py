@@ -37,6 +37,7 @@ LEAVING_NAME: Final = "leaving"
 """The file that tells parameter servers to save, as the node leaves a cluster that goes on."""
 SERVING_PREFIX: Final = "serving-"
 """Files with this name and a process id tell which processes save then, and end."""
+_SNAPSHOT_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
@@ -52,6 +53,8 @@ _SYSTEM_CONFIG: Final = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 5,
+    # Years: otherwise Ray ends a process that has missed the head for a minute.
+    "gcs_rpc_server_reconnect_timeout_s": 1 << 30,
     # A process that dies is noticed within 0.2 seconds; by default, it takes Ray 1 to 2.
     "timeout_ms_task_wait_for_death_info": 100,
     "core_worker_internal_heartbeat_ms": 100,
@@ -296,6 +299,9 @@ class Node:
         last_seen = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
+            if dead := self.ray_node.dead_processes():
+                problem = f"the process {dead[0][0]} has ended unexpectedly"
+                raise RuntimeError(problem) if self.settings.is_head else Lost(problem)
             try:
                 if self.client.internal_kv_get(_ENDED, _NAMESPACE, self.limits.call):
                     self.has_ended = True
@@ -304,14 +310,17 @@ class Node:
             except Exception as error:
                 if time.monotonic() - last_seen > self.limits.head_lost:
                     raise Lost(f"{self.settings.head} is out of reach ({error})") from error
-            if dead := self.ray_node.dead_processes():
-                problem = f"the process {dead[0][0]} has ended unexpectedly"
-                raise RuntimeError(problem) if self.settings.is_head else Lost(problem)
 
-    def leave(self, *, end_cluster: bool = False) -> None:
-        """Ends Ray's processes here and removes their folder; a second caller only waits."""
+    def leave(self, *, end_cluster: bool = False, is_over: bool = False) -> None:
+        """Ends Ray's processes here and removes their folder; a second caller only waits.
+
+        Args:
+            end_cluster: Whether to end the whole cluster.
+            is_over: Whether the program of this node has ended it, and with a head the cluster.
+        """
         with self._leaving:
-            if not (end_cluster or self.settings.is_head or self.has_ended):
+            is_over = end_cluster or self.has_ended or (is_over and self.settings.is_head)
+            if not is_over:
                 self._await_snapshots()
             if (end_cluster or self.settings.is_head) and self.client is not None:
                 with contextlib.suppress(Exception):
@@ -324,6 +333,8 @@ class Node:
                     self.ray_node.kill_all_processes(check_alive=False, allow_graceful=True)
             _kill_descendants(self.limits.kill)
             shutil.rmtree(self.folder, ignore_errors=True)
+            if is_over:
+                shutil.rmtree(os.environ[_SNAPSHOT_VARIABLE], ignore_errors=True)
 
     def _await_snapshots(self) -> None:
         """Has the parameter servers here save what they hold, for those that replace them."""
@@ -405,7 +416,7 @@ def main() -> None:
     )
 
     def leave_with_program() -> None:
-        node.leave(end_cluster=program.wait())
+        node.leave(end_cluster=program.wait(), is_over=True)
         os._exit(0)
 
     threading.Thread(target=leave_with_program, name="program-watch", daemon=True).start()

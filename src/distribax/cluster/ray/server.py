@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
-import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -240,8 +239,6 @@ class Server:
             except NodeLostError as error:
                 self._rejoin(error)
             else:
-                if ended:
-                    shutil.rmtree(self._node.snapshot_folder, ignore_errors=True)
                 return ended
 
     def _await_membership(self, deadline: float | None) -> bool:

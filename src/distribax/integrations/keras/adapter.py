@@ -12,8 +12,20 @@ import keras
 
 from distribax.execution import adapters
 from distribax.integrations import replica_state
-from distribax.integrations.keras import losses, models, optimizers, seeds, training, variables
+from distribax.integrations.keras import (
+    checkpoints,
+    chief,
+    losses,
+    models,
+    normalization,
+    optimizers,
+    seeds,
+    training,
+    variables,
+)
 from distribax.integrations.keras.private_names import find_private_names
+from distribax.training import foreign_variables
+from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
 
 
@@ -34,16 +46,31 @@ def _connect() -> None:
     model.make_predict_function = training.make_predict_function(model.make_predict_function)
     for name in _LOOPS:
         setattr(model, name, training.run_in_scope(getattr(model, name)))
-    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+    for name in _WRITERS:
+        setattr(model, name, chief.write_once(getattr(model, name)))
+    chief.silence_callbacks()
+    base = keras.optimizers.Optimizer
+    base.build = optimizers.build_for_ours(base.build)
+    for optimizer in (base, keras.optimizers.LossScaleOptimizer):
         optimizer.apply = optimizers.update_together(optimizer.apply)
         optimizer.stateless_apply = optimizers.apply_together(optimizer.stateless_apply)
+        optimizer.scale_loss = optimizers.weigh_loss(optimizer.scale_loss)
     loss = private.losses
     loss.scale_loss_for_distribution = losses.scale(loss.scale_loss_for_distribution)
     loss.unscale_loss_for_distribution = losses.unscale(loss.unscale_loss_for_distribution)
     loss.reduce_values = losses.reduce_in_replica(loss.reduce_values)
     generator = keras.random.SeedGenerator
     generator.next = seeds.draw_own(generator.next)
+    batch = keras.layers.BatchNormalization
+    batch.__new__ = staticmethod(normalization.refuse_synchronized(batch.__new__))
+    register_tracker(keras.Variable, checkpoints.track_variable)
+    register_tracker(keras.Layer, checkpoints.track_layer)
+    register_tracker(keras.optimizers.Optimizer, checkpoints.track_stateful)
+    register_tracker(keras.Metric, checkpoints.track_stateful)
     adapters.add_commit(replica_state.commit)
+    adapters.add_watch(variables.watch_promotions)
+    kind = foreign_variables.Kind(variables.get_cell, variables.promote)
+    foreign_variables.register(keras.Variable, kind)
     make_opaque(keras.Variable)
 
 
@@ -55,5 +82,6 @@ _LOOPS = (
     "test_on_batch",
     "predict_on_batch",
 )
+_WRITERS = ("save", "save_weights", "export")
 
 _connect()

@@ -32,10 +32,13 @@ class BatchFeeder:
         arrays = [_as_array(leaf) for leaf in leaves]
         num_rows = _count_rows(arrays)
         size = -(-num_rows // num_replicas)
-        pieces = [tree.unflatten(_take_rows(arrays, start, size)) for start in self._starts(size)]
+        pieces = [
+            jax.tree.unflatten(tree, _take_rows(arrays, start, size))
+            for start in self._starts(size)
+        ]
         if num_rows % num_replicas == 0:
             own = _take_rows(arrays, self._first * size, size * len(pieces))
-            return self._feed(Step(pieces, True, tree.unflatten(own)))
+            return self._feed(Step(pieces, True, jax.tree.unflatten(tree, own)))
         shapes = [_find_shapes(arrays, index * size, size) for index in range(num_replicas)]
         return self._feed(Step(pieces, False, shapes=shapes))
 
@@ -61,7 +64,9 @@ class BatchFeeder:
             return None
         tree = flat[0][1]
         pieces = [
-            tree.unflatten([np.stack([a[start : start + size] for a in c]) for c in columns])
+            jax.tree.unflatten(
+                tree, [np.stack([a[start : start + size] for a in c]) for c in columns]
+            )
             for start in self._starts(size)
         ]
         return pieces[0] if num_replicas == 1 else self._feed(Step(pieces, True))

@@ -27,6 +27,14 @@ def note_scope(initialize: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def get_home(model: keras.Model) -> contracts.Strategy | None:
+    """Returns the strategy in whose scope a model, or its first variable, was made, or None."""
+    home = _made_in.get(model)
+    if home is None and model.variables:
+        home = variables.get_strategy(model.variables[0])
+    return home
+
+
 def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model was made; None if it was made in none.
 

@@ -13,6 +13,7 @@ import keras
 from distribax.execution import frames
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
+from distribax.integrations.keras.variables import as_keras
 
 Values: TypeAlias = list[Any]
 Method: TypeAlias = Callable[..., Any]
@@ -29,12 +30,28 @@ def apply_together(stateless_apply: Method) -> Method:
         optimizer: keras.Optimizer, optimizer_variables: Values, grads: Values, variables: Values
     ) -> tuple[Values, Values]:
         share = shares.current()
-        grads = _add_up(grads)
+        grads = _add_up(optimizer, grads)
         with _Inner():
             new, state = stateless_apply(optimizer, optimizer_variables, grads, variables)
         if share is not None:
             share.note_same([*new, *state])
         return new, state
+
+    return call
+
+
+def weigh_loss(scale_loss: Method) -> Method:
+    """Returns `Optimizer.scale_loss`, which weighs the loss of a replica of `fit` by its share.
+
+    Steps that do not call it have their gradients weighed instead, which is the same unless the
+    replicas' losses depend on each other.
+    """
+
+    @functools.wraps(scale_loss)
+    def call(optimizer: keras.Optimizer, loss: jax.Array) -> jax.Array:
+        share = shares.current()
+        scaled: jax.Array = scale_loss(optimizer, loss)
+        return scaled if share is None else share.weigh(optimizer, scaled)
 
     return call
 
@@ -49,17 +66,29 @@ def update_together(apply: Method) -> Method:
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> Any:
         state = replica_state.current()
+        if trainable_variables is not None:
+            trainable_variables = list(map(as_keras, trainable_variables))
         if _is_inner.get() or (state is None and frames.current() is None):
             return apply(optimizer, grads, trainable_variables)
         if trainable_variables is not None and not optimizer.built:
             # Its variables are made once, and not by each replica or trace.
             with jax.ensure_compile_time_eval():
-                optimizer.build(list(trainable_variables))
-        grads = _add_up(list(grads))
+                optimizer.build(trainable_variables)
+        grads = _add_up(optimizer, list(grads))
         if state is None:
             return _update(apply, optimizer, grads, trainable_variables)
         with state.together():
             return _update(apply, optimizer, grads, trainable_variables)
+
+    return call
+
+
+def build_for_ours(build: Method) -> Method:
+    """Returns `Optimizer.build`, which takes `dx.Variable`s too."""
+
+    @functools.wraps(build)
+    def call(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+        build(optimizer, list(map(as_keras, variables)))
 
     return call
 
@@ -85,13 +114,13 @@ def _update(
             variable.assign(value)
 
 
-def _add_up(grads: Values) -> Values:
+def _add_up(optimizer: keras.Optimizer, grads: Values) -> Values:
     """Returns the gradients of all replicas, added up as the share of each says."""
     state = replica_state.current()
     if _is_inner.get() or state is None or state.replica.num_replicas_in_sync == 1:
         return grads
     share = shares.current()
-    if share is not None:
+    if share is not None and not share.has_weighed(optimizer):
         grads = [None if grad is None else _scale(grad, share.weight) for grad in grads]
     added: Values = state.add_up(grads)
     return added

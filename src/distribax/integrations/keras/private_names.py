@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import keras
 
-from distribax.errors import DistribaxError
-
-
-class UnsupportedKerasError(DistribaxError, RuntimeError):
-    """The installed Keras lacks what strategies need of it."""
+from distribax.errors import UnsupportedKerasError
 
 
 @dataclass(frozen=True)
@@ -26,9 +21,9 @@ class PrivateNames:
         data_adapter: The base class of what feeds a loop.
     """
 
-    trainer: type
-    losses: ModuleType
-    data_adapter: type
+    trainer: Any
+    losses: Any
+    data_adapter: Any
 
 
 def find_private_names() -> PrivateNames:

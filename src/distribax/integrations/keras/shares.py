@@ -28,6 +28,22 @@ class Share:
         # Arrays that are the same in all replicas, by the way they were computed.
         self._same: dict[int, Any] = {}
 
+        # The optimizers whose losses are weighed before gradients are taken.
+        self._weighed: dict[int, Any] = {}
+
+    def weigh(self, optimizer: object, loss: jax.Array) -> jax.Array:
+        """Returns a loss as it counts in the sum over replicas, of which gradients are taken."""
+        self._weighed[id(optimizer)] = optimizer
+        return (
+            loss
+            if isinstance(self.weight, float) and self.weight == 1.0
+            else loss * jnp.asarray(self.weight, loss.dtype)
+        )
+
+    def has_weighed(self, optimizer: object) -> bool:
+        """Tells whether the gradients that an optimizer is given have been weighed already."""
+        return id(optimizer) in self._weighed
+
     def note_same(self, arrays: list[Any]) -> None:
         """Notes arrays that are the same in all replicas."""
         self._same.update((id(array), array) for array in arrays)

@@ -98,13 +98,13 @@ class MeasuringStep:
             return self._average(logs, share)
 
     def _run_replica_several(self, batches: Any) -> Logs:
+        writes: list[Write] = []
+
         def step(state: State, batch: Any) -> tuple[State, Logs]:
-            nonlocal writes
             logs, new = self._call(state, batch)
-            writes = self._find_writes(state, new, share)
+            writes[:] = self._find_writes(state, new, share)
             return new, self._average(logs, share)
 
-        writes: list[Write] = []
         # The pieces of all replicas have one size, and so each batch has the same shares.
         with shares.enter(batches) as share:
             new, logs = jax.lax.scan(step, self._read(), batches)
@@ -195,7 +195,8 @@ class PredictingStep:
         layout = leaf.layout
         if isinstance(layout, Global) and not layout.mesh.is_multi_process and not layout.stacked:
             return layout.array
-        return self._strategy.gather(leaf, axis=0)
+        gathered = self._strategy.extended.gather_to(leaf, None, axis=0)
+        return _unwrap(gathered)
 
 
 def _get_results(metrics: Sequence[keras.Metric]) -> Logs:

@@ -6,12 +6,18 @@ import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
-from distribax import contracts
+from distribax import contracts, jax_private
+from distribax.integrations.keras.chief import is_chief
+from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
 from distribax.integrations.keras.models import find_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
@@ -21,7 +27,6 @@ _MODEL = ("trainable_variables", "non_trainable_variables")
 
 def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
-
     name = method.__name__
     signature = inspect.signature(method)
 
@@ -30,18 +35,54 @@ def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = find_strategy(model, name)
         if strategy is None:
             return method(model, *args, **kwargs)
-        given = signature.bind(model, *args, **kwargs).arguments
-        arguments = check_steps(name, given | given.pop("kwargs", {}))
-        served = _find_served(strategy)
-        feed = (
-            contextlib.nullcontext()
-            if served is None
-            else served.feed_from(strategy, name, arguments)
-        )
-        with strategy.scope(), feed:
-            return method(**arguments)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        # Those that are declared, and those that the method takes without naming them.
+        rest = bound.arguments.pop("kwargs", {})
+        arguments = check_steps(name, bound.arguments)
+        with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
+            given = adapt_input(strategy, arguments, model, name)
+            if "verbose" in given and not is_chief(strategy):
+                given["verbose"] = 0
+            _shuffle_alike(strategy)
+            given.pop("self")
+            return method(model, **given, **rest)
 
     return call
+
+
+@contextlib.contextmanager
+def _let_data_end() -> Iterator[None]:
+    """Takes the end of a data set of unknown size for the end of an epoch, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+        yield
+
+
+def _shuffle_alike(strategy: contracts.Strategy) -> None:
+    """Lets all workers draw the first one's random numbers, by which Keras shuffles its input."""
+    target = strategy.extended.input_target()
+    if target.num_workers == 1:
+        return
+    is_first = target.worker_id == 0
+    generator: Any = np.random.get_state()
+    kind, keys, *rest = generator
+    own = json.dumps([random.getstate(), [kind, keys.tolist(), *rest]]) if is_first else ""
+    text = jax_private.gather_texts(own)[0]
+    if not is_first:
+        (version, internal, gauss), numpy = json.loads(text)
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state(tuple(numpy))
+
+
+def _feed_from(
+    strategy: contracts.Strategy, method: str, arguments: dict[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+    served = _find_served(strategy)
+    if served is None:
+        return contextlib.nullcontext()
+    feed: contextlib.AbstractContextManager[None] = served.feed_from(strategy, method, arguments)
+    return feed
 
 
 def _find_served(strategy: contracts.Strategy) -> Any | None:

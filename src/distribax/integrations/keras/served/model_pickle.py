@@ -5,7 +5,6 @@ Keras itself pickles a model as its configuration, which models of users often d
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import sys
@@ -83,17 +82,20 @@ class _ModelPickler(cloudpickle.Pickler):
     @override
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, keras.Variable):
-            return copyreg.__newobj__, (type(obj),), {**_get_state(obj), "_value": None}
+            return _make_empty, (type(obj),), {**_get_state(obj), "_value": None}
         if isinstance(obj, _SAVEABLE):
             state = _get_state(obj)
-            return copyreg.__newobj__, (type(obj),), state | {n: None for n in _LOOPS if n in state}
+            return _make_empty, (type(obj),), state | {n: None for n in _LOOPS if n in state}
         if type(obj).__module__ == "keras.src.utils.tracking" and isinstance(
             obj, (list, dict, set)
         ):
             items = list(obj.items()) if isinstance(obj, dict) else list(obj)
-            state = vars(obj), items
-            return copyreg.__newobj__, (type(obj),), state, None, None, _fill
+            return _make_empty, (type(obj),), (vars(obj), items), None, None, _fill
         return super().reducer_override(obj)
+
+
+def _make_empty(cls: type) -> Any:
+    return cls.__new__(cls)
 
 
 def _get_state(obj: Any) -> dict[str, Any]:

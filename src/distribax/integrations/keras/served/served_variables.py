@@ -10,13 +10,13 @@ import keras
 import numpy as np
 from typing_extensions import override
 
-from distribax.integrations.foreign_variable import Arrays, Cell, Rule
+from distribax.integrations.foreign_variable import Arrays, Rule
 from distribax.integrations.keras import variables
 from distribax.training.gradient_pairs import Target
 from distribax.types import VariableAggregation
 
 
-class ServedCell(Cell):
+class ServedCell(variables.VariableCell):
     """The value of a Keras variable on a server.
 
     Whoever reads or writes it first waits for the steps that are under way: Keras's loops, and

@@ -177,7 +177,7 @@ class WorkerModel:
             return list(trainable), list(variables)
 
         model = self._model
-        state = (self._read_trainable(rows=False), others, [], metrics)
+        state: tuple[Values, ...] = (self._read_trainable(rows=False), others, [], metrics)
         model.optimizer.stateless_apply = keep
         logs, (_, others, _, metrics) = model.train_step(state, batch)
         if len(given) != 1:

@@ -1,0 +1,138 @@
+"""Keras's callbacks and files, and our checkpoints, with models of strategies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+import distribax as dx
+from tests.multidevice.keras.comparison import (
+    INPUTS,
+    LABELS,
+    STRATEGIES,
+    check_same,
+    make_classifier,
+    make_pair,
+    train,
+)
+
+
+class Evaluating(keras.callbacks.Callback):
+    """Evaluates in the middle of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.seen.append(self.model.evaluate(INPUTS, LABELS, batch_size=10, verbose=0))
+
+
+def train_with_callbacks(strategy: dx.Strategy | None, folder: Path) -> tuple[Any, list[Any]]:
+    evaluating = Evaluating()
+    callbacks = [
+        evaluating,
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0),
+        keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=10.0),
+        keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
+    ]
+    trained = train(
+        strategy, make_classifier, epochs=9, callbacks=callbacks, validation_data=(INPUTS, LABELS)
+    )
+    return trained, evaluating.seen
+
+
+def test_callbacks_do_what_they_do_on_one_device(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "plain").mkdir()
+
+    ours, seen = train_with_callbacks(make_pair(), tmp_path / "ours")
+
+    plain, plain_seen = train_with_callbacks(None, tmp_path / "plain")
+    check_same(ours, plain)
+    assert len(ours.history["loss"]) == 3
+    np.testing.assert_allclose(seen, plain_seen, rtol=1e-5)
+    written, expected = (
+        {path.name for path in (tmp_path / kind).rglob("*")} for kind in ("ours", "plain")
+    )
+    assert written == expected
+    loaded = keras.models.load_model(tmp_path / "ours" / "best.keras")
+    np.testing.assert_allclose(
+        loaded.evaluate(INPUTS, LABELS, verbose=0)[1], seen[-1][1], rtol=1e-5
+    )
+
+
+def test_training_goes_on_after_a_backup(tmp_path: Path) -> None:
+    backup = lambda: keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)  # noqa: E731
+    train(make_pair(), make_classifier, epochs=1, shuffle=False, callbacks=[backup()])
+
+    resumed = train(
+        STRATEGIES["mirrored3"](), make_classifier, epochs=3, shuffle=False, callbacks=[backup()]
+    )
+
+    whole = train(None, make_classifier, shuffle=False)
+    assert len(resumed.history["loss"]) == 2
+    for a, b in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_model_is_saved_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    trained = train(make_pair(), make_classifier, epochs=1, shuffle=False).model
+    with STRATEGIES["central2"]().scope():
+        ways = ("file", "weights", "checkpoint", "manager", "pickle")
+        restored = [_carry_over(way, trained, tmp_path) for way in ways]
+    plain = keras.models.load_model(_save(trained, tmp_path / "plain.keras"))
+
+    for model in (trained, plain):
+        model.fit(INPUTS, LABELS, batch_size=12, epochs=1, shuffle=False, verbose=0)
+    for model in restored:
+        model.fit(INPUTS, LABELS, batch_size=12, epochs=1, shuffle=False, verbose=0)
+        for numbers in zip(*(m.get_weights() for m in (model, plain, trained)), strict=True):
+            np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(numbers[0], numbers[2], rtol=1e-5, atol=1e-5)
+
+
+def _save(model: keras.Model, path: Path) -> Path:
+    model.save(path)
+    return path
+
+
+def _carry_over(way: str, trained: keras.Model, folder: Path) -> keras.Model:
+    if way == "file":
+        return keras.models.load_model(_save(trained, folder / "model.keras"))
+    if way == "pickle":
+        return pickle.loads(pickle.dumps(trained))
+    new = make_classifier()
+    new.optimizer.build(new.trainable_variables)
+    if way == "weights":
+        trained.save_weights(folder / "model.weights.h5")
+        new.load_weights(folder / "model.weights.h5")
+        return new
+    saved = dx.Checkpoint(model=trained, optimizer=trained.optimizer)
+    restored = dx.Checkpoint(model=new, optimizer=new.optimizer)
+    if way == "manager":
+        dx.CheckpointManager(saved, folder / "kept", max_to_keep=1).save()
+        restored.restore(dx.CheckpointManager(restored, folder / "kept", 1).latest_checkpoint)
+    else:
+        restored.restore(saved.save(folder / "checkpoint"))
+    return new
+
+
+def test_variables_are_copied_without_their_strategy() -> None:
+    strategy = make_pair()
+    with strategy.scope():
+        variable = keras.Variable([1.0, 2.0])
+    strategy.run(lambda: variable.assign(variable + 1.0))
+
+    for copied in (copy.deepcopy(variable), pickle.loads(pickle.dumps(variable))):
+        variable.assign([7.0, 8.0])
+        np.testing.assert_array_equal(copied.numpy(), [2.0, 3.0])
+        variable.assign([2.0, 3.0])

@@ -1,0 +1,143 @@
+"""Keras's layers, losses, metrics and optimizers in loops of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+
+import distribax as dx
+from tests.multidevice.keras.comparison import INPUTS, LABELS, STRATEGIES, make
+
+NUM_STEPS, BATCH_SIZE = 3, 12
+BATCHES = [
+    (INPUTS[i * BATCH_SIZE :][:BATCH_SIZE], LABELS[i * BATCH_SIZE :][:BATCH_SIZE])
+    for i in range(NUM_STEPS)
+]
+
+
+def make_layers() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)]
+    )
+
+
+def make_loss() -> keras.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def train_plainly(make_optimizer: Callable[[], Any]) -> tuple[list[Any], list[float], float]:
+    """Trains with Keras alone, on one device."""
+    model = make(None, make_layers)
+    optimizer, accuracy = make_optimizer(), keras.metrics.SparseCategoricalAccuracy()
+    optimizer.build(model.trainable_variables)
+    losses = []
+
+    def compute(trainable: Any, x: Any, y: Any) -> Any:
+        logits, _ = model.stateless_call(trainable, [], x)
+        return make_loss()(y, logits), logits
+
+    for x, y in BATCHES:
+        values = [v.value for v in model.trainable_variables]
+        (loss, logits), grads = jax.value_and_grad(compute, has_aux=True)(values, x, y)
+        optimizer.apply(grads, model.trainable_variables)
+        accuracy.update_state(y, logits)
+        losses.append(float(loss))
+    return model.get_weights(), losses, float(accuracy.result())
+
+
+def train(
+    strategy: dx.Strategy, make_optimizer: Callable[[], Any], compiled: bool
+) -> tuple[list[Any], list[float], float]:
+    """Trains as TensorFlow's tutorial of custom training does."""
+    model = make(strategy, make_layers)
+    with strategy.scope():
+        optimizer, accuracy = make_optimizer(), keras.metrics.SparseCategoricalAccuracy()
+        loss_object = make_loss()
+
+    def step(batch: Any) -> Any:
+        x, y = batch
+
+        def compute() -> Any:
+            logits = model(x, training=True)
+            return loss_object(y, logits), logits
+
+        variables = model.trainable_variables
+        (loss, logits), grads = dx.value_and_grad(compute, variables, has_aux=True)()
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        accuracy.update_state(y, logits)
+        return loss
+
+    def distributed_step(batch: Any) -> Any:
+        return strategy.reduce(dx.ReduceOp.SUM, strategy.run(step, args=(batch,)), axis=None)
+
+    run = dx.function(distributed_step) if compiled else distributed_step
+    dataset = strategy.experimental_distribute_dataset(iter(BATCHES))
+    losses = [float(run(batch)) for batch in dataset]
+    return model.get_weights(), losses, float(accuracy.result())
+
+
+def check(ours: Any, plain: Any) -> None:
+    np.testing.assert_allclose(ours[1], plain[1], rtol=1e-5)
+    assert ours[2] == pytest.approx(plain[2])
+    for a, b in zip(ours[0], plain[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize("name", ["one_device", "mirrored2", "central2"])
+def test_loop_learns_the_same_as_keras_alone(name: str, compiled: bool) -> None:
+    make_optimizer = lambda: keras.optimizers.Adam(0.01)  # noqa: E731
+
+    ours = train(STRATEGIES[name](), make_optimizer, compiled)
+
+    check(ours, train_plainly(make_optimizer))
+
+
+def make_scaled() -> keras.Optimizer:
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1.0)
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored2"])
+def test_scaled_optimizer_takes_one_branch_in_all_replicas(name: str) -> None:
+    ours = train(STRATEGIES[name](), make_scaled, compiled=True)
+
+    # Alone, it cannot be applied to variables on JAX at all.
+    check(ours, train_plainly(lambda: keras.optimizers.SGD(0.1)))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_optax_updates_a_keras_model(compiled: bool) -> None:
+    ours = train(STRATEGIES["mirrored2"](), lambda: dx.Optimizer(optax.sgd(0.1)), compiled)
+
+    check(ours, train_plainly(lambda: keras.optimizers.SGD(0.1)))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_keras_optimizer_updates_our_variables(compiled: bool) -> None:
+    strategy = STRATEGIES["mirrored2"]()
+    with strategy.scope():
+        w = dx.Variable([1.0, 2.0], name="w")
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+    def step(x: Any) -> None:
+        _, grad = dx.value_and_grad(lambda: jnp.sum(w * x), w)()
+        optimizer.apply([grad], [w])
+
+    def run(x: Any) -> None:
+        strategy.run(step, args=(x,))
+
+    parts = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.float32(context.replica_id_in_sync_group + 1)
+    )
+    for _ in range(2):
+        (dx.function(run) if compiled else run)(parts)
+
+    # The gradients add up to 3; then momentum makes it 3 * 1.9.
+    np.testing.assert_allclose(w.numpy(), [1.0 - 0.87, 2.0 - 0.87], rtol=1e-5)

@@ -1,0 +1,111 @@
+"""Keras models on several workers learn what they learn on one device; the first one writes."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import distribax as dx
+from tests.multiprocess.workers import run_workers
+
+pytestmark = pytest.mark.multiprocess
+
+# Run by workers, and here without a strategy. Each worker draws other numbers of its own.
+PROGRAM = """
+import json, os
+from pathlib import Path
+import keras, numpy as np
+
+random = np.random.default_rng(0)
+inputs = random.normal(size=(43, 5)).astype(np.float32)
+labels = random.integers(0, 3, size=43)
+
+def make():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([
+        keras.Input((5,)), keras.layers.Dense(6, "tanh", kernel_regularizer="l2"),
+        layer(), keras.layers.Dense(3),
+    ])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+def train(model, folder, **settings):
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(folder / "model.keras"),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
+    ]
+    fitted = model.fit(
+        inputs, labels, batch_size=12, epochs=3, callbacks=callbacks, validation_split=0.2,
+        **settings,
+    )
+    evaluated = model.evaluate(inputs, labels, batch_size=10, verbose=0)
+    predicted = model.predict(inputs, batch_size=10, verbose=0)
+    return fitted.history, evaluated, predicted.tolist(), [w.tolist() for w in model.get_weights()]
+"""
+
+WORKER = """
+import distribax as dx
+import sys
+
+dx.set_virtual_cpu_devices(2)
+strategy = dx.MultiWorkerMirroredStrategy()
+worker = strategy.cluster_resolver.task_id
+layer = dx.integrations.keras.SyncBatchNormalization
+with strategy.scope():
+    model = make()
+if worker:
+    # As in a program that does not seed, workers have other numbers.
+    model.layers[0].kernel.assign(np.ones((5, 6)))
+    np.random.seed(7)
+folder = Path("{folder}") / str(worker)
+result = train(model, folder, verbose=2)
+dataset = dx.data.Dataset.from_tensor_slices((inputs, labels)).batch(12)
+again = model.evaluate(dataset, verbose=0)
+model.save_weights(folder / "end.weights.h5")
+print(json.dumps([result, again]))
+"""
+
+
+def test_workers_learn_the_same_as_one_device(tmp_path: Path) -> None:
+    for worker in ("0", "1", "plain"):
+        (tmp_path / worker).mkdir()
+    names: dict[str, Any] = {"layer": keras.layers.BatchNormalization}
+    exec(textwrap.dedent(PROGRAM), names)
+
+    results = run_workers(PROGRAM + WORKER.format(folder=tmp_path), 2)
+
+    for result in results:
+        assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
+    plain = names["train"](names["make"](), tmp_path / "plain", verbose=0)
+    for result in results:
+        (history, *others), again = json.loads(result.stdout.strip().splitlines()[-1])
+        assert history.keys() == plain[0].keys()
+        for name, values in history.items():
+            np.testing.assert_allclose(values, plain[0][name], rtol=1e-5, atol=1e-5)
+        for ours, expected in zip(others, plain[1:], strict=True):
+            _check_close(ours, expected)
+        np.testing.assert_allclose(again, plain[1], rtol=1e-5)
+    # Only the first worker shows progress and writes files.
+    assert ["Epoch" in result.stdout for result in results] == [True, False]
+    assert list((tmp_path / "1").iterdir()) == []
+    written = {path.name for path in (tmp_path / "0").rglob("*")}
+    assert {"model.keras", "log.csv", "latest.weights.h5", "end.weights.h5"} <= written
+    own = {"SyncBatchNormalization": dx.integrations.keras.SyncBatchNormalization}
+    loaded = keras.models.load_model(tmp_path / "0" / "model.keras", custom_objects=own)
+    _check_close([weight.tolist() for weight in loaded.get_weights()], plain[3])
+
+
+def _check_close(ours: Any, expected: Any) -> None:
+    if isinstance(ours[0], list) and not np.isscalar(ours[0][0]) and len(ours) < 10:
+        for a, b in zip(ours, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        return
+    np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
