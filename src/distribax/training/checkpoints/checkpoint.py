@@ -17,8 +17,8 @@ from distribax.errors import DamagedCheckpointError
 from distribax.execution import adapters
 from distribax.training.checkpoints import checkpoint_files as files
 from distribax.training.checkpoints.iterator_positions import (
-    get_position,
-    move_together,
+    move_iterators,
+    read_position,
     select_position,
 )
 from distribax.training.checkpoints.restore_status import NothingRestored, RestoreStatus
@@ -211,7 +211,7 @@ class Checkpoint:
         values.setdefault(_COUNTER, np.asarray(self._counter.value))
         own = workers.run_together(
             "Checkpoint.save",
-            lambda: {name: get_position(name, each) for name, each in tracked.iterators.items()},
+            lambda: {name: read_position(name, each) for name, each in tracked.iterators.items()},
         )
         said = workers.exchange("positions", own)
         notes = {
@@ -310,7 +310,7 @@ class Checkpoint:
         if _COUNTER in values and _COUNTER not in tracked.slots:
             counter = int(values.pop(_COUNTER))
         here = {*tracked.slots, *tracked.iterators}
-        move_together(workers, {name: tracked.iterators[name] for name in positions}, positions)
+        move_iterators(workers, {name: tracked.iterators[name] for name in positions}, positions)
         matched = tracked.slots.keys() & values.keys()
         for name in sorted(matched):
             tracked.slots[name].write(np.asarray(values[name]), workers.is_first)

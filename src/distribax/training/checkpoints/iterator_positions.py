@@ -1,4 +1,4 @@
-"""The positions of iterators in a checkpoint: taken, chosen for a worker, and restored together."""
+"""The positions of iterators in a checkpoint: read, chosen for a worker, and restored together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.training.checkpoints.tracked import Positioned
 
 
-def move_together(
+def move_iterators(
     workers: WorkerAgreement, iterators: Mapping[str, Positioned], positions: Mapping[str, Any]
 ) -> None:
     """Moves all iterators, or none if one of them, in any worker, does not take its position."""
@@ -30,8 +30,8 @@ def move_together(
         raise
 
 
-def get_position(name: str, iterator: Positioned) -> Any:
-    """Returns the position of an iterator, which a checkpoint can hold."""
+def read_position(name: str, iterator: Positioned) -> Any:
+    """Returns the position of an iterator, which must be data that JSON can hold."""
     position = iterator.get_state()
     try:
         json.dumps(position)
