@@ -28,7 +28,7 @@ _LIMITS = ("DISTRIBAX_SERVER_START_SECONDS", "DISTRIBAX_SERVER_ANSWER_SECONDS")
 
 
 def prepare() -> None:
-    """Sets flags, time limits and Keras's backend, and makes ignored signals such that children heed them."""
+    """Sets flags, limits and Keras's backend, and makes ignored signals such that children heed."""
     os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
     os.environ["KERAS_BACKEND"] = "jax"
