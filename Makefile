@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# One more than the cores that the tests are meant for: those of several processes often wait.
+PROCESSES ?= 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -12,16 +14,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench soak chaos contract clean
+.PHONY: help demo test lint format docs docs-serve package bench charts soak chaos contract clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU devices
 	@$(BIN)/python -m distribax demo
 
 test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.test ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .
@@ -32,8 +34,23 @@ format: $(VENV)/.test ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.docs ## build the web site into site/, and test it: links, and a browser if there is one
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	DISTRIBAX_SITE=site $(BIN)/python -m pytest -m site tests/docs $(PYTEST_ARGS)
+
+docs-serve: $(VENV)/.docs ## show the web site at http://127.0.0.1:8000, and again at each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+package: $(VENV)/.test ## build the wheel and the source archive into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
+
+charts: $(VENV)/.test ## measure again what the charts in docs/images show
+	$(BIN)/distribax bench --peers --json docs/images/bench.json --svg docs/images/bench.svg
 
 soak: $(VENV)/.test ## the long tests
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
@@ -42,11 +59,11 @@ chaos: $(VENV)/.test ## kill and stop hundreds of workers and servers; nothing m
 	$(BIN)/python -m pytest -m chaos -s --timeout 3600 $(PYTEST_ARGS)
 
 contract: $(VENV)/.test ## all of the contract suite: every size, and in worker processes, 2 x 1 and 2 x 2
-	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract $(PYTEST_ARGS)
+	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract tests/multidevice/tower_api $(PYTEST_ARGS)
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .xla_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are files in the virtual environment: nothing is installed again until pyproject.toml
@@ -66,6 +83,12 @@ $(VENV)/.demo: $(VENV)/.made pyproject.toml
 $(VENV)/.test: $(VENV)/.made pyproject.toml
 	$(call install,.[test])
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	$(call install,.[test$(comma)docs])
+	@touch $@ $(VENV)/.test $(VENV)/.demo
+
+comma := ,
 
 # Shows one line per package; pip writes its warnings and errors by itself. Python compiles the
 # modules that are used when they are imported: compiling all of them takes longer than the demo.

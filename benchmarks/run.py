@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 
-from benchmarks import peers
+from benchmarks import RESULTS, peers
 from benchmarks.cases import (
     call_overhead,
     compile_time,
@@ -30,8 +30,8 @@ from benchmarks.cases import (
     parameter_server,
     uneven_batch,
 )
-from benchmarks.figures import Report
-from benchmarks.harness import RESULTS, Settings
+from distribax.cli.bench.figures import Report
+from distribax.cli.bench.harness import Settings
 
 CASES: dict[str, Callable[[Settings], Report]] = {
     "mlp_step": mlp_step.run,

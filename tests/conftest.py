@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import subprocess
 import sys
@@ -78,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shares = place < len(_SHARING_FOLDERS)
         group = _SHARING_FOLDERS[place] if shares else str(item.path.relative_to(_TESTS))
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from looking at modules and tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _find_place(path: Path, folders: tuple[str, ...]) -> int:

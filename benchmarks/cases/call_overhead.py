@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL
-from benchmarks.figures import Claim, Report, Spread, Table
-from benchmarks.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table
+from distribax.cli.bench.harness import Settings, Side, interleave
 
 REPLICAS = (1, 2)
 HAND, OURS = "bare jitted call", "distribax"

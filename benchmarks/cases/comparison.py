@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import Claim, Report, Spread, Table, ratio, ratio_of_medians
-from benchmarks.harness import Outcome, Process, Settings, Side, SideError, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio, ratio_of_medians
+from distribax.cli.bench.harness import Outcome, Process, Settings, Side, SideError, interleave
 
 BATCH_SIZES = (256, 1024)
 MAX_OF_HAND = 1.05

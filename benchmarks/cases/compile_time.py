@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import Settings, Side, fresh
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Settings, Side, fresh
 
 REPLICAS = (2, 4, 8, 16, 32)
 HAND, OURS = "by hand", "distribax"

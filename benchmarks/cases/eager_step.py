@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import OURS, POOL, REPLICAS, TENSORFLOW
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Settings, Side, interleave
 
 NNX = "distribax, Flax NNX"
 MIN_TENSORFLOW = 1.8

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import Process, Settings, Side, SideError, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Process, Settings, Side, SideError, interleave
 
 RESIDENT, FED = "batches on the devices", "distributed data set"
 # The MLP's step takes about 5 ms with this batch on the machine of docs/benchmarks.md.

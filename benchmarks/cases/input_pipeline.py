@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import input_problem
+
+from benchmarks import RESULTS
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import RESULTS, Outcome, Settings, Side, interleave
-from benchmarks.sides import input_problem
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Outcome, Settings, Side, interleave
 
 OURS = "distribax"
 TENSORFLOW = "TensorFlow"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import Comparison
-from benchmarks.figures import Report
-from benchmarks.harness import Settings, Side
+from distribax.cli.bench.figures import Report
+from distribax.cli.bench.harness import Settings, Side
 
 REPLICAS = 2
 # The in-process collectives of JAX on CPU need more threads than this machine may have cores.

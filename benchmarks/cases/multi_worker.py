@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import Comparison, samples_of_ways
-from benchmarks.figures import Report, Spread, Table, ratio
-from benchmarks.harness import Settings, Side
+from distribax.cli.bench.figures import Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Settings, Side
 
 PROCESSES = 2
 # The two processes are meant for two cores: each library gets one thread a process to compute.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import samples_of_ways
-from benchmarks.figures import Report, Spread, Table, ratio
-from benchmarks.harness import Settings, Side
+from distribax.cli.bench.figures import Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Settings, Side
 
 REPLICAS = (2, 4, 8)
 WAYS = ("tuple", "separate", "packed", "packed-small")

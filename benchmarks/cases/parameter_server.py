@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import Outcome, Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Outcome, Settings, Side, interleave
 
 OURS = "distribax"
 COMPILED = "distribax, dx.function"

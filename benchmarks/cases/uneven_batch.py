@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from benchmarks.figures import Claim, Report, Spread, Table, ratio
-from benchmarks.harness import Settings, Side, fresh, interleave
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
+from distribax.cli.bench.harness import Settings, Side, fresh, interleave
 
 FULL = 256
 UNEVEN = (255, 161)

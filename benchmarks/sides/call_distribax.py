@@ -6,11 +6,11 @@ import argparse
 
 import jax
 import numpy as np
+from placing import place
+from serve import serve
 
 import distribax as dx
 from benchmarks.sides.call_shard_map import NUM_VARIABLES, RATE, SHAPE, time_calls
-from benchmarks.sides.placing import place
-from benchmarks.sides.serve import serve
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-
-from benchmarks.sides.mlp_shard_map import AXIS, make_mesh
-from benchmarks.sides.serve import serve
+from mlp_shard_map import AXIS, make_mesh
+from serve import serve
 
 NUM_VARIABLES = 6
 SHAPE = (8,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from benchmarks.sides.serve import serve
+from serve import serve
 
 
 def main() -> None:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import Any
 
+import input_problem
 import jax
+import mlp_problem
+from mlp_distribax import make_step
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import input_problem, mlp_problem
-from benchmarks.sides.mlp_distribax import make_step
-from benchmarks.sides.serve import serve
 
 NUM_RESIDENT = 64
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mlp_problem
 import optax
 from flax import nnx
+from placing import place
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.placing import place
-from benchmarks.sides.serve import serve
 
 
 class Mlp(nnx.Module):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import mlp_problem
 import optax
+from mlp_shard_map import loss_of
+from placing import place
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.mlp_shard_map import loss_of
-from benchmarks.sides.placing import place
-from benchmarks.sides.serve import serve
 
 
 def main() -> None:

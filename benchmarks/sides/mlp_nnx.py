@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import mlp_problem
 import optax
 from flax import nnx
+from placing import place
+from serve import serve
 
 import distribax as dx
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.placing import place
-from benchmarks.sides.serve import serve
 
 
 class MLP(nnx.Module):

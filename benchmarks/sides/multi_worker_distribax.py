@@ -6,15 +6,16 @@ import os
 from typing import Any
 
 import jax
+import mlp_problem
+import multi_worker_crew
 import numpy as np
+from mlp_distribax import make_step
 
 import distribax as dx
-from benchmarks.sides import mlp_problem, multi_worker_crew
-from benchmarks.sides.mlp_distribax import make_step
 
 
 def main() -> None:
-    options, crew = multi_worker_crew.join(mlp_problem.parser(), "multi_worker_distribax")
+    options, crew = multi_worker_crew.join(mlp_problem.parser())
     os.environ["TF_CONFIG"] = crew.tf_config
     strategy = dx.MultiWorkerMirroredStrategy()
     problem = mlp_problem.make(options.batch_size)

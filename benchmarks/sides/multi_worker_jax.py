@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import jax
+import mlp_problem
+import multi_worker_crew
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-
-from benchmarks.sides import mlp_problem, multi_worker_crew
-from benchmarks.sides.mlp_shard_map import AXIS, make_step
+from mlp_shard_map import AXIS, make_step
 
 
 def main() -> None:
-    options, crew = multi_worker_crew.join(mlp_problem.parser(), "multi_worker_jax")
+    options, crew = multi_worker_crew.join(mlp_problem.parser())
     jax.distributed.initialize(crew.addresses[0], crew.size, crew.rank)
     mesh = jax.make_mesh((crew.size,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     problem = mlp_problem.make(options.batch_size)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import multi_worker_crew
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from mlp_shard_map import AXIS
 
-from benchmarks.sides import multi_worker_crew
-from benchmarks.sides.mlp_shard_map import AXIS
 from benchmarks.sides.packing import sizes_of
 from distribax.collectives import exchange
 from distribax.collectives.packing import PackLimits, reduce_packed
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--mixes", nargs="+", help=sizes_of.__doc__)
     parser.add_argument("--ways", nargs="+", help=make_program.__doc__)
-    options, crew = multi_worker_crew.join(parser, "multi_worker_packing")
+    options, crew = multi_worker_crew.join(parser)
     jax.distributed.initialize(crew.addresses[0], crew.size, crew.rank)
     mesh = jax.make_mesh((crew.size,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     split = NamedSharding(mesh, PartitionSpec(AXIS))

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 
+import mlp_problem
+import mlp_tensorflow
+import multi_worker_crew
 import tensorflow as tf
-
-from benchmarks.sides import mlp_problem, mlp_tensorflow, multi_worker_crew
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, default=0, help="for an operation; 0: TensorFlow's default"
     )
-    options, crew = multi_worker_crew.join(parser, "multi_worker_tensorflow")
+    options, crew = multi_worker_crew.join(parser)
     os.environ["TF_CONFIG"] = crew.tf_config
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

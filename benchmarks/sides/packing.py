@@ -9,12 +9,11 @@ from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
+import mlp_problem
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-
-from benchmarks.sides import mlp_problem
-from benchmarks.sides.mlp_shard_map import AXIS, make_mesh
-from benchmarks.sides.serve import serve
+from mlp_shard_map import AXIS, make_mesh
+from serve import serve
 
 Tensors = Sequence[jax.Array]
 

@@ -21,6 +21,7 @@ from distribax.context import has_strategy as has_strategy
 from distribax.context import in_cross_replica_context as in_cross_replica_context
 from distribax.errors import CollectiveMismatchError as CollectiveMismatchError
 from distribax.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from distribax.errors import DamagedCheckpointError as DamagedCheckpointError
 from distribax.errors import DistribaxError as DistribaxError
 from distribax.errors import OutOfRangeError as OutOfRangeError
 from distribax.errors import ParameterServerError as ParameterServerError
@@ -29,6 +30,8 @@ from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.errors import ReplicaInputError as ReplicaInputError
 from distribax.execution import function as function
+from distribax.progress import get_progress as get_progress
+from distribax.progress import set_progress as set_progress
 from distribax.strategies import CentralStorageStrategy as CentralStorageStrategy
 from distribax.strategies import MirroredStrategy as MirroredStrategy
 from distribax.strategies import OneDeviceStrategy as OneDeviceStrategy
@@ -54,6 +57,10 @@ from distribax.training.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from distribax.training.preemption import TerminationConfig as TerminationConfig
+from distribax.training.summary import Summary as Summary
+from distribax.training.summary import VariableSummary as VariableSummary
+from distribax.training.summary import summary as summary
+from distribax.training.visualization import visualize as visualize
 from distribax.types import ReduceOp as ReduceOp
 from distribax.types import RunOptions as RunOptions
 from distribax.types import ValueContext as ValueContext
@@ -74,13 +81,17 @@ if TYPE_CHECKING:
     from distribax import contrib as contrib
     from distribax import coordinator as coordinator
     from distribax import data as data
+    from distribax import estimator as estimator
+    from distribax import logging as logging
     from distribax import partitioners as partitioners
     from distribax import random as random
     from distribax import train as train
     from distribax.cluster import ClusterSpec as ClusterSpec
     from distribax.cluster import Server as Server
+    from distribax.cluster.peers.cluster_secret import ClusterSecretError as ClusterSecretError
     from distribax.cluster.peers.meeting import ClusterTimeoutError as ClusterTimeoutError
     from distribax.cluster.ray.node import ClusterJoinError as ClusterJoinError
+    from distribax.cluster.ray.server import ClusterLostError as ClusterLostError
     from distribax.cluster.resolvers.slurm.slurm import SlurmError as SlurmError
     from distribax.contrib.distribute import get_tower_context as get_tower_context
     from distribax.contrib.distribute import get_variable as get_variable
@@ -96,6 +107,7 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
     from distribax.strategies.tpu import TPUStrategy as TPUStrategy
+    from distribax.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 
 __version__ = "0.1.0"
 
@@ -103,12 +115,16 @@ __version__ = "0.1.0"
 _ON_USE = {
     "contrib": "distribax.contrib",
     "ClusterJoinError": "distribax.cluster.ray.node",
+    "ClusterLostError": "distribax.cluster.ray.server",
     "ClusterSpec": "distribax.cluster",
+    "ClusterSecretError": "distribax.cluster.peers.cluster_secret",
     "ClusterTimeoutError": "distribax.cluster.peers.meeting",
     "Server": "distribax.cluster",
     "cluster_resolver": "distribax.cluster_resolver",
     "coordinator": "distribax.coordinator",
     "data": "distribax.data",
+    "estimator": "distribax.estimator",
+    "logging": "distribax.logging",
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",
@@ -121,6 +137,7 @@ _ON_USE = {
     "InputReplicationMode": "distribax.data.distributed",
     "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
     "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "SidecarEvaluator": "distribax.training.sidecar_evaluator",
     "SlurmError": "distribax.cluster.resolvers.slurm.slurm",
     "TPUStrategy": "distribax.strategies.tpu",
 }

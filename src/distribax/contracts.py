@@ -200,6 +200,8 @@ class Extended(Protocol):
     """Whether there is one replica by construction, so that nothing is ever wrapped."""
     mesh: Mesh | None
     """The mesh that the replicas live on, or None for one replica."""
+    source: Source | None
+    """Where variables are fetched from if they live in other processes, or None."""
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -65,6 +65,10 @@ class OutOfRangeError(DistribaxError, StopIteration):
     """The input is exhausted; also a StopIteration, so that loops end."""
 
 
+class DamagedCheckpointError(DistribaxError, ValueError):
+    """What a checkpoint holds is not what was saved: files are missing, or bits have changed."""
+
+
 class VariableInJitError(DistribaxError, RuntimeError):
     """A variable was read inside `jax.jit`, which would keep the value of that moment."""
 

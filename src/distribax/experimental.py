@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from distribax.training.moving_averages import (
         ExponentialMovingAverage as ExponentialMovingAverage,
     )
+    from distribax.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 
 __all__ = [
     "CentralStorageStrategy",
@@ -41,6 +42,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
+    "SidecarEvaluator",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
@@ -60,6 +62,7 @@ _ON_USE = {
         "ExperimentalMultiWorkerMirroredStrategy",
     ),
     "ParameterServerStrategy": ("distribax.parameter_server.strategy", "ParameterServerStrategy"),
+    "SidecarEvaluator": ("distribax.training.sidecar_evaluator", "SidecarEvaluator"),
     "TPUStrategy": ("distribax.strategies.tpu", "TPUStrategy"),
     "coordinator": ("distribax", "coordinator"),
     "partitioners": ("distribax", "partitioners"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import textwrap
@@ -16,7 +17,9 @@ FACES = (
     "distribax.coordinator",
     "distribax.data",
     "distribax.data.experimental",
+    "distribax.estimator",
     "distribax.experimental",
+    "distribax.logging",
     "distribax.metrics",
     "distribax.partitioners",
     "distribax.random",
@@ -27,6 +30,7 @@ FACES = (
 _SPECIAL = ("__call__",)
 
 
+@functools.cache
 def public_objects() -> dict[str, type | FunctionType]:
     """Returns the classes and functions that users can reach, by the name where they are defined.
 
@@ -92,7 +96,7 @@ def _gaps_of_function(name: str, function: FunctionType, doc: str) -> Iterator[s
     gives = returned not in (inspect.Signature.empty, None, "None", "Never", "NoReturn")
     if gives and parameters and "Returns:" not in doc and "Yields:" not in doc:
         yield f"{name}: returns {returned} but has no 'Returns:'"
-    if _raises(function) and "Raises:" not in doc:
+    if "Raises:" not in doc and _raises(function):
         yield f"{name}: raises, but has no 'Raises:'"
 
 

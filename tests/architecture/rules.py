@@ -12,6 +12,7 @@ from tests.architecture.source_tree import Module, imported_names, internal_impo
 LAYERS = (
     "cli",
     "integrations",
+    "estimator",
     "contrib",
     "coordinator",
     "parameter_server",
@@ -26,6 +27,7 @@ LAYERS = (
     "cluster",
     "topology",
     "jax_private",
+    "progress",
 )
 """Top to bottom; a module imports from its own layer and from those that come after it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import textwrap
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from distribax.testing import free_ports
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
 from tests.forked import ForkedProcess, start_forked
+from tests.multiprocess.machines import ENTER, Machine
 from tests.multiprocess.workers import describe_task
 
 WAIT_SECONDS = 300
@@ -98,17 +100,35 @@ class Cluster:
     workers: list[Worker] = field(default_factory=list)
 
     def start(
-        self, program: str, num_workers: int = 2, *, before: str = "", **environment: str
+        self,
+        program: str,
+        num_workers: int = 2,
+        *,
+        before: str = "",
+        machines: Sequence[Machine] = (),
+        by_name: bool = False,
+        **environment: str,
     ) -> list[Worker]:
-        """Starts workers that run TRAINING and a program, with something else before both."""
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+        """Starts workers that run TRAINING and a program, with something else before both.
+
+        If there are machines, each worker runs on one of its own, which the cluster knows by its
+        address or by its name.
+        """
+        if machines:
+            hosts = [machine.name if by_name else machine.host for machine in machines]
+            addresses = [f"{host}:2222" for host in hosts]
+            before = ENTER + textwrap.dedent(before)
+        else:
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
         source = self.folder / "train.py"
         source.write_text(textwrap.dedent(before) + TRAINING + textwrap.dedent(program))
-        for index in range(num_workers):
+        self.workers = []
+        for index in range(len(addresses)):
+            own = machines[index].environment if machines else {}
             out, err = self.folder / f"{index}.out", self.folder / f"{index}.err"
             process = start_forked(
                 source.read_text(),
-                inherited() | describe_task(addresses, index) | environment,
+                inherited() | describe_task(addresses, index) | own | environment,
                 out=out,
                 err=err,
                 name=str(source),

@@ -307,3 +307,30 @@ def test_a_preemption_service_that_is_off_is_told(tmp_path: Path) -> None:
         tmp_path,
     )
     assert all("jax_enable_preemption_service" in worker["error"] for worker in told)
+
+
+def test_all_workers_leave_out_a_damaged_checkpoint(tmp_path: Path) -> None:
+    told = run(
+        """
+        from pathlib import Path
+
+        with strategy.scope():
+            w = dx.Variable(jnp.arange(500.0))
+        manager = dx.CheckpointManager(dx.Checkpoint(w=w), directory)
+        for step in (1, 2):
+            w.assign(jnp.arange(500.0) + step)
+            manager.save(step)
+        from distribax.training.checkpoints import checkpoint_files
+        read = checkpoint_files.read
+        def read_damaged(path):
+            # One worker alone sees the damage: its disk, or its memory.
+            if worker == 1 and path.name == "ckpt-2":
+                raise dx.DamagedCheckpointError(f"{path} is damaged")
+            return read(path)
+        checkpoint_files.read = read_damaged
+        path = manager.restore_or_initialize()
+        tell(path=Path(path).name, first=float(w.numpy()[0]))
+        """,
+        tmp_path,
+    )
+    assert told == [{"path": "ckpt-1", "first": 1.0}] * 2

@@ -74,7 +74,8 @@ first.close()
 first.close()
 rest = ray.get(other.ask.remote(), timeout=300)["pid"]
 await_end(workers[0])
-tell(answers=answers, rest=rest, hosts=sorted({s.laddr.ip for s in sockets}),
+modes = [path.stat().st_mode & 0o777 for path in second.snapshot_folder().parent.parent.glob("*")]
+tell(answers=answers, modes=modes, rest=rest, hosts=sorted({s.laddr.ip for s in sockets}),
      refused=refused.stderr, folder=str(second.snapshot_folder()), server=second.server_host(0))
 second.close()
 assert not ray.is_initialized()
@@ -168,6 +169,8 @@ def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     assert set(told["hosts"]) <= {"127.0.0.1", "::ffff:127.0.0.1"} and told["hosts"]
     assert "AuthenticationError" in told["refused"]
     assert Path(told["folder"]).is_relative_to(programs.folder)
+    # Whatever Ray does to its own folder, which is in it.
+    assert told["modes"] == [0o700]
     assert told["server"] == "127.0.0.1"
 
 

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import distribax as dx
+from distribax.training.checkpoints.checkpoint_files import checksum_notes
 
 STRATEGIES = {
     "one": lambda: dx.OneDeviceStrategy("CPU:0"),
@@ -238,7 +239,8 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
             checkpoint.restore(path)
     path = Path(checkpoint.write(tmp_path / "v"))
     notes = path / "notes" / "metadata"
-    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"version": 99}))
+    later = json.loads(notes.read_text()) | {"version": 99}
+    notes.write_text(json.dumps(later | {"checksum": checksum_notes(later)}))
     with pytest.raises(ValueError, match="has format version 99"):
         checkpoint.restore(path)
 
@@ -248,7 +250,7 @@ def test_positions_of_several_workers_do_not_fit_one(tmp_path: Path) -> None:
     checkpoint = dx.Checkpoint(data=data)
     path = Path(checkpoint.write(tmp_path / "v"))
     notes = path / "notes" / "metadata"
-    content = json.loads(notes.read_text())
+    content = json.loads(notes.read_text()) | {"version": 1}  # Without checksums.
     (own,) = content["positions"]["data"]
     content["positions"]["data"] = [own, own]
     notes.write_text(json.dumps(content))

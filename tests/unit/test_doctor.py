@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import socket
+import threading
+import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distribax.cli import doctor, main
+from distribax.cli import main
+from distribax.cli.checks import clocks, devices, memory, ports, ray_parts
+from tests.forked import start_forked
 
 _VARIABLES = ("TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -194,12 +201,115 @@ def test_devices_that_do_not_start_or_could_dead_lock(
     def fail(*args: object) -> None:
         raise RuntimeError("as in a bad dream")
 
-    monkeypatch.setattr(doctor, "check_cpu_pool", fail)
+    monkeypatch.setattr(devices, "check_cpu_pool", fail)
     code, findings = diagnose(capsys)
     assert code == 1
     assert "as in a bad dream" in findings["devices thread pool"]["value"]
-    monkeypatch.setattr(doctor, "resolve_devices", fail)
+    monkeypatch.setattr(devices, "resolve_devices", fail)
     code, findings = diagnose(capsys)
     assert code == 1
     assert findings["devices JAX"]["value"] == "does not start: as in a bad dream"
     assert "JAX_PLATFORMS" in findings["devices JAX"]["fix"]
+
+
+def test_shared_memory_files_ports_and_ray_are_judged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, findings = diagnose(capsys)
+    assert findings["memory shared memory"]["value"] == "can be created and written"
+    assert findings["memory /dev/shm"]["value"].endswith("MiB free")
+    assert findings["ray programs"]["verdict"] == "ok"
+    assert "handed out" in findings["network ports"]["value"]
+
+    def refuse(*args: object) -> int:
+        raise OSError("not permitted")
+
+    few_ports = tmp_path / "range"
+    few_ports.write_text("40000\t40100\n")
+    long_folder = tmp_path / ("long" * 10)
+    long_folder.mkdir()
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(memory, "_ENOUGH_BYTES", 1 << 60)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, -1))
+    monkeypatch.setattr(ports, "_RANGE_FILE", few_ports)
+    monkeypatch.setattr(ray_parts, "_PROGRAMS", ("no/such/program",))
+    monkeypatch.setattr(ray_parts.tempfile, "gettempdir", lambda: str(long_folder))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    code, findings = diagnose(capsys)
+    assert code == 1, "Ray cannot start"
+    assert "not permitted" in findings["memory shared memory"]["value"]
+    assert "--shm-size" in findings["memory /dev/shm"]["fix"]
+    assert findings["memory open files"]["fix"].startswith("ulimit -n 65536")
+    assert findings["network ports"]["verdict"] == "warning"
+    assert "no/such/program" in findings["ray programs"]["value"]
+    assert findings["ray socket folder"]["fix"] == "export TMPDIR=/tmp"
+    assert "10.0.0.1" in findings["ray RAY_ADDRESS"]["value"]
+
+    monkeypatch.setattr(memory, "can_share", lambda: False)
+    monkeypatch.setattr(ray_parts.tempfile, "gettempdir", lambda: "/no/such/folder")
+    _, findings = diagnose(capsys)
+    assert "on this platform" in findings["memory shared memory"]["value"]
+    assert "TMPDIR" in findings["ray socket folder"]["fix"]
+
+    monkeypatch.setattr(ports, "_RANGE_FILE", tmp_path / "missing")
+    monkeypatch.setattr(ray_parts.importlib.util, "find_spec", lambda name: None)
+    _, findings = diagnose(capsys)
+    assert not any(name.startswith("ray ") or name == "network ports" for name in findings)
+
+
+def test_two_machines_compare_clocks_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    program = "from distribax.cli import main\nmain(['doctor', '--listen', '127.0.0.1:0'])"
+    listener = start_forked(program, os.environ)
+    try:
+        assert listener.stdout is not None
+        peer = f"127.0.0.1:{listener.stdout.readline().rpartition(':')[2].strip()}"
+        code = main(["doctor", "--json", "--peer", peer])
+        told = json.loads(capsys.readouterr().out)
+        listener.send_signal(signal.SIGINT)
+        listener.communicate()
+        assert listener.returncode == 0, "Ctrl-C ends it in order"
+    finally:
+        listener.kill()
+    findings = {f"{each['area']} {each['subject']}": each for each in told["findings"]}
+    assert code == 0
+    assert "round trip" in findings[f"peer {peer}"]["value"]
+    assert findings[f"clock {peer}"]["verdict"] == "ok"
+    assert findings[f"versions {peer}"]["value"] == "the same as here"
+
+
+@pytest.mark.parametrize("is_doctor", [True, False])
+def test_other_clock_other_versions_and_no_doctor(is_doctor: bool) -> None:
+    def serve() -> None:
+        link, _ = server.accept()
+        with link, link.makefile("rwb") as stream:
+            while is_doctor and stream.readline():
+                answer = {"time": time.time() + 3600, "host": "far", "versions": {"jax": "0.1"}}
+                stream.write(json.dumps(answer).encode() + b"\n")
+                stream.flush()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        peer = clocks.parse_peer(f"127.0.0.1:{server.getsockname()[1]}")
+        found = {finding.area: finding for finding in clocks.check_clocks([peer])}
+        thread.join()
+    if is_doctor:
+        assert found["clock"].value.startswith("+3600") and "timedatectl" in found["clock"].fix
+        assert "0.1 there" in found["versions"].value
+    else:
+        assert "distribax doctor --listen" in found["peer"].fix
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peer", "host"], "--peer='host': the port is missing"),
+        (["--listen", "x"], "--listen='x': expected a port"),
+        (["--listen", "256.0.0.1:80"], "--listen='256.0.0.1:80': "),
+    ],
+)
+def test_wrong_addresses_of_peers(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert message in capsys.readouterr().err

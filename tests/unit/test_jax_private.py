@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -174,3 +175,31 @@ def test_arrays_can_have_methods() -> None:
     more: Any = jax_private.add_methods(array, [assign])
     assert (more.assign(), more.tolist()) == (3, [1.0, 1.0])
     assert not hasattr(array, "assign")
+
+
+def test_what_only_fills_arrays_is_computed_without_compiling() -> None:
+    def fill(x: Any) -> Any:
+        return jnp.zeros_like(x), jnp.full((2, 1), 3, jnp.int16), x, jnp.int32(7)
+
+    x = np.arange(3, dtype=np.float32)
+    results = jax_private.compute_on_host(jax.make_jaxpr(fill)(x), [x])
+    assert results is not None
+    for result, expected in zip(results, fill(x), strict=True):
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
+    assert jax_private.compute_on_host(jax.make_jaxpr(lambda x: x + 1)(x), [x]) is None
+    spread = jax.make_jaxpr(lambda x: jnp.broadcast_to(x[0], (2,)))(x)
+    assert jax_private.compute_on_host(spread, [x]) is None
+
+
+def test_a_recorded_program_is_run_as_it_is() -> None:
+    program = jax.make_jaxpr(lambda x, y: (x + y, x * 2))(1.0, 2.0)
+
+    def run(x: Any, y: Any) -> Any:
+        return jax_private.run_recorded(program, [x, y], "known")
+
+    assert [float(each) for each in jax.jit(run)(1.0, 2.0)] == [3.0, 2.0]
+    (call,) = jax.make_jaxpr(run)(1.0, 2.0).eqns
+    assert call.params["name"] == "known" and call.params["jaxpr"] is program
+    with jax.disable_jit():
+        assert [float(each) for each in run(1.0, 2.0)] == [3.0, 2.0]

@@ -49,7 +49,7 @@ def test_names_are_given_once() -> None:
         ("keras", "import keras"),
         ("reduce_sum", r"write jnp.sum for tf.reduce_sum"),
         ("GradientTape", r"tf.GradientTape is dx.value_and_grad here"),
-        ("summary", "a logger of your own"),
+        ("profiler", "jax.profiler"),
         ("nn", r"tf.nn.compute_average_loss, for example, is dx.compute_average_loss"),
         ("no_such_name", r"docs/guide/migrating.md"),
     ],

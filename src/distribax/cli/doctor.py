@@ -4,38 +4,69 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
+from functools import partial
 from typing import Final
 
+from distribax.cli.checks.clocks import answer_peers, check_clocks, parse_peer
+from distribax.cli.checks.devices import check_devices
+from distribax.cli.checks.memory import check_memory
+from distribax.cli.checks.ports import check_ports
+from distribax.cli.checks.ray_parts import check_ray
+from distribax.cli.checks.versions import check_extras, check_versions
 from distribax.cli.findings import Finding, Verdict, is_healthy
-from distribax.cli.version_ranges import Requirement, is_in_range, parse_requirement
+from distribax.cli.help_format import USAGE_ERROR, add_command
+from distribax.cli.terminal import make_console
 from distribax.cluster import ClusterResolver, resolve, training_tasks
-from distribax.cluster.spec.address import parse_address
-from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
+from distribax.cluster.spec.address import Address, parse_address
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
-_NEEDED: Final = ("jax", "numpy", "optax", "orbax-checkpoint", "grain", "rich")
-"""The packages to look for if distribax is not installed, so that its requirements are unknown."""
-
-_TOOLS: Final = ("all", "docs", "test")
-"""Extras for those who work on distribax itself; users do not need them."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "doctor", help="check devices, versions, network and cluster of this machine"
+    parser = add_command(
+        commands,
+        "doctor",
+        summary="check versions, devices, memory, network, clocks and cluster of this machine",
+        description="Examines this machine and says how to fix what is wrong. With --listen on one "
+        "machine and --peer on another, also compares the two: clocks and versions.",
+        examples="""
+distribax doctor
+distribax doctor --json
+distribax doctor --listen 7010            # on the machine 10.0.0.1
+distribax doctor --peer 10.0.0.1:7010     # on another one""",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--listen",
+        metavar="[HOST:]PORT",
+        help="answer the doctors of other machines until Ctrl-C, and check nothing here; they are "
+        "told the time and the versions of this machine",
+    )
+    parser.add_argument(
+        "--peer",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help="compare with the machine where a doctor listens; may be given several times",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the findings and returns 0, or 1 if there is a problem among them."""
-    findings = examine()
+    try:
+        if options.listen:
+            answer_peers(options.listen)
+            return 0
+        peers = [parse_peer(text) for text in options.peer]
+    except ValueError as error:
+        print(f"distribax doctor: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    findings = examine(peers)
     healthy = is_healthy(findings)
     if options.json:
         found = [finding.as_dict() for finding in findings]
@@ -45,87 +76,24 @@ def run(options: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def examine() -> list[Finding]:
-    """Returns all findings about this machine and this environment."""
+def examine(peers: Sequence[Address] = ()) -> list[Finding]:
+    """Returns all findings about this machine and this environment.
+
+    Args:
+        peers: Where doctors of other machines listen, to compare with.
+    """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _check_versions,
-        _check_extras,
+        check_versions,
+        check_extras,
         _check_network,
+        check_ports,
+        partial(check_clocks, peers),
         _check_cluster,
-        _check_devices,
+        check_memory,
+        check_ray,
+        check_devices,
     )
     return [finding for check in checks for finding in check()]
-
-
-def _read_requirements() -> list[Requirement]:
-    try:
-        lines = metadata.requires("distribax") or []
-    except metadata.PackageNotFoundError:
-        lines = list(_NEEDED)
-    return [parse_requirement(line) for line in lines]
-
-
-def _find_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _check_versions() -> Iterator[Finding]:
-    yield Finding("versions", "python", platform.python_version())
-    own = _find_version("distribax")
-    if own is None:
-        yield Finding(
-            "versions",
-            "distribax",
-            "runs from its source and is not installed: the versions it needs are not known",
-            Verdict.WARNING,
-            "pip install . in the folder of the source",
-        )
-    else:
-        yield Finding("versions", "distribax", own)
-    for needed in _read_requirements():
-        if needed.extra is None:
-            yield _check_version("versions", needed, Verdict.PROBLEM)
-            if needed.name == "jax":
-                yield _check_jaxlib()
-
-
-def _check_version(area: str, needed: Requirement, otherwise: Verdict) -> Finding:
-    """Returns whether a package is installed, in a version that distribax is tested with."""
-    found = _find_version(needed.name)
-    install = f"pip install '{needed.name}{needed.range}'"
-    if found is None:
-        return Finding(area, needed.name, "not installed", otherwise, install)
-    if not is_in_range(found, needed.range):
-        value = f"{found}, outside of the tested range {needed.range}"
-        return Finding(area, needed.name, value, otherwise, install)
-    return Finding(area, needed.name, f"{found} (tested: {needed.range or 'not known'})")
-
-
-def _check_jaxlib() -> Finding:
-    jax, jaxlib = _find_version("jax"), _find_version("jaxlib")
-    if jax is None or jaxlib is None or jax.split(".")[:2] != jaxlib.split(".")[:2]:
-        value = f"{jaxlib or 'not installed'}, with jax {jax}"
-        fix = f"pip install 'jaxlib=={jax}'"
-        return Finding("versions", "jaxlib", value, Verdict.PROBLEM, fix)
-    return Finding("versions", "jaxlib", jaxlib)
-
-
-def _check_extras() -> Iterator[Finding]:
-    for needed in _read_requirements():
-        if needed.extra is None or needed.extra in _TOOLS:
-            continue
-        subject = f"{needed.extra}: {needed.name}"
-        found = _find_version(needed.name)
-        if found is None:
-            # Nobody needs all extras, so this is not a warning; the table says how to get it.
-            how = f"pip install 'distribax[{needed.extra}]'"
-            yield Finding("extras", subject, f"not installed; if you need it: {how}")
-        else:
-            judged = _check_version("extras", needed, Verdict.WARNING)
-            yield Finding("extras", subject, judged.value, judged.verdict, judged.fix)
 
 
 def _check_network() -> Iterator[Finding]:
@@ -212,35 +180,7 @@ def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[
         )
 
 
-def _check_devices() -> Iterator[Finding]:
-    try:
-        devices = resolve_devices()
-    except Exception as error:  # JAX and its plug-ins raise any exception when they start.
-        yield Finding(
-            "devices",
-            "JAX",
-            f"does not start: {error}",
-            Verdict.PROBLEM,
-            "check JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, XLA_FLAGS, and the accelerator's driver",
-        )
-        return
-    names = ", ".join(device_name(device).rpartition("device:")[2] for device in devices)
-    yield Finding("devices", devices[0].platform, f"{len(devices)}: {names}")
-    on_cpu = sum(device.platform == "cpu" for device in devices)
-    if not on_cpu:
-        return
-    rule = f"{on_cpu} CPU devices need {safe_pool_size(on_cpu)} threads"
-    try:
-        check_cpu_pool(devices)
-    except RuntimeError as error:
-        fix = "unset PJRT_NPROC and NPROC, or set them to at least that number"
-        yield Finding("devices", "thread pool", f"{rule}: {error}", Verdict.PROBLEM, fix)
-    else:
-        yield Finding("devices", "thread pool", f"large enough: {rule}")
-
-
 def _print_table(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -258,4 +198,4 @@ def _print_table(findings: Sequence[Finding]) -> None:
             Text(f"{finding.area}: {finding.subject}"),
             Text(f"{finding.value}\nfix: {finding.fix}" if finding.fix else finding.value),
         )
-    Console().print(table)
+    make_console().print(table)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
+from distribax.cli.task_processes import OutputTarget
+from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
+from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.ports import find_free_ports, find_quiet_ports
 from distribax.cluster.spec.address import Address, parse_address
 
@@ -29,10 +34,13 @@ _DEVICE_COUNT_FLAG: Final = re.compile(r"--xla_force_host_platform_device_count=
 
 @dataclass(frozen=True)
 class Launch:
-    """A script, and the workers of this machine that are to run it."""
+    """A script or module, and the workers of this machine that are to run it."""
 
     script: str
     arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    log_dir: str | None = None
+    tee: bool = False
     workers: int = 1
     ps: int = 0
     devices_per_worker: int | None = None
@@ -43,11 +51,13 @@ class Launch:
     grace_seconds: float = 5.0
 
     def __post_init__(self) -> None:
-        if not Path(self.script).is_file():
-            kind = "is a folder" if Path(self.script).is_dir() else "does not exist"
+        if self.is_module:
+            _check_module(self.script)
+        else:
+            _check_script(self.script)
+        if self.tee and self.log_dir is None:
             raise ValueError(
-                f"the script {self.script!r} {kind}. Expected the path of a Python file. "
-                "Options of the launcher come before it, and those of the script after it."
+                "--tee shows what is also written to files; say where: --log-dir=logs."
             )
         _check_at_least("--workers", self.workers, 1)
         _check_at_least("--ps", self.ps, 0)
@@ -75,6 +85,18 @@ class Launch:
             self.parse_leader()
         if not self.grace_seconds >= 0:
             raise ValueError(f"--grace-seconds={self.grace_seconds}: expected 0 or more seconds.")
+
+    @property
+    def command(self) -> list[str]:
+        """What a worker runs: the script or "-m" and the module, and their arguments."""
+        return [*(["-m"] if self.is_module else []), self.script, *self.arguments]
+
+    @property
+    def output_target(self) -> OutputTarget:
+        """Where the output of the processes goes."""
+        if self.log_dir is None:
+            return OutputTarget()
+        return OutputTarget(Path(self.log_dir), is_shown=self.tee)
 
     def parse_leader(self) -> Address:
         """Returns the address of worker 0, the only one that all machines of a cluster know."""
@@ -131,6 +153,9 @@ class Launch:
         """Returns the variables that all processes get."""
         common = {k: v for k, v in inherited.items() if k not in _CLUSTER_VARIABLES}
         common[RESTART_VARIABLE] = str(restart)
+        # Several machines would each make their own.
+        if self.nnodes == 1 and not {SECRET_VARIABLE, SECRET_FILE_VARIABLE} & common.keys():
+            common[SECRET_VARIABLE] = make_token()
         if self.devices_per_worker is not None:
             common["JAX_NUM_CPU_DEVICES"] = str(self.devices_per_worker)
             # JAX refuses to start if the number is set in both ways.
@@ -151,6 +176,26 @@ class Launch:
             "JAX_NUM_PROCESSES": str(self.nnodes * self.workers),
             "JAX_PROCESS_ID": str(worker_id),
         }
+
+
+def _check_script(script: str) -> None:
+    if not Path(script).is_file():
+        kind = "is a folder" if Path(script).is_dir() else "does not exist"
+        raise ValueError(
+            f"the script {script!r} {kind}. Expected the path of a Python file, or -m and the name "
+            "of a module. Options of the launcher come before it, and those of the script after it."
+        )
+
+
+def _check_module(module: str) -> None:
+    """Checks that the package that contains the module is found; imports nothing."""
+    top = module.partition(".")[0]
+    found = top in sys.builtin_module_names or PathFinder.find_spec(top, ["", *sys.path])
+    if not found:
+        raise ValueError(
+            f"-m {module}: no module named {top!r}, neither in this folder nor among the installed "
+            "packages. Expected a name as for `python -m`, such as my_package.train."
+        )
 
 
 def _check_at_least(option: str, value: int, minimum: int) -> None:

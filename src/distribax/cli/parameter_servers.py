@@ -14,7 +14,7 @@ from typing import Final
 
 from distribax.cli.launch import Launch
 from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS
-from distribax.cli.task_processes import Failure, ProcessSet, TaskProcess
+from distribax.cli.task_processes import Failure, OutputTarget, ProcessSet, TaskProcess
 from distribax.cluster.ray.cluster_token import find_token, make_token, make_token_environment
 
 _SERVER_MAIN: Final = str(Path(__file__).with_name("server_main.py"))
@@ -30,7 +30,9 @@ class _Tasks:
         commands: Mapping[_Task, Sequence[str]],
         environments: Mapping[_Task, Mapping[str, str]],
         processes: ProcessSet,
+        target: OutputTarget,
     ) -> None:
+        self._target = target
         self._commands = commands
         self._environments = environments
         self._processes = processes
@@ -51,7 +53,7 @@ class _Tasks:
             self._processes.remove(self._by_task.pop(task))
         job, index = task
         name = job if task == _CHIEF else f"{job} {index}"
-        process = TaskProcess(name, self._commands[task], self._environments[task])
+        process = TaskProcess(name, self._commands[task], self._environments[task], self._target)
         self._by_task[task] = process
         self._start_times[task] = time.monotonic()
         self._processes.add(process)
@@ -89,9 +91,10 @@ def run_cluster(
     inherited = make_token_environment(find_token() or make_token(), os.environ)
     environments = launch.make_task_environments(inherited, restart)
     commands = {task: [_SERVER_MAIN] for task in environments}
-    commands[_CHIEF] = [launch.script, *launch.arguments]
+    commands[_CHIEF] = launch.command
     with ProcessSet(stops) as processes:
-        failure = _watch(_Tasks(commands, environments, processes), processes, stops, say)
+        tasks = _Tasks(commands, environments, processes, launch.output_target)
+        failure = _watch(tasks, processes, stops, say)
         processes.end(launch.grace_seconds)
     return failure
 

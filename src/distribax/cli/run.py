@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from distribax.cli.help_format import USAGE_ERROR, add_command
 from distribax.cli.launch import Launch
 from distribax.cli.parameter_servers import run_cluster
 from distribax.cli.restarts import (
@@ -23,18 +24,27 @@ from distribax.cli.restarts import (
 from distribax.cli.task_processes import Failure, run_workers
 from distribax.types import RESTARTABLE_EXIT_CODE
 
-_USAGE_ERROR: Final = 2
 _INDENT: Final = "    "
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "run",
-        help="start a script in several worker processes",
+        summary="start a script in several worker processes",
         description="Starts a script in the workers of a cluster, on this machine or as its part "
-        "of a larger cluster, and ends them all when one fails.",
+        "of a larger cluster, and ends them all when one fails. Options of the launcher come "
+        "before the script, those of the script after it.",
+        examples="""
+distribax run --workers 2 train.py
+distribax run --workers 2 --devices-per-worker 4 train.py --batch-size 64
+distribax run --workers 2 -m my_package.train
+distribax run --workers 4 --log-dir logs --tee train.py
+distribax run --workers 2 --ps 1 train.py
+distribax run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:9876 train.py""",
     )
+    parser.usage = "distribax run [options] (script | -m module) [arguments ...]"
     add = parser.add_argument
     add("--workers", type=int, default=1, metavar="N", help="worker processes on this machine")
     add(
@@ -51,8 +61,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=int,
         default=0,
         metavar="K",
-        help="how often all workers are started again when one has failed (default: 0); exit code "
-        "42, with which a program ends that was told to stop and has saved, is no failure",
+        help="how often all workers are started again when one has failed; exit code 42, with "
+        "which a program ends that was told to stop and has saved, is no failure",
     )
     add("--nnodes", type=int, default=1, help="machines in the cluster, each with N workers")
     add("--node-rank", type=int, default=0, help="number of this machine, from 0")
@@ -62,9 +72,27 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=float,
         default=5.0,
         metavar="S",
-        help="how long workers may take to end when they are told to (default: 5)",
+        help="how long workers may take to end when they are told to",
     )
-    add("script", help="the Python file that every worker runs, or the coordinator")
+    add(
+        "--log-dir",
+        metavar="FOLDER",
+        help="write the output of each process to a file of its own in this folder, such as "
+        "worker_0.log, and not to the terminal",
+    )
+    add("--tee", action="store_true", help="with --log-dir: show the output in the terminal, too")
+    add(
+        "-m",
+        "--module",
+        action="store_true",
+        dest="is_module",
+        help="`script` is the name of a module, as in `python -m`",
+    )
+    add(
+        "script",
+        nargs="?",
+        help="the Python file, or the module, that every worker runs, or the coordinator",
+    )
     add("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     parser.set_defaults(run=run)
 
@@ -75,12 +103,29 @@ def run(options: argparse.Namespace) -> int:
     settings = {name: value for name, value in vars(options).items() if name in names}
     settings["arguments"] = tuple(options.arguments)
     try:
+        if options.script is None:
+            raise ValueError(
+                "the script is missing: distribax run [options] train.py [arguments], or "
+                "distribax run [options] -m package.module [arguments]. See distribax run --help."
+            )
         launch = Launch(**settings)
+        if launch.log_dir is not None:
+            _make_folder(launch.log_dir)
     except ValueError as error:
         print(f"distribax run: error: {error}", file=sys.stderr)
-        return _USAGE_ERROR
+        return USAGE_ERROR
     with _collect_signals() as stops:
         return _run_with_restarts(launch, stops)
+
+
+def _make_folder(log_dir: str) -> None:
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--log-dir={log_dir}: {error.strerror or error}. Expected a folder, or a path where "
+            "one can be created."
+        ) from None
 
 
 def _run_with_restarts(launch: Launch, stops: Sequence[int]) -> int:
@@ -116,10 +161,11 @@ def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> Failure | N
     if launch.ps:
         return run_cluster(launch, restart, stops, _say)
     return run_workers(
-        [launch.script, *launch.arguments],
+        launch.command,
         launch.make_environments(os.environ, restart),
         launch.grace_seconds,
         stops,
+        launch.output_target,
     )
 
 

@@ -34,6 +34,11 @@ _LONGEST_LINE: Final = 65536
 # A carriage return ends a line, too: progress bars use it. At the end, a "\n" may follow.
 _LINE_END: Final = re.compile(rb"\r?\n|\r(?=[^\n])")
 _TRACEBACK: Final = "Traceback (most recent call last):"
+# What libraries below JAX write although all is well, and that no setting turns off.
+_NOISE: Final = re.compile(
+    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks|"
+    r"[IWE]\d{4} \S+ +\d+ preemption_(notifier|sync_manager)\.cc:\d+\] "
+)
 
 
 class FailureKind(enum.IntEnum):
@@ -78,10 +83,20 @@ class Failure:
 
 @dataclass
 class _Stream:
-    """An output of a process, which is passed on line by line with the name of the process."""
+    """An output of a process, which is passed on line by line.
+
+    Attributes:
+        source: Where the process writes.
+        sink: Where its lines are shown, each with the name of the process; None if they are not.
+        log: The file that its lines are written to as they are, if any.
+        prefix: The name of the process, as it is shown before a line.
+        tail: The last lines.
+        rest: What was read of a line that has not ended.
+    """
 
     source: IO[bytes]
-    sink: IO[str]
+    sink: IO[str] | None
+    log: IO[str] | None
     prefix: str
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     rest: bytes = b""
@@ -104,10 +119,35 @@ class _Stream:
             self.rest = b""
         for line in lines:
             text = line.decode(errors="replace")
+            if _NOISE.match(text):
+                continue
             self.tail.append(text)
-            self.sink.write(f"{self.prefix}{text}\n")
-        if lines:
-            self.sink.flush()
+            if self.sink is not None:
+                self.sink.write(f"{self.prefix}{text}\n")
+            if self.log is not None:
+                self.log.write(f"{text}\n")
+        for target in (self.sink, self.log):
+            if lines and target is not None:
+                target.flush()
+
+
+@dataclass(frozen=True)
+class OutputTarget:
+    """Where the output of processes goes.
+
+    Attributes:
+        folder: The folder with one log file per process, if they are to have one.
+        is_shown: Whether the output is shown in the terminal.
+    """
+
+    folder: Path | None = None
+    is_shown: bool = True
+
+    def open_log(self, name: str) -> IO[str] | None:
+        """Opens the log file of the process with that name; it is continued if it exists."""
+        if self.folder is None:
+            return None
+        return (self.folder / f"{name.replace(' ', '_')}.log").open("a", errors="replace")
 
 
 class TaskProcess:
@@ -115,12 +155,20 @@ class TaskProcess:
 
     Args:
         name: Its name for users, such as "worker 0"; its lines of output begin with it.
-        command: The script and its arguments.
+        command: The script and its arguments, or "-m", a module and its arguments.
         environment: All its environment variables.
+        target: Where its output goes.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        target: OutputTarget,
+    ) -> None:
         self.name = name
+        self._log = target.open_log(name)
         own, theirs = socket.socketpair()
         with theirs:
             try:
@@ -136,13 +184,16 @@ class TaskProcess:
                 )
             except BaseException:
                 own.close()
+                if self._log is not None:
+                    self._log.close()
                 raise
         own.setblocking(False)
         self.connection = own
         assert self.process.stdout is not None and self.process.stderr is not None
         prefix = f"[{name}] "
-        self.out = _Stream(self.process.stdout, sys.stdout, prefix)
-        self.err = _Stream(self.process.stderr, sys.stderr, prefix)
+        out, err = (sys.stdout, sys.stderr) if target.is_shown else (None, None)
+        self.out = _Stream(self.process.stdout, out, self._log, prefix)
+        self.err = _Stream(self.process.stderr, err, self._log, prefix)
         for stream in (self.out, self.err):
             os.set_blocking(stream.source.fileno(), False)
         self._reported = b""
@@ -202,6 +253,8 @@ class TaskProcess:
                 stream.pump()
             stream.source.close()
         self.connection.close()
+        if self._log is not None:
+            self._log.close()
 
 
 def _select_last_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -316,6 +369,7 @@ def run_workers(
     environments: Mapping[int, Mapping[str, str]],
     grace_seconds: float,
     stops: Sequence[int],
+    target: OutputTarget,
 ) -> Failure | None:
     """Runs the command in all workers until all have ended, one has failed, or a signal comes.
 
@@ -324,18 +378,19 @@ def run_workers(
     has ended in order to be started again, the others get that time before they are told.
 
     Args:
-        command: The script and its arguments.
+        command: The script and its arguments, or "-m", a module and its arguments.
         environments: The environment variables of each worker, by its number.
         grace_seconds: How long a worker may take to end.
         stops: Signal handlers append signals to this list. The first one ends the workers, the
             second one kills them.
+        target: Where the output of the workers goes.
 
     Returns:
         The failure that has ended the workers, if any.
     """
     with ProcessSet(stops) as workers:
         for worker_id, environment in environments.items():
-            workers.add(TaskProcess(f"worker {worker_id}", command, environment))
+            workers.add(TaskProcess(f"worker {worker_id}", command, environment, target))
         failure: Failure | None = None
         while failure is None and not stops and not workers.have_all_ended():
             workers.pump()

@@ -1,4 +1,4 @@
-"""Runs a worker's script as `python script` would, and tells the launcher at once when it fails.
+"""Runs a worker's script as `python script` or `python -m module` would, and reports failures.
 
 A worker that fails does not end at once: at exit, JAX waits for the other workers, which wait for
 this one. So the launcher is told of the failure before the exit begins. If the launcher is killed,
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -39,8 +40,14 @@ def _run_script(script: str) -> None:
     exec(compile(source, script, "exec"), main.__dict__)
 
 
+def _run_module(module: str) -> None:
+    """Runs the module as the module `__main__`."""
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 def _strip_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+    own = (__file__, runpy.__file__, "<frozen runpy>")
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in own:
         traceback = traceback.tb_next
     return traceback
 
@@ -56,14 +63,18 @@ def main() -> None:
     """Runs the script on the command line, which follows the launcher's file descriptor."""
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
-    sys.argv = sys.argv[2:]
+    is_module = sys.argv[2] == "-m"
+    sys.argv = sys.argv[3:] if is_module else sys.argv[2:]
     script = sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(script))
     threading.Thread(
         target=_watch_launcher, args=(launcher,), name="launcher-watch", daemon=True
     ).start()
     try:
-        _run_script(script)
+        if is_module:
+            _run_module(script)
+        else:
+            _run_script(script)
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)

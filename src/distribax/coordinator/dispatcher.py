@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, TypeVarTuple
 
+from distribax.cluster.ray import ray_session
 from distribax.coordinator.batch_sizing import BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
 from distribax.coordinator.failure_policy import Decision, FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse, Reply
-from distribax.coordinator.outcomes import Failure, Raised, unpack_outcome
+from distribax.coordinator.outcomes import Failure, Raised, is_unreachable, unpack_outcome
 from distribax.coordinator.status import CoordinatorStatus, WorkerState
 from distribax.coordinator.worker_handle import Answer, ClusterEndedError, Future, WorkerHandle
 from distribax.errors import WorkersLostError
@@ -78,6 +79,7 @@ class Dispatcher:
         self._stranded_since: float | None = None
         self._beat_at = 0.0
         self._watched_at = time.monotonic()
+        self._epoch = ray_session.get_epoch()
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._thread = threading.Thread(target=self._run, name="distribax-coordinator", daemon=True)
 
@@ -207,7 +209,9 @@ class Dispatcher:
     # Answers.
 
     def _on_greeting(self, worker: WorkerHandle, answer: Greeting | Raised) -> None:
-        if isinstance(answer, Raised):
+        if isinstance(answer, Raised) and is_unreachable(answer):
+            self._set_aside(worker, answer.summary)
+        elif isinstance(answer, Raised):
             worker.start_failures += 1
             if self._policy.on_start_failure(worker.start_failures) is Decision.REPLACE:
                 worker.replace()
@@ -226,6 +230,9 @@ class Dispatcher:
         if reply.refused:
             # Ray has started the process again before the death of the last one was noticed.
             self._lose(worker, "its process has died")
+            return
+        if reply.unreachable:
+            self._set_aside(worker, reply.unreachable)
             return
         # Before anybody who waits for the functions goes on.
         if reply.printed:
@@ -261,6 +268,11 @@ class Dispatcher:
                 worker.pinged_at = max(worker.pinged_at, now - self._policy.ping_seconds)
             self._stranded_since = None
         self._watched_at = now
+        if self._epoch != (epoch := ray_session.get_epoch()):
+            self._epoch = epoch
+            for worker in self._workers:
+                if worker.state is not WorkerState.LOST:
+                    self._lose(worker, "Ray has failed on the coordinator's machine")
         for worker in self._workers:
             if worker.state is WorkerState.LOST:
                 pause = self._policy.choose_start_pause(worker.start_failures)
@@ -300,7 +312,9 @@ class Dispatcher:
             self._stranded_since = now
         failures = min(worker.start_failures for worker in self._workers)
         seconds = now - self._stranded_since
-        if self._policy.on_no_worker(seconds, failures) is Decision.RAISE:
+        aside = self._epoch is None or any(worker.is_aside for worker in self._workers)
+        decision = self._policy.on_no_worker(seconds, failures, is_server_lost=aside)
+        if decision is Decision.RAISE:
             self._stranded_since = None
             self._queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
@@ -321,6 +335,21 @@ class Dispatcher:
         for worker in workers:
             if not all(batch.is_recalled for batch in worker.batches.values()):
                 worker.recall(self._when_answered(worker, self._on_recalled))
+
+    def _set_aside(self, worker: WorkerHandle, problem: str) -> None:
+        """Gives the closures to others of a worker that cannot reach a parameter server.
+
+        It is asked again and again whether it can. The closures are not the cause, and it is not
+        counted that they were running there.
+        """
+        if not worker.is_aside:
+            _logger.warning(
+                "Worker %d is set aside, and its functions go to others: %s", worker.index, problem
+            )
+        worker.is_aside = True
+        batches = worker.lose(problem)
+        retried = [closure for batch in batches for closure in batch.closures]
+        self._queue.give_back(retried, retry=True)
 
     def _lose(self, worker: WorkerHandle, problem: str | Exception) -> None:
         """Gives a lost worker's closures to others; the worker is started again after a pause."""

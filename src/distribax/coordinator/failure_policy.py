@@ -6,10 +6,14 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from distribax.cluster.environment_variables import read_seconds
+
 MAX_LOSSES = 10
 """When so many workers have died while they ran a closure, the closure is taken for the cause."""
 MAX_START_FAILURES: Final = 3
 """When each worker has failed to start so often, the user is told why instead of waiting."""
+SERVER_LOST_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
+"""How long work waits for a parameter server that nobody can reach."""
 _START_PAUSE_SECONDS: Final = 0.2
 _LONGEST_START_PAUSE_SECONDS: Final = 5.0
 
@@ -75,12 +79,18 @@ class FailurePolicy:
         """Decides on a closure that was running on so many workers when they were lost."""
         return Decision.RAISE if losses >= MAX_LOSSES else Decision.RETRY
 
-    def on_no_worker(self, seconds: float, start_failures: int) -> Decision:
+    def on_no_worker(
+        self, seconds: float, start_failures: int, *, is_server_lost: bool = False
+    ) -> Decision:
         """Decides when work has waited for so many seconds, and there is no worker.
 
         Args:
             seconds: How long there has been no worker.
             start_failures: How often in a row each worker has failed to start, at least.
+            is_server_lost: Whether workers are there, but cannot reach a parameter server.
         """
-        lost = seconds > self.all_workers_timeout or start_failures >= MAX_START_FAILURES
+        bound = self.all_workers_timeout
+        if is_server_lost:
+            bound = max(bound, SERVER_LOST_SECONDS)
+        lost = seconds > bound or start_failures >= MAX_START_FAILURES
         return Decision.RAISE if lost else Decision.WAIT

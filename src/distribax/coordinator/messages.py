@@ -52,12 +52,15 @@ class Reply(NamedTuple):
         timings: How long each function took, by its number.
         refused: Whether nothing was run, as the batch was meant for another process.
         printed: What the functions have printed since that was last told.
+        unreachable: Which parameter server the worker cannot reach, in a sentence. Then there are
+            no outcomes: what functions have written may not have arrived.
     """
 
     outcomes: list[Any]
     timings: dict[int, Timing]
     refused: bool = False
     printed: str = ""
+    unreachable: str = ""
 
 
 class Greeting(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.coordinator.pickling import PLAIN_TYPES
-from distribax.errors import OutOfRangeError, RemoteError
+from distribax.errors import OutOfRangeError, ParameterServerUnreachableError, RemoteError
 
 
 class Packed(NamedTuple):
@@ -149,7 +149,21 @@ def pack_error(error: BaseException) -> Raised:
     return Raised(data, summary, lines)
 
 
+def find_unreachable(error: BaseException | None) -> ParameterServerUnreachableError | None:
+    """Returns the exception, or its cause, that says that a server is out of reach, if any."""
+    while error is not None:
+        if isinstance(error, ParameterServerUnreachableError):
+            return error
+        error = error.__cause__
+    return None
+
+
 # On the coordinator.
+
+
+def is_unreachable(raised: Raised) -> bool:
+    """Tells whether a worker's exception says that a parameter server is out of reach."""
+    return type(_load_error(raised)) is ParameterServerUnreachableError
 
 
 _WRAPPED: Final = frozenset({Packed, Raised, tuple, list, dict})
@@ -187,15 +201,18 @@ def _unpack(outcome: object) -> object:
 
 def _unpack_error(raised: Raised, function: str, worker_index: int) -> BaseException:
     """Returns the exception, of its own type if possible, with the worker's traceback as a note."""
-    error: BaseException | None = None
-    if raised.data is not None:
-        try:
-            error = pickle.loads(raised.data)
-        except Exception:
-            error = None  # Its class cannot be imported here.
-    if error is None:
-        error = RemoteError(raised.summary)
+    error = _load_error(raised) or RemoteError(raised.summary)
     error.add_note(
         f"Raised by {function} on worker {worker_index}, whose traceback is:\n{raised.traceback}"
     )
     return error
+
+
+def _load_error(raised: Raised) -> BaseException | None:
+    if raised.data is not None:
+        try:
+            error: BaseException = pickle.loads(raised.data)
+            return error
+        except Exception:
+            pass  # Its class cannot be imported here.
+    return None

@@ -226,11 +226,7 @@ def dump_callable(
     Raises:
         TypeError: If it cannot be pickled.
     """
-    module = _find_module_to_ship(fn)
-    if module is not None:
-        # Never undone: a class of the module must be the same in functions and in arguments.
-        cloudpickle.register_pickle_by_value(module)
-        _by_value.add(module.__name__)
+    module = ship_module_of(fn)
     try:
         return dump_code(fn)
     except Exception as error:
@@ -245,6 +241,23 @@ def dump_callable(
             "function takes along the variables that it uses from outside; make those that cannot "
             "be pickled (locks, open files, generators) inside the function."
         ) from error
+
+
+def ship_module_of(code: object) -> types.ModuleType | None:
+    """Has functions and classes of a module pickled by value, if workers cannot import it.
+
+    Args:
+        code: A function or class of the module.
+
+    Returns:
+        The module, or None if workers can import it.
+    """
+    module = _find_module_to_ship(code)
+    if module is not None:
+        # Never undone: a class of the module must be the same in functions and in arguments.
+        cloudpickle.register_pickle_by_value(module)
+        _by_value.add(module.__name__)
+    return module
 
 
 _by_value: set[str] = set()
@@ -277,6 +290,9 @@ def _is_installed(module: types.ModuleType) -> bool:
     if file is None:
         return True  # Built in.
     path = Path(file).resolve()
+    # Of a user, of the system, or of another environment that is on the path.
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
     return any(path.is_relative_to(folder) for folder in _installation_folders())
 
 

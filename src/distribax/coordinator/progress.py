@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TextIO, TypeAlias, get_args
 
+from distribax import progress
 from distribax.coordinator.status import CoordinatorStatus
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def make_view(
         raise ValueError(f"ClusterCoordinator: view={choice!r} is not known. Expected {names}.")
     stream = sys.stderr if stream is None else stream
     if choice == "auto":
-        choice = "live" if stream.isatty() else "lines"
+        is_off = progress.get_progress() == "off"
+        choice = "none" if is_off else "live" if stream.isatty() else "lines"
     if choice == "none":
         return Hidden()
     return Live(stream, clock) if choice == "live" else Lines(stream, clock)

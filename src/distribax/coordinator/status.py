@@ -89,6 +89,19 @@ class CoordinatorStatus:
         """How many functions have ended in any way."""
         return self.finished + self.failed + self.cancelled
 
+    def as_numbers(self) -> dict[str, float]:
+        """Returns the status as numbers for a logger.
+
+        Returns:
+            The numbers, such as "coordinator/finished" and "coordinator/workers_up".
+        """
+        counts = ("scheduled", "finished", "failed", "cancelled", "retried", "queued", "running")
+        numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
+        numbers |= {"rate": self.rate, "workers_up": self.num_workers_up}
+        if self.servers:
+            numbers["server_restarts"] = sum(each.get("restarts", 0) for each in self.servers)
+        return {f"coordinator/{name}": float(value) for name, value in numbers.items()}
+
     def line(self) -> str:
         """Returns the status in one line.
 

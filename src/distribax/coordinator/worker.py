@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Timing
-from distribax.coordinator.outcomes import Raised, pack_error, pack_result
+from distribax.coordinator.outcomes import Raised, find_unreachable, pack_error, pack_result
 from distribax.coordinator.printing import PrintCapture
 from distribax.coordinator.worker_objects import WorkerObjects
+from distribax.errors import ParameterServerUnreachableError
 
 LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that runs."""
@@ -27,6 +28,9 @@ class WorkerStrategy(Protocol):
 
     def flush(self) -> None:
         """Waits until everything that functions have written has arrived."""
+
+    def check_servers(self) -> None:
+        """Raises a ParameterServerUnreachableError unless all servers answer."""
 
 
 class WorkerSetup(Protocol):
@@ -48,6 +52,8 @@ class Worker:
         self._strategy: WorkerStrategy | None = None
         self._objects = WorkerObjects()
         self._printed = PrintCapture()
+        # Whether a server could not be reached, and nothing is run until all can be.
+        self._is_aside = False
         # The batch that runs, and how many of its closures have been started. The thread that runs
         # them writes this before it looks at `_recalled`, and `recall` reads it after it has
         # written `_recalled`: what `recall` does not count as started is never started.
@@ -67,25 +73,44 @@ class Worker:
             except Exception as error:
                 return pack_error(error)
             self._objects.resolve_references()
+        elif self._is_aside:
+            try:
+                self._strategy.check_servers()
+            except Exception as error:
+                return pack_error(error)
+            self._is_aside = False
         return Greeting(self._boot, os.getpid(), platform.node())
 
     def run(self, data: bytes) -> bytes:
         """Runs a batch and returns the reply, both pickled."""
         batch: Batch = pickle.loads(data)
         strategy = self._strategy
-        if batch.boot != self._boot or strategy is None:
+        if batch.boot != self._boot or strategy is None or self._is_aside:
             return pickle.dumps(Reply([], {}, refused=True), 5)
         self._objects.add(batch.shipments)
         self._objects.remove(batch.forgotten)
         with self._printed.capture():
-            with strategy.scope():
-                outcomes, timings = self._run_closures(batch)
             try:
-                strategy.flush()
-            except Exception as error:
-                # The functions have ended well, but what they wrote has not arrived.
-                outcomes = [pack_error(error)] * len(outcomes)
-        return pickle.dumps(Reply(outcomes, timings, printed=self._printed.take_all()), 5)
+                with strategy.scope():
+                    outcomes, timings = self._run_closures(batch)
+                outcomes = self._flush(strategy, outcomes)
+            except ParameterServerUnreachableError as error:
+                self._is_aside = True
+                reply = Reply([], {}, unreachable=str(error))
+            else:
+                reply = Reply(outcomes, timings)
+        return pickle.dumps(reply._replace(printed=self._printed.take_all()), 5)
+
+    def _flush(self, strategy: WorkerStrategy, outcomes: list[Any]) -> list[Any]:
+        """Returns the outcomes, when what the functions have written has arrived."""
+        try:
+            strategy.flush()
+        except ParameterServerUnreachableError:
+            raise
+        except Exception as error:
+            # The functions have ended well, but what they wrote has not arrived.
+            return [pack_error(error)] * len(outcomes)
+        return outcomes
 
     def _run_closures(self, batch: Batch) -> tuple[list[Any], dict[int, Timing]]:
         objects, number = self._objects, batch.number
@@ -103,6 +128,9 @@ class Worker:
                 args, kwargs = objects.load_arguments(arguments)
                 outcomes.append(pack_result(fn(*args, **kwargs)))
             except BaseException as error:
+                if (unreachable := find_unreachable(error)) is not None:
+                    # That is no mistake of the function: another worker may run it.
+                    raise unreachable from None
                 outcomes.append(pack_error(error))
                 break
             after = time.perf_counter()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from distribax.cluster.ray import ray_session
 from distribax.coordinator.closure_queue import Closure
 from distribax.coordinator.messages import Batch, Greeting, Shipment
 from distribax.coordinator.references import Definition
@@ -76,12 +77,15 @@ class WorkerHandle:
         self.pinged_at = 0.0
         self.is_asked = False
         self.start_failures = 0
+        # Whether it is there, but cannot reach a parameter server.
+        self.is_aside = False
         self.problem: str | None = None
         self.num_finished = 0
         self.num_starts = 0
         self._options = dict(options)
         self._setup = setup
         self._actor: Any = None
+        self._epoch = ray_session.get_epoch()
         self._number = 0
         self._known: dict[int, weakref.ref[Definition]] = {}
         self._unused: deque[int] = deque()
@@ -97,7 +101,8 @@ class WorkerHandle:
         self.pinged_at = 0.0
 
         def ask() -> Any:
-            if self._actor is None:
+            if self._actor is None or self._epoch != ray_session.get_epoch():
+                self._epoch = ray_session.get_epoch()
                 # Ray may be restarting one that was taken for dead.
                 self._actor = _actor_class().options(**self._options, get_if_exists=True).remote()
             return self._actor.start.remote(self.index, self._setup)
@@ -178,7 +183,8 @@ class WorkerHandle:
         self.greeting = greeting
         self.has_been_heard = True
         self.start_failures = 0
-        self.num_starts += 1
+        self.num_starts += not self.is_aside
+        self.is_aside = False
         # A process that was there before keeps what it has; it is sent again all the same.
         self._known, self._unused = {}, deque()
         how = "has started" if self.num_starts == 1 else "has been restarted"
@@ -274,8 +280,10 @@ def _ask(question: Callable[[], Any], answer: Answer) -> None:
 
     try:
         # A call would start another Ray.
+        if ray_session.get_epoch() is None and ray_session.get_failure() is None:
+            raise ConnectionError("Ray is being started again")
         if not ray.is_initialized():
-            raise ClusterEndedError("Ray has been shut down")
+            raise ClusterEndedError(ray_session.get_failure() or "Ray has been shut down")
         future: Future = question().future()
     except Exception as error:
         future = concurrent.futures.Future()

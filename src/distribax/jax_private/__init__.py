@@ -4,6 +4,7 @@ from distribax.jax_private.array_types import register_array_type as register_ar
 from distribax.jax_private.arrays import add_dim as add_dim
 from distribax.jax_private.arrays import add_methods as add_methods
 from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
+from distribax.jax_private.arrays import flatten_with_none as flatten_with_none
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
 from distribax.jax_private.arrays import is_key as is_key
 from distribax.jax_private.arrays import is_local as is_local
@@ -23,6 +24,7 @@ from distribax.jax_private.backend import get_started_platforms as get_started_p
 from distribax.jax_private.backend import has_64_bits as has_64_bits
 from distribax.jax_private.backend import have_backends_started as have_backends_started
 from distribax.jax_private.backend import is_connected as is_connected
+from distribax.jax_private.backend import set_collectives_host as set_collectives_host
 from distribax.jax_private.closures import forget_closures as forget_closures
 from distribax.jax_private.closures import is_for_jit as is_for_jit
 from distribax.jax_private.closures import iterate_staging as iterate_staging
@@ -30,6 +32,7 @@ from distribax.jax_private.closures import note_closures as note_closures
 from distribax.jax_private.eager_recording import EagerRecording as EagerRecording
 from distribax.jax_private.eager_recording import GradientProgram as GradientProgram
 from distribax.jax_private.eager_recording import WholeRecorded as WholeRecorded
+from distribax.jax_private.host_values import compute_on_host as compute_on_host
 from distribax.jax_private.joint_calls import JointCall as JointCall
 from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
@@ -54,7 +57,7 @@ from distribax.jax_private.recording import fits as fits
 from distribax.jax_private.recording import get_array_type as get_array_type
 from distribax.jax_private.recording import get_trace_settings as get_trace_settings
 from distribax.jax_private.recording import make_array_type as make_array_type
-from distribax.jax_private.recording import make_function as make_function
+from distribax.jax_private.recording import run_recorded as run_recorded
 from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.recording_trace import settle as settle
 from distribax.jax_private.tracing import Trace as Trace
@@ -77,6 +80,7 @@ from distribax.jax_private.tracing import varies as varies
 from distribax.jax_private.user_code import find_user_line as find_user_line
 from distribax.jax_private.user_code import is_library as is_library
 from distribax.jax_private.user_code import is_library_code as is_library_code
+from distribax.jax_private.user_code import is_library_file as is_library_file
 from distribax.jax_private.user_code import list_main_stack as list_main_stack
 from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
 from distribax.jax_private.variants import pad_to as pad_to

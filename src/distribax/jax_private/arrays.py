@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
 from jax._src import array as _array
 from jax._src import core as _core
+from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla
 from jax.sharding import Sharding
+from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from distribax.jax_private.tracing import is_tracer
 
+flatten_with_none: Callable[
+    [object, Callable[[object], bool] | None], tuple[list[Any], PyTreeDef]
+] = _tree_util.none_leaf_registry.flatten
+"""Returns the leaves and the structure of a nest, in which None is a leaf."""
 
-def is_concrete_array(value: object) -> bool:
+
+def is_concrete_array(value: object) -> TypeGuard[jax.Array]:
     """Tells whether `value` is an ordinary array: no tracer, and no array of random keys."""
     return type(value) is _array.ArrayImpl
 

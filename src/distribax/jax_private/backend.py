@@ -10,6 +10,7 @@ import jax.extend
 from jax._src import config as _config
 from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
+from jaxlib import _jax
 
 
 def have_backends_started() -> bool:
@@ -30,6 +31,21 @@ def is_connected() -> bool:
 def end_backends() -> None:
     """Ends JAX's device clients and forgets compiled programs; the next use starts them again."""
     jax.extend.backend.clear_backends()
+
+
+def set_collectives_host(host: str) -> None:
+    """Has the CPU client listen for other processes at this address, and tell it to them.
+
+    By default it takes what the machine's own name means, which may be a loopback address.
+    """
+
+    def make_client() -> object:
+        client = _distributed.global_state.client
+        if client is None or _config.cpu_collectives_implementation.value != "gloo":
+            return _xla_bridge.make_cpu_client()
+        return _xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, hostname=host))
+
+    _xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def get_process_id() -> int:

@@ -41,13 +41,55 @@ def get_array_type(value: ArrayLike) -> ArrayType:
 
 
 def get_trace_settings() -> Hashable:
-    """Returns the settings of JAX that change what is recorded, such as `jax.enable_x64`."""
-    return _config.trace_context()
+    """Returns the settings of JAX that change what is recorded, such as `jax.enable_x64`.
+
+    The same settings are always the same object, as JAX's own are slow to hash.
+    """
+    global _last_settings
+    last, current = _last_settings, _config.trace_context()
+    if last is None or current != last.values:
+        last = _last_settings = _known_settings.setdefault(current, _TraceSettings(current))
+    return last
 
 
-def make_function(program: Recorded) -> Callable[..., list[jax.Array]]:
-    """Returns a recorded program as a function of its inputs."""
-    return core.jaxpr_as_fun(program)
+class _TraceSettings:
+    """Settings of JAX, compared by identity."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+
+_known_settings: dict[Hashable, _TraceSettings] = {}
+_last_settings: _TraceSettings | None = None
+
+
+def run_recorded(program: Recorded, inputs: Sequence[ArrayLike], name: str) -> list[jax.Array]:
+    """Returns the results of a recorded program.
+
+    Inside `jax.jit` it becomes a part of that program as it is: its operations are not traced one
+    by one a second time.
+    """
+    if not inputs or _config.disable_jit.value:
+        return core.jaxpr_as_fun(program)(*inputs)
+    (call,) = jax.make_jaxpr(_any_program)(0).eqns
+    num_inputs, num_results = len(inputs), len(program.out_avals)
+    parameters = {
+        **call.params,
+        "jaxpr": program,
+        "name": name,
+        "in_shardings": call.params["in_shardings"] * num_inputs,
+        "in_layouts": call.params["in_layouts"] * num_inputs,
+        "donated_invars": call.params["donated_invars"] * num_inputs,
+        "out_shardings": call.params["out_shardings"] * num_results,
+        "out_layouts": call.params["out_layouts"] * num_results,
+    }
+    return core.primitives.jit_p.bind(*inputs, **parameters)
+
+
+@jax.jit
+def _any_program(value: ArrayLike) -> ArrayLike:
+    """A program with one input and one result: how `jax.jit` describes it."""
+    return value
 
 
 def fits(program: Recorded, inputs: Sequence[ArrayLike]) -> bool:

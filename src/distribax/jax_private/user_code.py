@@ -33,10 +33,13 @@ def is_library_code(code: CodeType) -> bool:
     """Tells whether code is not of the user's program."""
     found = _known.get(code)
     if found is None:
-        name = code.co_filename
-        found = name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)
-        _known[code] = found
+        found = _known[code] = is_library_file(code.co_filename)
     return found
+
+
+def is_library_file(name: str) -> bool:
+    """Tells whether a file is not one of the user's program."""
+    return name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)
 
 
 def find_user_line(frame: FrameType | None) -> str:

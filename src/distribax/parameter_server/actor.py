@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from distribax.cluster.environment_variables import read_seconds
+from distribax.cluster.ray import node_main, ray_session
+from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE
 from distribax.parameter_server import (
     Endpoint,
     ParameterClient,
@@ -34,9 +37,13 @@ _PING_SECONDS = 2.0
 _NICENESS = 10
 # How long a server may take to start.
 _START_SECONDS = read_seconds("DISTRIBAX_SERVER_START_SECONDS", 60.0)
-# How long a process waits for a server that does not answer, or is being restarted.
+# How long a worker waits for a server that does not answer, or is being restarted; then its
+# functions go to others.
 _ANSWER_SECONDS = read_seconds("DISTRIBAX_SERVER_ANSWER_SECONDS", 60.0)
+# How long the coordinator waits for it, as there is nobody else.
+_LOST_SECONDS = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
 _LOCATE_SECONDS = 5.0
+_LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
 
 
@@ -59,6 +66,24 @@ class ServerActor:
             snapshot_interval=settings.snapshot_interval,
         )
         self._endpoint = self._server.start()
+        node_folder = os.environ.get(NODE_FOLDER_VARIABLE)
+        if node_folder is not None:
+            threading.Thread(
+                target=self._save_with_node,
+                args=(Path(node_folder),),
+                name="distribax-server-end",
+                daemon=True,
+            ).start()
+
+    def _save_with_node(self, folder: Path) -> None:
+        """Saves and ends this process when its node leaves a cluster that goes on."""
+        (folder / f"{node_main.SERVING_PREFIX}{os.getpid()}").touch()
+        while not (folder / node_main.LEAVING_NAME).exists():
+            time.sleep(_LOOK_SECONDS)
+        try:
+            self._server.save_and_stop()
+        finally:
+            os._exit(0)
 
     def endpoint(self) -> Endpoint:
         """Returns where the server listens."""
@@ -84,7 +109,13 @@ class ServerActor:
 
 
 def connect_to_servers(
-    num_servers: int, namespace: str, token: str, client_id: str, worker: int | None = None
+    num_servers: int,
+    namespace: str,
+    token: str,
+    client_id: str,
+    worker: int | None = None,
+    *,
+    is_coordinator: bool = False,
 ) -> ParameterClient:
     """Returns this process's client of the servers, which finds them again after a restart.
 
@@ -95,11 +126,14 @@ def connect_to_servers(
         client_id: A name that no other client has.
         worker: The worker whose share of synchronous updates the client computes, if there are
             any.
+        is_coordinator: Whether this process is the coordinator.
     """
 
     def locate(index: int) -> Endpoint:
         import ray
 
+        if ray_session.get_epoch() is None:
+            raise ConnectionError(f"parameter server {index}: Ray is being started again")
         # The client asks again until its own patience ends: servers take time to restart.
         try:
             actor = ray.get_actor(f"server-{index}", namespace=namespace)
@@ -113,7 +147,7 @@ def connect_to_servers(
         locate,
         client_id=client_id,
         token=token.encode(),
-        timeout=_ANSWER_SECONDS,
+        timeout=max(_ANSWER_SECONDS, _LOST_SECONDS) if is_coordinator else _ANSWER_SECONDS,
         worker=worker,
     )
 
@@ -127,7 +161,8 @@ class ServerHealth:
         boot: The name of its process, as of its last answer.
         starting: Whether its process has not answered yet.
         restarts: How often its process was started again.
-        updates: How many updates it had applied when it last answered.
+        updates: How many optimizer updates it had applied when it last answered.
+        counts: How many changes of each kind it had made then, "assign_add" for example.
         answered: When it last answered, in seconds of `time.monotonic()`.
         lost: What the last restart has lost, in a sentence; empty if there was none.
         status: What it said last.
@@ -138,6 +173,7 @@ class ServerHealth:
     starting: bool = True
     restarts: int = 0
     updates: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
     answered: float = field(default_factory=time.monotonic)
     lost: str = ""
     status: dict[str, Any] = field(default_factory=dict)
@@ -157,17 +193,24 @@ class ServerGroup:
     def __init__(
         self, settings: Sequence[ServerSettings], options: Sequence[Mapping[str, Any]]
     ) -> None:
-        import ray
-
-        actor = ray.remote(ServerActor)
-        self._actors = [
-            actor.options(**each).remote(own) for own, each in zip(settings, options, strict=True)
-        ]
+        self._settings = tuple(settings)
+        self._options = tuple(options)
+        self._epoch = ray_session.get_epoch()
+        self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
         self._pending: list[Any] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
+
+    def _make_actors(self) -> list[Any]:
+        import ray
+
+        actor = ray.remote(ServerActor)
+        return [
+            actor.options(**each).remote(own)
+            for own, each in zip(self._settings, self._options, strict=True)
+        ]
 
     def watch(self, timeout: float) -> None:
         """Begins to look after the servers.
@@ -208,6 +251,14 @@ class ServerGroup:
 
     def _run(self) -> None:
         while not self._closed.wait(_PING_SECONDS):
+            epoch = ray_session.get_epoch()
+            if epoch is None:
+                continue
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._actors = self._make_actors()
+                for index in range(len(self._actors)):
+                    self._await_start(index)
             for index in range(len(self._actors)):
                 self._look_after(index)
 
@@ -215,17 +266,17 @@ class ServerGroup:
         import ray
 
         health = self._health[index]
-        if self._pending[index] is None:
-            self._pending[index] = self._actors[index].status.remote()
         try:
+            if self._pending[index] is None:
+                self._pending[index] = self._actors[index].status.remote()
             ready, _ = ray.wait([self._pending[index]], timeout=0.05)
             if ready:
                 status = ray.get(self._pending[index])
                 self._pending[index] = None
                 _take_in(health, status)
                 return
-        except ray.exceptions.RayError:
-            # The process has ended; Ray is starting it again.
+        except (ray.exceptions.RayError, ValueError, RuntimeError):
+            # The process has ended, and Ray is starting it again; or Ray itself has ended.
             if not health.starting:
                 _logger.warning("Parameter server %d has died; Ray restarts it.", index)
             self._await_start(index)
@@ -261,6 +312,7 @@ def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
         health.lost = _explain_loss(health, status)
         _logger.warning("%s", health.lost)
     health.boot, health.updates = boot, int(status["updates"])
+    health.counts = dict(status["counts"])
     health.answered, health.status, health.starting = time.monotonic(), status, False
 
 
@@ -270,10 +322,13 @@ def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
             f"parameter server {health.index} died and was restarted with nothing, as there is no "
             "snapshot: its variables are gone. Restore them with dx.Checkpoint(...).restore(...)."
         )
-    kept = int(status["updates"])
-    lost = max(health.updates - kept, 0)
+    kept = status["counts"]
+    lost = {kind: count - kept.get(kind, 0) for kind, count in health.counts.items()}
+    named = ", ".join(f"{count} x {kind}" for kind, count in sorted(lost.items()) if count > 0)
+    before, after = sum(health.counts.values()), sum(kept.values())
     return (
         f"parameter server {health.index} died and was restarted from its snapshot "
-        f"{status['restored']}: it had applied at least {health.updates} updates, {kept} are in "
-        f"the snapshot, so at least {lost} are lost (at most those since the snapshot was taken)."
+        f"{status['restored']}: it had made at least {before} changes when it last answered, "
+        f"{after} are in the snapshot. Lost are at least: {named or 'none'} (at most those since "
+        "the snapshot was taken)."
     )

@@ -59,6 +59,8 @@ def _find_strategy(uid: str) -> object:
 class ParameterServerExtended(SingleExtended):
     """Places variables on servers; a step runs as one replica in the process that calls it."""
 
+    source: ParameterSource
+
     def __init__(self, source: ParameterSource, num_workers: int, rounds: RoundSettings) -> None:
         super().__init__(None)
         self.source = source

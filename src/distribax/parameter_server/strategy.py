@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax import contracts
+from distribax import contracts, progress
 from distribax.cluster.ray import engine as engines
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.execution import named_objects
@@ -118,10 +118,15 @@ class ParameterServerStrategy(ServedStrategy):
                 for index in range(engine.num_servers)
             ]
             options = [engine.server_options(index) for index in range(engine.num_servers)]
-            self._servers = ServerGroup(settings, options)
-            client = connect_to_servers(
-                engine.num_servers, engine.namespace, engine.token, f"coordinator-{uid}"
-            )
+            with progress.show(f"starting {engine.num_servers} parameter servers"):
+                self._servers = ServerGroup(settings, options)
+                client = connect_to_servers(
+                    engine.num_servers,
+                    engine.namespace,
+                    engine.token,
+                    f"coordinator-{uid}",
+                    is_coordinator=True,
+                )
             self._servers.watch(server_timeout)
         except BaseException:
             engine.close()

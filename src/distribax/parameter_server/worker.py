@@ -48,6 +48,11 @@ class WorkerStrategy(ServedStrategy):
         finally:
             self.source.client.return_shares()
 
+    def check_servers(self) -> None:
+        """Raises a ParameterServerUnreachableError unless all servers answer."""
+        for server in range(self.source.num_servers):
+            self.source.client.status(server)
+
 
 @dataclass(frozen=True)
 class WorkerSetup:

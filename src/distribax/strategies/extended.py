@@ -39,8 +39,9 @@ class StrategyExtended:
         mesh: The mesh that the replicas live on; None for one replica.
     """
 
-    # Whether there is one replica by construction, so that nothing is ever wrapped.
+    # What these mean is said in `contracts.Extended`.
     single = False
+    source: contracts.Source | None = None
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
@@ -191,7 +192,7 @@ class Adjustable(abc.ABC):
         combined = {"name": self._name, "reduce_op": self._reduce_op.name}
         return {"transformation": self._made_by, **combined, "hyperparameters": values}
 
-    def _create_slot(self, value: jax.Array, name: str) -> Variable:
+    def _create_slot(self, value: jax.Array | np.ndarray, name: str) -> Variable:
         early = self._early.get(name)
         if early is not None:
             if early.distribute_strategy is context.get_strategy() and early.dtype == value.dtype:

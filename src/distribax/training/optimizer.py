@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
+from distribax.context import keeping
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.execution.functions.function import Function
@@ -20,16 +21,16 @@ from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_fun
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
-from distribax.training.optimizer_state import StateLayout, apply_transformation
+from distribax.training.optimizer_state import StateLayout, apply_transformation, init_state
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
-from distribax.variables import Variable
+from distribax.variables import Variable, registry
 
 if TYPE_CHECKING:
     import optax
 
 
-class Optimizer(Adjustable):
+class Optimizer(Adjustable, metaclass=keeping.Kept):
     """Applies an optax transformation to variables; its state lives beside them.
 
     In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the
@@ -106,6 +107,7 @@ class Optimizer(Adjustable):
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
         self._home = context.get_strategy()
+        registry.note_owner(self, registry.OPTIMIZER_STATE)
         self._uid: str | None = None
 
     @property
@@ -276,10 +278,9 @@ class Optimizer(Adjustable):
 
     def _init_state(self, targets: Sequence[Variable]) -> optax.OptState:
         with frames.enter(None):
-            # Compiled: one program is made faster than one for each operation and shape.
             values = [variable.host_value() for variable in targets]
             try:
-                return jax.jit(self._transformation.init)(values)
+                return init_state(self._transformation, values)
             except VariableInJitError:  # A rate that is a variable, for example.
                 return self._transformation.init(values)
 

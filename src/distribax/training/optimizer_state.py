@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from distribax import jax_private
 
 if TYPE_CHECKING:
     import optax
@@ -103,6 +106,26 @@ class StateLayout:
             for index, slot in enumerate(slots)
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def init_state(
+    transformation: optax.GradientTransformation, params: Sequence[np.ndarray]
+) -> optax.OptState:
+    """Returns the first state of a transformation, without compiling anything if it can.
+
+    Args:
+        transformation: The optax transformation.
+        params: The values of the parameters.
+
+    Returns:
+        The state; nearly all of them begin with zeros.
+    """
+    program, form = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+    leaves = jax_private.compute_on_host(program, params)
+    if leaves is not None:
+        return jax.tree.unflatten(jax.tree.structure(form), leaves)
+    # One program is made faster than one for each operation and shape.
+    return jax.jit(transformation.init)(params)
 
 
 def find_owners(state: optax.OptState, num_params: int) -> tuple[int | None, ...]:

@@ -138,6 +138,13 @@ class ArrayLike:
     @property
     def ndim(self) -> int:
         """The number of dimensions of the value."""
+        if jax_private.is_key(self.__jax_array__()):
+            # jax.random asks for it, of what it takes for the numbers that keys are made of.
+            raise TypeError(
+                f"jax.random was given a {type(self).__name__} value of random keys, but takes "
+                "only the keys themselves: write jax.random.normal(keys.get()), or give the keys "
+                "to the replicas, strategy.run(fn, args=(keys,))."
+            )
         return len(self.shape)
 
     @property

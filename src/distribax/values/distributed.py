@@ -54,6 +54,10 @@ class DistributedValues(metaclass=_CountsVariables):
     Args:
         values: One value for each replica of this process.
 
+    Attributes:
+        layout: How the values are stored.
+        idle: Which replicas were idle in the run that made the values.
+
     Raises:
         ValueError: `values` is empty.
     """
@@ -64,8 +68,8 @@ class DistributedValues(metaclass=_CountsVariables):
             raise ValueError(
                 f"{type(self).__name__}: values is empty. Expected one value for each replica."
             )
-        self._layout: Layout = Pieces(pieces)
-        self._idle = NONE_IDLE
+        self.layout: Layout = Pieces(pieces)
+        self.idle = NONE_IDLE
 
     @classmethod
     def of(cls: type[_D], layout: Layout, idle: IdleReplicas = NONE_IDLE) -> _D:
@@ -79,24 +83,14 @@ class DistributedValues(metaclass=_CountsVariables):
             The wrapped values.
         """
         wrapped = cls.__new__(cls)
-        wrapped._layout = layout
-        wrapped._idle = idle
+        wrapped.layout = layout
+        wrapped.idle = idle
         return wrapped
-
-    @property
-    def idle(self) -> IdleReplicas:
-        """Which replicas were idle in the run that made the values."""
-        return self._idle
-
-    @property
-    def layout(self) -> Layout:
-        """How the values are stored."""
-        return self._layout
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The values of this process's replicas, in the order of the replicas."""
-        return self._layout.pieces
+        return self.layout.pieces
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -142,7 +136,7 @@ class DistributedValues(metaclass=_CountsVariables):
         Raises:
             ValueError: The value has more parts.
         """
-        count = len(self._layout.pieces)
+        count = len(self.layout.pieces)
         if count > num_replicas:
             raise ValueError(
                 f"strategy.run: a value that was made for {count} replicas was given to a strategy "
@@ -162,13 +156,13 @@ class DistributedValues(metaclass=_CountsVariables):
         Raises:
             ValueError: There is no value for that replica.
         """
-        if replica_id >= len(self._layout.pieces):
+        if replica_id >= len(self.layout.pieces):
             raise ValueError(
                 f"replica {replica_id} has no part of a value that was made for "
-                f"{len(self._layout.pieces)} replica(s): {self!r}. Values belong to the strategy "
+                f"{len(self.layout.pieces)} replica(s): {self!r}. Values belong to the strategy "
                 "that made them; gather it and distribute it again."
             )
-        return self._layout.piece(replica_id)
+        return self.layout.piece(replica_id)
 
     def on_mesh(self, mesh: Mesh) -> Global | None:
         """Returns the values as one array over `mesh`.
@@ -179,17 +173,17 @@ class DistributedValues(metaclass=_CountsVariables):
         Returns:
             The array with its layout, or None if the values' shapes differ.
         """
-        if isinstance(self._layout, Global):
-            return self._layout if self._layout.mesh == mesh else None
-        if isinstance(self._layout, Pieces):
+        if isinstance(self.layout, Global):
+            return self.layout if self.layout.mesh == mesh else None
+        if isinstance(self.layout, Pieces):
             self._agree(mesh)
-            if self._layout.uneven:
+            if self.layout.uneven:
                 return None
-            joined = join(self._layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
+            joined = join(self.layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
             if joined is not None:
                 # Kept: a value that enters one program usually enters the next one too.
-                self._layout = joined
-            return joined or spread(self._layout.pieces, mesh)
+                self.layout = joined
+            return joined or spread(self.layout.pieces, mesh)
         return None
 
     def _agree(self, mesh: Mesh) -> None:
@@ -202,7 +196,7 @@ class DistributedValues(metaclass=_CountsVariables):
         if text is not None and not jax_private.run_outside_trace(
             lambda: jax_private.agree_on(text)
         ):
-            self._layout = Pieces(self._layout.pieces, mesh, uneven=True)
+            self.layout = Pieces(self.layout.pieces, mesh, uneven=True)
 
     def open_question(self, mesh: Mesh | None) -> str | None:
         """Returns what all processes must say alike if the value is one array.
@@ -213,7 +207,7 @@ class DistributedValues(metaclass=_CountsVariables):
         Returns:
             The shape and data type as text, or None if nothing needs to be asked.
         """
-        layout = self._layout
+        layout = self.layout
         if mesh is None or not mesh.is_multi_process or not isinstance(layout, Pieces):
             return None
         if layout.uneven or layout.even or isinstance(self, Mirrored):
@@ -227,11 +221,11 @@ class DistributedValues(metaclass=_CountsVariables):
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shape of each replica's value, of all processes; all must call it."""
         own = [tuple(np.shape(piece)) for piece in self.values]
-        mesh = self._layout.mesh
+        mesh = self.layout.mesh
         if mesh is None or not mesh.is_multi_process:
             return own
-        if isinstance(self._layout, Padded):
-            return list(self._layout.shapes)
+        if isinstance(self.layout, Padded):
+            return list(self.layout.shapes)
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
         texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))
@@ -239,7 +233,7 @@ class DistributedValues(metaclass=_CountsVariables):
 
     def join(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
-        layout = self._layout
+        layout = self.layout
         if isinstance(layout, Pieces) and layout.uneven:
             return None
         if isinstance(layout, Pieces) and layout.mesh is not None:
@@ -271,24 +265,24 @@ class DistributedValues(metaclass=_CountsVariables):
         Returns:
             The array with its layout, or None if the values differ in more than their sizes.
         """
-        layout = self._layout
+        layout = self.layout
         if isinstance(layout, Pieces):
             mesh = mesh or layout.mesh or self._find_mesh()
             shapes = [] if mesh is None else self.shapes()
             # Pieces of one shape that are no array are on other devices than those of the mesh.
             padded = pad(layout.pieces, mesh, shapes) if mesh and len(set(shapes)) > 1 else None
             # Kept: a value that enters one program usually enters the next one too.
-            layout = self._layout = padded or layout
+            layout = self.layout = padded or layout
         if not isinstance(layout, Padded) or (mesh is not None and layout.mesh != mesh):
             return None
         return layout
 
     @override
     def __repr__(self) -> str:
-        if isinstance(self._layout, Local) or (
-            isinstance(self._layout, (Global, Padded)) and jax_private.is_tracer(self._layout.array)
+        if isinstance(self.layout, Local) or (
+            isinstance(self.layout, (Global, Padded)) and jax_private.is_tracer(self.layout.array)
         ):
-            inner = self._layout.value if isinstance(self._layout, Local) else self._layout.array
+            inner = self.layout.value if isinstance(self.layout, Local) else self.layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
         return format_listing(type(self).__name__, self.values)
 
@@ -306,7 +300,7 @@ def settle(values: Iterable[DistributedValues]) -> None:
     if len(asked) > 1 and jax_private.agree_on("; ".join(text for _, text in asked)):
         for value, _ in asked:
             assert isinstance(value.layout, Pieces)
-            value._layout = replace(value.layout, even=True)
+            value.layout = replace(value.layout, even=True)
 
 
 def format_listing(name: str, values: Iterable[object]) -> str:
@@ -449,7 +443,7 @@ class Mirrored(DistributedValues, ArrayLike):
         """
         if device is not None:
             return super().get(device)
-        layout = self._layout
+        layout = self.layout
         if isinstance(layout, Local):
             return layout.value
         if not isinstance(layout, Global):
@@ -461,7 +455,7 @@ class Mirrored(DistributedValues, ArrayLike):
     @override
     def values(self) -> tuple[Any, ...]:
         """The copies of this process's replicas."""
-        layout = self._layout
+        layout = self.layout
         return (layout.value,) * layout.mesh.size if isinstance(layout, Local) else layout.pieces
 
     @override

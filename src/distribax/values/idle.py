@@ -58,7 +58,9 @@ class IdleReplicas:
                 found = frozenset(index for indices in empty for index in indices)
                 self._known |= found if len(found) != self._num_replicas else frozenset()
             self._local = ()
-        return frozenset() if len(self._known) == self._num_replicas else self._known
+        return (
+            frozenset() if self._known and len(self._known) == self._num_replicas else self._known
+        )
 
 
 NONE_IDLE = IdleReplicas()

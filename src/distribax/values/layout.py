@@ -86,6 +86,10 @@ class Global:
             if self.mirrored:
                 return (self.array,) * count
             return tuple(self.array) if self.stacked else tuple(jnp.split(self.array, count))
+        # Kept, so they must not belong to what happens to be traced now.
+        return jax_private.run_outside_trace(self._split)
+
+    def _split(self) -> tuple[jax.Array, ...]:
         blocks = jax_private.split_by_device(self.array)
         # Indexed while they are bound to their devices, so that each stays where it is.
         with jax_private.leave_mesh():
@@ -119,10 +123,13 @@ class Padded:
     @cached_property
     def pieces(self) -> tuple[Any, ...]:
         if jax_private.is_tracer(self.array):
-            blocks, shapes = jnp.split(self.array, self.mesh.size), self.shapes
-        else:
-            blocks = jax_private.split_by_device(self.array)
-            shapes = tuple(self.shapes[index] for index in find_local_replicas(self.mesh))
+            return self._cut(jnp.split(self.array, self.mesh.size), self.shapes)
+        blocks = jax_private.split_by_device(self.array)
+        shapes = [self.shapes[index] for index in find_local_replicas(self.mesh)]
+        # Kept, so they must not belong to what happens to be traced now.
+        return jax_private.run_outside_trace(lambda: self._cut(blocks, shapes))
+
+    def _cut(self, blocks: Sequence[jax.Array], shapes: Sequence[Shape]) -> tuple[jax.Array, ...]:
         # Cut while they are bound to their devices, so that each stays where it is.
         own = [cut_to(block, shape) for block, shape in zip(blocks, shapes, strict=True)]
         return tuple(map(jax_private.uncommit, own))

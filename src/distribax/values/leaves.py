@@ -6,6 +6,8 @@ and what a replica writes to a copy is lost. Such objects are opaque: passed on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from typing_extensions import TypeIs
 
@@ -20,6 +22,11 @@ def make_opaque(*types: type) -> None:
     """Passes objects of these types, and of types derived from them, on as they are."""
     global _opaque_types
     _opaque_types = tuple(dict.fromkeys((*_opaque_types, *types)))
+
+
+def get_opaque_test() -> Callable[[object], bool] | None:
+    """Returns `is_opaque`, or None as long as nothing is."""
+    return is_opaque if _opaque_types else None
 
 
 def is_opaque(leaf: object) -> bool:

@@ -30,7 +30,11 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.values.distributed import DistributedValues
 from distribax.values.layout import is_host_value
-from distribax.values.leaves import is_wrapped
+from distribax.values.leaves import (
+    get_opaque_test,
+    is_none_or_opaque,
+    is_wrapped,
+)
 
 IsLeaf: TypeAlias = Callable[[Any], bool]
 """Tells whether a part of a nest is taken as it is, although it could be opened."""
@@ -109,10 +113,21 @@ def flatten(
         The leaves and the structure.
     """
     leaves, tree = jax.tree.flatten(nest, is_leaf=is_leaf)
+    if not any(map(_classify, map(type, leaves))):
+        return leaves, tree
     opened = [open_container(leaf, is_leaf, of_results=of_results) for leaf in leaves]
     if all(new is old for new, old in zip(opened, leaves, strict=True)):
         return leaves, tree
     return jax.tree.flatten(jax.tree.unflatten(tree, opened), is_leaf=is_leaf)
+
+
+def flatten_arguments(nest: object) -> tuple[list[Any], PyTreeDef]:
+    """Like `flatten` for what a function is given: None is a leaf, and what is opaque."""
+    # Every call of a compiled function gets here, so nothing is asked about parts without need.
+    leaves, tree = jax_private.flatten_with_none(nest, get_opaque_test())
+    if any(map(_classify, map(type, leaves))):
+        return flatten(nest, is_none_or_opaque)
+    return leaves, tree
 
 
 def map_leaves(

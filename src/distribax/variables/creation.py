@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import jax_private
+from distribax import context, jax_private
+from distribax.context import keeping
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import initializers
@@ -172,10 +175,12 @@ def compute_initial(
 def _as_array(
     value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None
 ) -> jax.Array | np.ndarray:
-    if isinstance(value, jax.Array) or not isinstance(value, (np.ndarray, np.generic)):
-        return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
-    # Host arrays need no JAX operation, which would be compiled for each shape.
-    return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
+    # What is on the host needs no JAX operation, which would be compiled for each shape.
+    if isinstance(value, (bool, int, float, complex)):
+        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or type(value)))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
+    return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
 
 
 def _call_unframed(make: Callable[[], _T]) -> _T:
@@ -196,3 +201,47 @@ def find_user_line(frame: FrameType | None) -> str:
     if frame is None:
         return "an unknown place"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+class CreatedByStrategy(type):
+    """Lets the strategy in scope create a variable, and replicas share the one they create."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    if not TYPE_CHECKING:  # Type checkers read the signature of `__init__`.
+
+        def __call__(cls, *args: object, **kwargs: object) -> Any:
+            make = super().__call__
+            keeper = keeping.current_keeper()
+            asked = kwargs.get("name", args[2] if len(args) > 2 else None)
+            if keeper is None:
+                return cls._create(make, asked, args, kwargs)
+            return keeper.get_or_create(cls, asked, lambda: cls._create(make, asked, args, kwargs))
+
+        def _create(
+            cls,
+            make: Callable[..., Any],
+            asked: object,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+        ) -> Any:
+            extended = context.get_strategy().extended
+            created = False
+
+            def create() -> Any:
+                nonlocal created
+                created = True
+                return extended.create_variable(make, args, kwargs)
+
+            replica = context.get_replica_context()
+            if replica is None:
+                return create()
+            place = find_user_line(sys._getframe(1))
+            variable = replica.runner.create_variable(create, place)
+            if not created:
+                made = variable.name.removesuffix(":0")
+                check_same_name(made, asked, place, replica.runner.replica_id)
+            return variable

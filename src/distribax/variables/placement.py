@@ -28,6 +28,8 @@ class Placement(abc.ABC):
     per_replica = False
     # Whether every replica has a copy on its device.
     has_copies = False
+    # Whether programs take and return buffers as they are, without `to_program`.
+    is_program_form = False
     # How `repr` calls a variable with this placement.
     label = "Variable"
     # Where the value is fetched from, and writes are sent to, if it lives in another process.
@@ -139,6 +141,7 @@ class Replicated(Placement):
     """The same value on every device of the mesh, kept the same by every write."""
 
     has_copies = True
+    is_program_form = True
     label = "MirroredVariable"
 
     mesh: Mesh

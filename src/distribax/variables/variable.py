@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -18,46 +17,14 @@ from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation, duplication, late_values
+from distribax.variables import context_rules, creation, duplication, late_values, registry
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
 
 
-class _CreatedByStrategy(type):
-    """Lets the strategy in scope create a variable, and replicas share the one they create."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-    if not TYPE_CHECKING:  # Type checkers read the signature of `__init__`.
-
-        def __call__(cls, *args: object, **kwargs: object) -> Any:
-            extended = context.get_strategy().extended
-            make = super().__call__
-            created = False
-
-            def create() -> Any:
-                nonlocal created
-                created = True
-                return extended.create_variable(make, args, kwargs)
-
-            replica = context.get_replica_context()
-            if replica is None:
-                return create()
-            place = creation.find_user_line(sys._getframe(1))
-            variable = replica.runner.create_variable(create, place)
-            asked = kwargs.get("name", args[2] if len(args) > 2 else None)
-            if not created:
-                made = variable.name.removesuffix(":0")
-                creation.check_same_name(made, asked, place, replica.runner.replica_id)
-            return variable
-
-
-class Variable(RowAccess, metaclass=_CreatedByStrategy):
+class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
@@ -133,6 +100,7 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
+        registry.note(self)
         if self.per_replica:
             frames.per_replica_states.add(self)
         # Whether somebody may have a value for it, who has not found it yet.
@@ -377,17 +345,17 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         """Returns the array that a compiled program reads."""
         if self._awaited:
             late_values.ask_givers()
-        return self._placement.to_program(self._buffer)
+        placement, buffer = self._placement, self._buffer
+        return buffer if placement.is_program_form else placement.to_program(buffer)
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""
         if self._awaited:
             late_values.ask_givers()
-        buffer = self._buffer
         if self._shared:
-            buffer = self._buffer = jnp.copy(buffer)
-            self._shared = False
-        return self._placement.to_program(buffer)
+            self._buffer, self._shared = jnp.copy(self._buffer), False
+        placement, buffer = self._placement, self._buffer
+        return buffer if placement.is_program_form else placement.to_program(buffer)
 
     def store_program_value(self, value: jax.Array) -> None:
         """Keeps what a compiled program has returned.
@@ -398,7 +366,8 @@ class Variable(RowAccess, metaclass=_CreatedByStrategy):
         if self._awaited:
             # Now, as it would be in place of the new value later.
             late_values.ask_givers()
-        self._buffer = self._placement.from_program(value)
+        placement = self._placement
+        self._buffer = value if placement.is_program_form else placement.from_program(value)
         self._shared = False
 
     def host_value(self) -> np.ndarray:

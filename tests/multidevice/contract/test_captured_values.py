@@ -116,6 +116,35 @@ def test_the_part_is_on_the_replicas_device(eager: Case) -> None:
     ]
 
 
+def test_what_a_step_looked_at_is_as_it_was(several: Case) -> None:
+    strategy, values = several.strategy, _values(several)
+    before = {name: several.parts(value) for name, value in values.items()}
+
+    @dx.function
+    def look() -> Any:
+        for value in values.values():
+            strategy.experimental_local_results(value)
+        return strategy.run(lambda: [value.get() * 1 for value in values.values()])
+
+    for name, result in zip(values, look(), strict=True):
+        close(several.parts(result), before[name])
+        close(several.parts(values[name]), before[name])
+        close(
+            several.parts(strategy.run(lambda x: x + 1, args=(values[name],))),
+            [part + 1 for part in before[name]],
+        )
+
+
+def test_random_keys_that_were_found_are_taken_out(several: Case) -> None:
+    keys = several.each(jax.random.key)
+    expected = [jax.random.uniform(jax.random.key(index)) for index in range(several.num_replicas)]
+    for _ in range(2):
+        result = several.run(lambda: jax.random.uniform(keys.get()))
+        close(several.parts(result), expected)
+    with pytest.raises(TypeError, match=r"jax.random was given a PerReplica .*keys.get\(\)"):
+        several.run(lambda: jax.random.uniform(keys))
+
+
 def test_random_keys_are_values_too(case: Case) -> None:
     keys = case.each(lambda index: jax.random.key(index))
     result = case.run(lambda key: jax.random.uniform(key), keys)

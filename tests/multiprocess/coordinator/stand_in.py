@@ -27,6 +27,9 @@ class PlainSetup:
     def flush(self) -> None:
         pass
 
+    def check_servers(self) -> None:
+        pass
+
 
 @dataclass(eq=False)
 class PlainStrategy:

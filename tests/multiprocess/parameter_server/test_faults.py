@@ -78,6 +78,9 @@ def test_a_killed_server_comes_back_from_its_snapshot(
     coordinator.schedule(lambda: v.assign_add(np.full(3, 10.0, np.float32)))
     coordinator.join()
     np.testing.assert_array_equal(v.numpy(), np.full(3, 11.0))
+    _wait_until(
+        lambda: strategy.servers[index].counts.get("assign_add", 0) >= 2, "it has told its changes"
+    )
     before = strategy.servers[index].restarts
     os.kill(_server(strategy, index)["pid"], signal.SIGKILL)
     # What came after the snapshot is lost; everything goes on, and the user is told.
@@ -86,6 +89,7 @@ def test_a_killed_server_comes_back_from_its_snapshot(
     np.testing.assert_array_equal(v.numpy(), np.full(3, 101.0))
     _wait_until(lambda: strategy.servers[index].restarts == before + 1, "the restart is noticed")
     assert f"parameter server {index} died and was restarted" in strategy.servers[index].lost
+    assert "Lost are at least: 1 x assign_add (" in strategy.servers[index].lost
 
 
 def test_a_stopped_server_is_replaced(

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from sklearn.datasets import load_digits
 
 import distribax as dx
 from distribax.coordinator import round_watch
@@ -104,6 +103,8 @@ def test_no_strategy_is_made_on_workers(coordinator: Any) -> None:
 
 
 def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # Slow to import: not when tests are collected.
+
     images, labels = load_digits(return_X_y=True)
     return images.astype(np.float32) / 16.0, labels.astype(np.int32)
 

@@ -138,6 +138,8 @@ def test_nobody_answers() -> None:
     ("answers", "message"),
     [
         (["not JSON"], "did not answer with JSON"),
+        (["[" * 60_000], "did not answer with JSON"),
+        ([{"nextPageToken": "p"}] * 2, "listInstances has no end: page 'p'"),
         (["[1]"], "did not answer with a JSON object"),
         ([{"items": [{"status": "RUNNING"}]}], r"listInstances: items\[0\].instance: no URL"),
         ([{"items": ["x"]}], r"items\[0\].instance: no URL"),

@@ -142,16 +142,17 @@ def test_too_few_files_is_an_error(files: list[str]) -> None:
         assert _policies(dataset.batch(2), 4, "DATA") == {AutoShardPolicy.DATA}
 
 
-def test_auto_falls_back_to_data_and_says_so_once(
+def test_auto_falls_back_to_data_and_warns_only_if_there_are_files(
     files: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = TextLineDataset(files)
     memory = Dataset.range(4)
+    mixed = Dataset.zip(lines, memory)
     for dataset, reason in (
         (memory, r"range\(0, 4, 1\) is not read from files"),
         (memory.flat_map(lambda x: Dataset.range(x)), "does not read files"),
         (memory.take(0).flat_map(lambda x: Dataset.range(x).batch(2)), "does not read files"),
-        (Dataset.zip(lines, memory), "range"),
+        (mixed, "range"),
         (as_dataset([np.zeros(2)]).unbatch(), r"batches\(1\)"),
     ):
         caplog.clear()
@@ -161,6 +162,7 @@ def test_auto_falls_back_to_data_and_says_so_once(
         (record,) = caplog.records
         assert "AUTO chose DATA" in record.getMessage()
         assert decision.reason in record.getMessage()
+        assert record.levelno == (logging.WARNING if dataset is mixed else logging.INFO)
         with pytest.raises(ValueError, match=reason):
             auto_shard(dataset.batch(2), 2, 0, AutoShardPolicy.FILE)
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import os
 import pickle
+import struct
 import threading
 import zlib
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from distribax.data import (
     TFRecordDataset,
     TFRecordWriter,
 )
+from distribax.data.formats.tfrecord import masked_crc32c
 from tests.unit.data.reference import values_of
 
 RECORDS = [b"first", b"", b"third record"]
@@ -117,6 +119,22 @@ def test_damaged_records_are_named(
     assert f"at byte offset {offset}" in str(caught.value)
     copied = pickle.loads(pickle.dumps(caught.value))
     assert str(copied) == str(caught.value)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+@pytest.mark.parametrize("length", [100, 2**40, 2**62, 2**64 - 1])
+def test_lengths_that_cannot_be(compression: str, length: int, tmp_path: Path) -> None:
+    """A length with the right checksum, as of a file that was forged or written over."""
+    size = struct.pack("<Q", length)
+    content = size + struct.pack("<I", masked_crc32c(size)) + b"few bytes"
+    wbits = {"GZIP": 31, "ZLIB": 15}
+    if compression:
+        deflate = zlib.compressobj(wbits=wbits[compression])
+        content = deflate.compress(content) + deflate.flush()
+    path = tmp_path / "forged"
+    path.write_bytes(content)
+    with pytest.raises(CorruptRecordError, match=r"cut short .9 of \d+ bytes"):
+        values_of(TFRecordDataset(path, compression))
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
@@ -226,6 +244,32 @@ def test_parquet_rows_are_dicts(tmp_path: Path) -> None:
         next(iterator, None)
     with pytest.raises(ValueError, match=r"names \['x'\].*columns are \['n', 't', 'v'\]"):
         values_of(ParquetDataset(path, columns=["x"]))
+
+
+def test_damaged_parquet_pages_are_found(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    numbers = np.arange(4000) * 7919 % 4001
+    path = tmp_path / "table.parquet"
+    parquet.write_table(
+        pyarrow.table({"n": numbers}), path, use_dictionary=False, compression="none",
+        write_page_checksum=True, row_group_size=2000,
+    )  # fmt: skip
+    content = bytearray(path.read_bytes())
+    assert len(values_of(ParquetDataset(path))) == 4000
+    content[len(content) * 3 // 4] ^= 4
+    path.write_bytes(content)
+    iterator = ParquetDataset(path).make_iterator()
+    for number in numbers[:2000]:
+        assert next(iterator)["n"] == number
+    with pytest.raises(CorruptRecordError, match=r"row group 1.*CRC") as caught:
+        next(iterator)
+    assert caught.value.filename == str(path)
+    path.write_bytes(content[:-100])
+    with pytest.raises(CorruptRecordError, match="not a Parquet file, or damaged"):
+        values_of(ParquetDataset(path))
+    with pytest.raises(FileNotFoundError):
+        values_of(ParquetDataset(tmp_path / "none.parquet"))
 
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,6 +57,26 @@ def test_a_cache_of_another_order_loses_and_repeats_nothing() -> None:
     seen = [*begun, *(x for batch in restored for x in batch.tolist())]
     for start in range(0, 27, 9):
         assert sorted(seen[start : start + 9]) == list(range(9))
+
+
+class Pair(NamedTuple):
+    """An element with a class of its own."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_cached_elements_keep_their_class_and_their_types(in_file: bool, tmp_path: Path) -> None:
+    elements = [Pair(np.arange(number), np.float32(number)) for number in range(3)]
+    dataset = Dataset.from_generator(lambda: iter(elements))
+    dataset = dataset.map(lambda pair: {"pair": pair, "text": "a"})
+    cached = dataset.cache(str(tmp_path / "cache") if in_file else "")
+    for _ in range(2):
+        for own, element in zip(elements, cached, strict=True):
+            assert type(element["pair"]) is Pair and element["text"] == b"a"
+            np.testing.assert_array_equal(element["pair"].first, own.first)
+            assert element["pair"].second.dtype == np.float32
 
 
 def test_positions_from_before_caches_knew_their_order_are_read() -> None:

@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -258,6 +261,81 @@ def test_a_server_that_has_moved_is_followed(
         silent.set()
         holder.join()
         old.close()
+
+
+STRANGERS = """
+import resource, socket, sys
+count, port = int(sys.argv[1]), int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+sys.stdin.readline()
+calls = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+for call in calls[::2]:
+    try:
+        call.sendall(b"not a proof")
+    except OSError:
+        pass  # The server has cut it.
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_strangers_do_not_keep_out_a_client_with_the_token(cluster: Cluster) -> None:
+    cluster.transport = "tcp"
+    server = cluster.start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    command = [sys.executable, "-ISc", STRANGERS, "1000", str(cluster.endpoints[0].port)]
+    pipe = subprocess.PIPE
+    strangers = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+    # If the server kept them all, this process could not open any more.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 300, hard))
+    try:
+        assert strangers.stdin is not None and strangers.stdout is not None
+        strangers.stdin.write(b"call\n")
+        strangers.stdin.flush()
+        assert strangers.stdout.readline() == b"here\n"
+        assert cluster.client().get_note("key") is None
+        assert server.status()["connections"] < 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        strangers.communicate()
+
+
+@pytest.mark.parametrize("side", [handshake.welcome, handshake.introduce])
+def test_a_handshake_has_one_time_limit_however_its_bytes_come(
+    pair: tuple[socket.socket, socket.socket], side: Callable[..., None]
+) -> None:
+    ours, theirs = pair
+    ended = threading.Event()
+
+    def trickle() -> None:
+        while not ended.wait(0.05):
+            theirs.sendall(b"d")
+
+    slow = threading.Thread(target=trickle)
+    slow.start()
+    try:
+        with pytest.raises(TimeoutError):
+            side(ours, TOKEN, 0.5)
+    finally:
+        ended.set()
+        slow.join()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_gets_no_greeting(cluster: Cluster) -> None:
+    cluster.start()
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(60); "
+        "s.connect(chr(0) + sys.argv[1]); print(s.recv(22).decode())"
+    )
+    command = ["/usr/bin/env", "python3", "-ISc", program, cluster.endpoints[0].unix]
+    for user, said in ((65534, ""), (os.geteuid(), "distribax-parameters-2")):
+        done = subprocess.run(command, user=user, capture_output=True, text=True, check=False)
+        if done.returncode and user:
+            pytest.skip(f"another user cannot run Python here: {done.stderr[-200:]}")
+        assert done.stdout.strip() == said
 
 
 def test_sockets_of_other_users_are_refused(

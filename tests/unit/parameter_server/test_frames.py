@@ -32,6 +32,9 @@ DAMAGED = {
     "cannot be stored": _frame({"arrays": [["object", [1]]]}),
     "is not a NumPy or JAX type": _frame({"arrays": [["nonsense", [1]]]}),
     "announces 5 bytes and arrays of 4": _frame({"arrays": [["int32", [1]]]}, 5),
+    "header cannot be read: maximum recursion depth": _frame(b"[" * 60_000),
+    "cannot convert float infinity": _frame(b'{"arrays": [["int32", [Infinity]]]}', 4),
+    "arrays cannot be allocated": _frame({"arrays": [["int32", [-1, -1]]]}, 4),
     "announces 0 bytes and arrays of 0": _frame({"arrays": [["int32", [1]], ["int32", [-1]]]}),
 }
 

@@ -186,10 +186,10 @@ def test_a_snapshot_is_of_one_moment(
     _step(client)
     original = snapshot_file.write
 
-    def late(folder: Path, number: int, image: snapshot_file.Image) -> Path:
+    def late(*args: Any) -> Path:
         _step(client)
         client.set_note("late", b"")
-        return original(folder, number, image)
+        return original(*args)
 
     with monkeypatch.context() as patch:
         patch.setattr(snapshot_file, "write", late)
@@ -228,13 +228,14 @@ def test_a_damaged_snapshot_is_passed_over(
     elif damage == "empty":
         data.clear()
     else:
-        data[{"magic": 0, "length": 14, "header": 30, "array": -1}[damage]] ^= 1
+        data[{"magic": 0, "length": 14, "header": 60, "array": -1}[damage]] ^= 1
     newest.write_bytes(data)
     with caplog.at_level(logging.WARNING, "distribax"):
         server = cluster.restart(snapshot_dir=tmp_path)
     assert str(newest) in caplog.text
     assert server.status()["restored"] == str(good)
     assert client.pull([COUNT]) == [0]
+    assert sorted(tmp_path.iterdir()) == [good, newest.with_suffix(".damaged")]
 
 
 def test_if_all_snapshots_are_damaged_the_loss_is_explained(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -95,6 +97,72 @@ def test_variables_that_code_can_tell_apart_are_traced_apart() -> None:
     # `a` is also found in the closure: what `b` led to does not fit it, and the reverse.
     assert [float(beside(each)) for each in (b, a, c)] == [1.0, 2.0, 2.0]
     assert [float(each) for each in (a, b, c)] == [2.0, 2.0, 2.0]
+
+
+def test_variables_are_told_apart_by_what_users_keep_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = dx.Variable(1.0), dx.Variable(10.0)
+    slots = [dx.Variable(0.0), dx.Variable(0.0)]
+    places, rates = {id(a): 0, id(b): 1}, {id(a): 1.0, id(b): 100.0}
+    settings = ModuleType("settings_of_a_test")
+    settings.inner = ModuleType("inner")  # type: ignore[attr-defined]
+    settings.inner.special = b  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, settings.__name__, settings)
+
+    @dx.function
+    def by_id(v: Any) -> Any:
+        slots[places[id(v)]].assign_add(v)
+        return v * rates[id(v)]
+
+    @dx.function
+    def by_helper(v: Any) -> Any:
+        return v * by_place(places, v)
+
+    @dx.function
+    def in_module(v: Any) -> Any:
+        return v * (1.0 if v is settings.inner.special else 2.0)  # type: ignore[attr-defined]
+
+    @dx.function
+    def in_imported(v: Any) -> Any:
+        import settings_of_a_test as found  # type: ignore[import-not-found]
+
+        return v * (1.0 if v is found.inner.special else 2.0)
+
+    @dx.function
+    def by_shape(v: Any) -> Any:
+        # Always the same one, but that cannot be seen from outside.
+        slots[len(v.shape)].assign_add(v)
+        return v + 0.0
+
+    assert [float(by_id(each)) for each in (a, b)] == [1.0, 1000.0]
+    assert [float(each) for each in slots] == [1.0, 10.0]
+    assert [float(by_helper(each)) for each in (a, b)] == [0.0, 10.0]
+    for in_some_module in (in_module, in_imported):
+        assert [float(in_some_module(each)) for each in (a, b)] == [2.0, 10.0]
+    assert [float(by_shape(each)) for each in (a, b)] == [1.0, 10.0]
+    assert [float(each) for each in slots] == [12.0, 10.0] and by_shape.trace_count == 2
+
+
+def by_place(places: dict[int, int], v: Any) -> int:
+    return places[id(v)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_variables_are_told_apart_by_attributes_of_users(late: bool) -> None:
+    a, b = dx.Variable(1.0), dx.Variable(10.0)
+    if not late:
+        a.rate, a.slot = 1.0, dx.Variable(0.0)  # type: ignore[attr-defined]
+    b.rate, b.slot = 100.0, dx.Variable(0.0)  # type: ignore[attr-defined]
+
+    @dx.function
+    def step(v: Any) -> Any:
+        if hasattr(v, "slot"):
+            v.slot.assign_add(v)
+        return v * getattr(v, "rate", 1.0)
+
+    assert [float(step(each)) for each in (a, b)] == [1.0, 1000.0]
+    assert float(b.slot) == 10.0  # type: ignore[attr-defined]
 
 
 def test_slots_of_optimizers_stay_with_their_variables() -> None:

@@ -5,9 +5,11 @@ ends a process 0.1 s after that service is gone, whatever the process is doing, 
 prevent it. So the service must not end with a worker: the death of the first worker is then noticed
 and dealt with like the death of any other.
 
-A message is a line of JSON. A connection that closes without a goodbye means that a process has
-died; one that stays silent, that a process is stopped or its machine is gone. The hub tells all
-workers what it sees, and ends when they have left.
+Whoever calls proves first that it has the cluster's secret, and so does the hub (gate.py). Until
+then nothing is parsed, and a connection has a time limit. Later, a message is a line of JSON. A
+connection that closes without a goodbye means that a process has died; one that stays silent, that
+a process is stopped or its machine is gone. The hub tells all workers what it sees, and ends when
+they have left.
 
 It is started by its path and imports nothing of distribax: it must be there quickly.
 """
@@ -19,6 +21,7 @@ import json
 import math
 import os
 import runpy
+import secrets
 import selectors
 import signal
 import socket
@@ -31,14 +34,19 @@ from typing import Any
 _LONGEST_BEAT_SECONDS = 2.0
 _BEATS_PER_TIMEOUT = 5
 _LONGEST_LINE = 65536
+_MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 # What stands for the host of a worker whose address nobody has told.
 _UNKNOWN_HOST = ".invalid"
 # How long survivors may take to end, with the callbacks that they run, after a worker is lost.
 _LEAVE_SECONDS = 60.0
 # After how long a worker that is late is named to those that wait for it; then after twice as long.
 _LATE_SECONDS = 30.0
+# How often those who are here are told who is missing.
+_TELL_SECONDS = 1.0
 # Longer lists help nobody, and have to fit into the buffers of a connection.
 _MOST_NAMED = 8
+# How many connections may be without a proof; of more, the oldest is ended.
+_MOST_STRANGERS = 128
 
 
 class _Position:
@@ -79,21 +87,29 @@ class _Position:
 
 
 class _Link:
-    """A connection to a worker; its number is known when it has said hello."""
+    """A connection to a worker; its number is known when it has proved who it is."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, caller: str, greeting: bytes) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
+        self.caller = caller
+        self.greeting = greeting
         self.number = -1
         self.unread = b""
         self.heard = time.monotonic()
         self.at: _Position | None = None
+        # Where other workers call this one, and whom it does not hear.
+        self.reach: list[Any] | None = None
+        self.unreachable: dict[int, float] = {}
 
     def send(self, message: dict[str, Any]) -> None:
+        self.send_bytes(json.dumps(message).encode() + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
         # Whoever cannot be reached is found out by its silence. The few bytes always fit.
         with contextlib.suppress(OSError):
-            self.connection.send(json.dumps(message).encode() + b"\n")
+            self.connection.send(data)
 
 
 class Hub:
@@ -102,7 +118,7 @@ class Hub:
     Args:
         listener: The socket that the workers call.
         members: The name, the host and the port of each worker.
-        cluster: A text that all workers must agree on: what they believe the cluster to be.
+        gate: Tells who calls: a `Gate`.
         seconds: How long to wait until all workers are here.
         peer_timeout: After how many seconds of silence a worker counts as lost.
     """
@@ -111,18 +127,19 @@ class Hub:
         self,
         listener: socket.socket,
         members: list[tuple[str, str, int]],
-        cluster: str,
+        gate: Any,
         seconds: float,
         peer_timeout: float,
     ) -> None:
         self._listener = listener
         self._members = members
-        self._cluster = cluster
+        self._gate = gate
         self._seconds = seconds
         self._peer_timeout = peer_timeout
         self._links: list[_Link] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
+        self._tell_at = 0.0
         self._told_seconds = 0.0
         # How many calls all workers have made in the same order.
         self._agreed = 0
@@ -152,19 +169,24 @@ class Hub:
                 # The first worker must hear it: it has started the hub.
                 if left <= 0 or 0 in here:
                     return False
-            for link, message in self._receive(max(left, 0.0)):
-                number = message.get("worker") if message else None
-                if not isinstance(number, int) or not 0 <= number < len(self._members):
+            self._tell_who_is_missing(here)
+            self._drop_strangers(self._gate.proof_seconds)
+            wait = min(max(left, 0.0), _TELL_SECONDS, self._gate.proof_seconds)
+            for link, message in self._receive(wait):
+                number = message.get("worker") if message and link.number < 0 else None
+                if message is None or number is None:
                     self._drop(link)  # Something else has called this port, or a worker has left.
-                elif message is not None and message.get("cluster") != self._cluster:
+                elif not message["agrees"]:
                     trouble = {"error": self._disagreement(number)}
                     link.send(trouble)
+                elif number in self._here():
+                    link.send({"error": self._describe_duplicate(number, link)})
+                    self._drop(link)
                 else:
-                    link.number = number
+                    link.number, link.heard = number, time.monotonic()
         self._selector.unregister(self._listener)
         self._listener.close()
-        for link in [link for link in self._links if link.number < 0]:
-            self._drop(link)
+        self._drop_strangers(-math.inf)
         if (error := service.exception()) is not None:
             text = f"JAX's coordination service did not start on {address}: {error}"
             self._tell_all({"failed": text})
@@ -181,7 +203,10 @@ class Hub:
         last = next_beat = time.monotonic()
         while self._links and last < self._leave_at:
             for link, message in self._receive(interval / 2):
-                self._hear(link, message)
+                try:
+                    self._hear(link, message)
+                except _MALFORMED:  # No worker says that.
+                    self._hear(link, None)
             now = time.monotonic()
             if now - last > self._peer_timeout / 2:
                 # It is this process that was away: the others may have had no chance to be heard.
@@ -192,6 +217,7 @@ class Hub:
                 next_beat = now + interval
                 self._tell_all({})
                 self._compare()
+                self._look_at_pairs(now)
             for link in self._links:
                 if now - link.heard > self._peer_timeout and link.number not in self._done:
                     self._lose(link.number, "silent", seconds=now - link.heard)
@@ -213,10 +239,35 @@ class Hub:
         elif "done" in message:
             self._done.add(link.number)
             self._tell_all({"done": sorted(self._done)})
+        elif "reach" in message:
+            link.reach = list(message["reach"])
+            self._introduce()
+        elif "unreachable" in message:
+            link.unreachable[int(message["unreachable"])] = float(message["seconds"])
+        elif "reachable" in message:
+            link.unreachable.pop(int(message["reachable"]), None)
         elif "at" in message:
             link.at = _Position(message["at"])
             if message.get("ask"):
                 link.send({"places": self._list_places(list(self._here()))})
+
+    def _introduce(self) -> None:
+        """Tells all workers where the others can be called, once that is known of all."""
+        here = self._here()
+        peers = [here[number].reach for number in sorted(here)]
+        if len(peers) == len(self._members) and None not in peers:
+            self._tell_all({"peers": peers, "key": secrets.token_hex(16)})
+
+    def _look_at_pairs(self, now: float) -> None:
+        """Tells all workers if two of them do not hear each other, although the hub hears both."""
+        here = self._here()
+        for number, link in here.items():
+            for other, seconds in link.unreachable.items():
+                pair = sorted((number, other))
+                heard = [now - here[each].heard for each in pair if each in here]
+                is_heard = len(heard) == 2 and max(heard) < self._peer_timeout / 2
+                if is_heard and not self._done.intersection(pair):
+                    self._lose(pair[0], "pair", seconds=seconds, other=pair[1])
 
     def _compare(self) -> None:
         """Tells all workers if they do not make the same calls, or wait for one that is late."""
@@ -277,11 +328,19 @@ class Hub:
         left_out = len(numbers) - _MOST_NAMED
         return places + ([f"and {left_out} others"] if left_out > 0 else [])
 
-    def _lose(self, number: int, how: str, text: str = "", seconds: float = 0.0) -> None:
+    def _lose(
+        self,
+        number: int,
+        how: str,
+        text: str = "",
+        seconds: float = 0.0,
+        other: int | None = None,
+    ) -> None:
         # What follows the first loss is its consequence.
         if self._leave_at == math.inf:
             self._leave_at = time.monotonic() + _LEAVE_SECONDS
-            self._tell_all({"lost": number, "how": how, "text": text, "seconds": seconds})
+            lost = {"lost": number, "how": how, "text": text, "seconds": seconds, "with": other}
+            self._tell_all(lost)
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for link in self._links:
@@ -292,7 +351,9 @@ class Hub:
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(OSError):
-                    link = _Link(self._listener.accept()[0])
+                    connection, (caller, *_) = self._listener.accept()
+                    link = _Link(connection, caller, self._gate.greet())
+                    link.send_bytes(link.greeting)
                     self._links.append(link)
                     self._selector.register(link.connection, selectors.EVENT_READ, link)
             elif key.data in self._links:
@@ -305,15 +366,38 @@ class Hub:
             return
         except OSError:
             data = b""
+        if link.number < 0:
+            link.unread += data
+            if not data or len(link.unread) >= self._gate.hello_size:
+                yield link, self._check_hello(link)
+            return
         link.heard = time.monotonic()
         *lines, link.unread = (link.unread + data).split(b"\n")
         try:
             for message in map(json.loads, lines):
                 yield link, message if isinstance(message, dict) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             data = b""
         if not data or len(link.unread) > _LONGEST_LINE:
             yield link, None
+
+    def _check_hello(self, link: _Link) -> dict[str, Any] | None:
+        """Returns which worker calls, and whether it agrees on the cluster; None for strangers."""
+        hello, link.unread = link.unread, b""
+        reply, number, agrees = self._gate.check(link.greeting, hello)
+        link.send_bytes(reply)
+        return None if number is None else {"worker": number, "agrees": agrees}
+
+    def _drop_strangers(self, seconds: float) -> None:
+        """Ends connections without a proof: those that are old, and the oldest if there are many.
+
+        So strangers cannot keep a worker out: neither by silence nor by their number.
+        """
+        since = time.monotonic() - seconds
+        strangers = [link for link in self._links if link.number < 0]
+        for place, link in enumerate(strangers):
+            if link.heard < since or place < len(strangers) - _MOST_STRANGERS:
+                self._drop(link)
 
     def _drop(self, link: _Link) -> None:
         if link in self._links:
@@ -332,8 +416,7 @@ class Hub:
         name, host, port = self._members[number]
         link = self._here().get(number)
         if link is not None and host.endswith(_UNKNOWN_HOST):
-            with contextlib.suppress(OSError):
-                return f"{name} ({link.connection.getpeername()[0]})"
+            return f"{name} ({link.caller})"
         return f"{name} ({host}:{port})" if port else f"{name} ({host})"
 
     def _missing(self, here: dict[int, _Link]) -> dict[str, Any]:
@@ -343,19 +426,37 @@ class Hub:
             "joined": [self._members[number][0] for number in names if number in here],
         }
 
+    def _tell_who_is_missing(self, here: dict[int, _Link]) -> None:
+        """Tells those who are here for whom they wait; a program in a terminal shows it."""
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_SECONDS
+            missing = self._missing(here)["missing"]
+            more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
+            for link in here.values():
+                link.send({"waiting": missing[:_MOST_NAMED] + more})
+
     def _disagreement(self, number: int) -> str:
         return (
             f"{self._name(number)} and {self._name(0)} have different cluster specs. Give every "
             "task the same `cluster` (in TF_CONFIG), and only its own `task`."
         )
 
+    def _describe_duplicate(self, number: int, link: _Link) -> str:
+        return (
+            f"{self._name(number)} has joined already: two processes have called as this worker, "
+            f"from {self._here()[number].caller} and now from {link.caller}. Give every process "
+            "a task of its own: another index in TF_CONFIG, or another RANK."
+        )
+
 
 def main() -> None:
-    """Takes its settings as JSON from the command line; goes on in the background."""
-    settings = json.loads(sys.argv[1])
-    service_file = settings.pop("service")
+    """Takes its settings as JSON from its standard input; goes on in the background."""
+    # Not from the command line, which everybody can read: the secret is among them.
+    settings = json.load(sys.stdin)
+    service_file, gate_file = settings.pop("service"), settings.pop("gate")
     sys.path[:] = settings.pop("path")
-    _, host, port = settings["members"][0]
+    host, port = settings.pop("host"), settings["members"][0][2]
     try:
         listener = socket.create_server((host, port), backlog=1024)
     except OSError as error:
@@ -370,7 +471,9 @@ def main() -> None:
     # These are for the workers. The hub ends when they have.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    hub = Hub(listener, **settings)
+    secret, cluster = settings.pop("secret"), settings.pop("cluster")
+    gate = runpy.run_path(gate_file)["Gate"](secret, cluster, len(settings["members"]))
+    hub = Hub(listener, gate=gate, **settings)
     with socket.create_server((host, 0)) as probe:
         address = f"{host}:{probe.getsockname()[1]}"
 

@@ -15,13 +15,25 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from distribax import progress
+from distribax.cluster.peers import gate, hub_main
+from distribax.cluster.peers.cluster_secret import (
+    SECRET_VARIABLE,
+    ClusterSecretError,
+    find_secret,
+    warn_without_secret,
+)
+from distribax.cluster.peers.gate import (
+    GREETING_SIZE,
+    PROOF_SECONDS,
+    REPLY_SIZE,
+    Introduction,
+)
 from distribax.errors import DistribaxError
 from distribax.jax_private import coordination_service
 
-_HUB_MAIN: Final = Path(__file__).with_name("hub_main.py")
 _PAUSE_SECONDS: Final = 0.2
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
@@ -70,6 +82,7 @@ class Meeting:
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
         link: The connection to the hub.
+        host: The address by which the others reach this worker.
     """
 
     address: str
@@ -77,32 +90,61 @@ class Meeting:
     members: Sequence[str]
     own: int
     link: socket.socket
+    host: str
 
 
 def meet(
-    members: Sequence[Member], own: int, seconds: float, cluster: str, peer_timeout: float
+    members: Sequence[Member],
+    own: int,
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None = None,
 ) -> Meeting:
     """Waits until all members are here.
 
-    `cluster` is a text that all must agree on: what they believe the cluster to be.
+    `cluster` is a text that all must agree on: what they believe the cluster to be. `own_host` is
+    the address by which the others reach this machine, if its name means another one here.
     """
+    with progress.show("joining the cluster") as wait:
+        return _meet(members, own, seconds, cluster, peer_timeout, own_host, wait)
+
+
+def _meet(
+    members: Sequence[Member],
+    own: int,
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None,
+    wait: progress.Wait,
+) -> Meeting:
     deadline = time.monotonic() + seconds
+    secret = find_secret()
+    if own == 0 and not secret:
+        warn_without_secret(members[0].host)
     if own == 0:
-        _start_hub(members, seconds, cluster, peer_timeout)
+        _start_hub(members, seconds, cluster, peer_timeout, own_host)
     leader = members[0]
+    hub_host = own_host or leader.host if own == 0 else leader.host
+    wait.detail = f"waiting for {leader}"
     while time.monotonic() < deadline:
         try:
-            link = socket.create_connection((leader.host, leader.port), timeout=_PAUSE_SECONDS)
+            link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
         except OSError:
             time.sleep(_PAUSE_SECONDS)
             continue
         with contextlib.ExitStack() as stack:
             stack.callback(link.close)
-            answer = _ask(link, {"worker": own, "cluster": cluster}, deadline + _ANSWER_SECONDS)
+            answer: dict[str, Any] = {}
+            if _prove(link, own, cluster, secret):
+                answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
             if "address" in answer:
                 stack.pop_all()
                 timeout = float(answer["peer_timeout"])
-                return Meeting(answer["address"], timeout, answer["members"], own, link)
+                # Nobody may have told it: then it is the one that the hub is reached from.
+                host = own_host or link.getsockname()[0]
+                return Meeting(answer["address"], timeout, answer["members"], own, link, host)
         if "error" in answer:
             raise ValueError(answer["error"])
         if "failed" in answer:
@@ -114,21 +156,28 @@ def meet(
 
 
 def _start_hub(
-    members: Sequence[Member], seconds: float, cluster: str, peer_timeout: float
+    members: Sequence[Member],
+    seconds: float,
+    cluster: str,
+    peer_timeout: float,
+    own_host: str | None,
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
     settings = {
+        "secret": find_secret(),
+        "gate": gate.__file__,
         "members": [astuple(member) for member in members],
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
+        "host": own_host or members[0].host,
         "service": coordination_service.__file__,
         "path": sys.path,
     }
     done = subprocess.run(
         # Without what others have the interpreter do at its start, which may take long.
-        [sys.executable, "-I", "-S", str(_HUB_MAIN), json.dumps(settings)],
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", hub_main.__file__],
+        input=json.dumps(settings).encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         # Whoever ends this worker with all that it has started must not end the others.
@@ -143,19 +192,70 @@ def _start_hub(
         )
 
 
-def _ask(link: socket.socket, question: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """Returns the answer; an empty one if the other end says nothing in time, or nonsense."""
-    data = b""
+def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
+    """Proves to the hub that this worker has the secret, and has the hub prove the same.
+
+    Returns:
+        Whether it is a hub that answers; something else may listen there until the hub does.
+
+    Raises:
+        ClusterSecretError: They do not have the same secret.
+    """
+    deadline = time.monotonic() + PROOF_SECONDS
     try:
-        link.sendall(json.dumps(question).encode() + b"\n")
-        while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-            link.settimeout(max(0.01, deadline - time.monotonic()))
-            # What follows the answer is for the watch.
-            ahead = link.recv(4096, socket.MSG_PEEK)
-            if not ahead:
-                break
-            data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
-        message = json.loads(data)
-    except (OSError, ValueError):
+        greeting = _receive_exactly(link, GREETING_SIZE, deadline)
+        introduction = Introduction(secret, greeting, own, cluster)
+        if not introduction.is_hub:
+            return False
+        link.sendall(introduction.hello)
+        reply = _receive_exactly(link, REPLY_SIZE, deadline)
+    except OSError:
+        return False
+    if not introduction.is_proved_by(reply):
+        raise ClusterSecretError(
+            "the first worker and this one do not have the same secret"
+            f"{'' if secret else '; this one has none'}. Give all workers of a cluster the same "
+            f"one, in {SECRET_VARIABLE} or in the file that {SECRET_VARIABLE}_FILE names."
+        )
+    return True
+
+
+def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        link.settimeout(left)
+        if not (part := link.recv(size - len(data))):
+            raise ConnectionError
+        data += part
+    return data
+
+
+def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -> dict[str, Any]:
+    """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
+
+    Until then the hub says who is missing, and `wait` shows it.
+    """
+    try:
+        while True:
+            message = json.loads(_read_line(link, deadline))
+            if not isinstance(message, dict):
+                return {}
+            if "waiting" not in message:
+                return message
+            wait.detail = f"waiting for {', '.join(map(str, message['waiting']))}"
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
-    return message if isinstance(message, dict) else {}
+
+
+def _read_line(link: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
+        link.settimeout(max(0.01, deadline - time.monotonic()))
+        # What follows the answer is for the watch.
+        ahead = link.recv(4096, socket.MSG_PEEK)
+        if not ahead:
+            break
+        data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
+    return data

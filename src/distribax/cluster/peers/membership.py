@@ -16,6 +16,7 @@ from distribax.cluster.peers.meeting import Member, meet
 from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
+from distribax.cluster.spec.host_address import find_own_address
 from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
 
 PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
@@ -79,7 +80,10 @@ def join_cluster(
     members = [
         _member(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec)
     ]
-    meeting = meet(members, worker_id, seconds, cluster, peer_seconds)
+    others = [member.host for member in members]
+    own_host = find_own_address(members[worker_id].host, others)
+    meeting = meet(members, worker_id, seconds, cluster, peer_seconds, own_host)
+    jax_private.set_collectives_host(meeting.host)
     Session(meeting).connect(seconds)
     membership = Membership(count, worker_id)
     _joined[:] = [(cluster, membership)]

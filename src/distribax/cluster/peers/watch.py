@@ -1,7 +1,8 @@
 """Hearing from the hub that the other workers are still there, and telling it that this one is.
 
 Every worker gives a sign of life now and then, and so does the hub, which runs beside the first
-worker: if the hub is gone or silent, the first worker's machine is.
+worker: if the hub is gone or silent, the first worker's machine is. Workers that have lost only
+each other are found by `PairWatch`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 from distribax import jax_private
 from distribax.cluster.peers.meeting import Meeting
+from distribax.cluster.peers.pair_watch import PairWatch
 from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 _log = logging.getLogger("distribax.cluster")
@@ -31,6 +33,8 @@ _LONGEST_REASON: Final = 500
 _LONGEST_NAME: Final = 200
 _MOST_CALLS: Final = 20
 _CLOSE_SECONDS: Final = 5.0
+_LONGEST_LINE: Final = 1 << 20
+_MALFORMED: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Watch:
         self._done: set[int] = set()
         self._places: list[str] | None = None
         self._unread = b""
+        self._pairs = PairWatch(meeting.own, meeting.host, meeting.peer_timeout, self._send)
         self._wake, self._woken = socket.socketpair()
         self._link.setblocking(False)
         self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -135,6 +140,7 @@ class Watch:
 
     def drop(self) -> None:
         """Closes what a forked process has inherited: its life must not stand for this one's."""
+        self._pairs.drop()
         for each in (self._link, self._wake, self._woken):
             with contextlib.suppress(OSError):
                 os.close(each.detach())
@@ -145,6 +151,7 @@ class Watch:
         selector = selectors.DefaultSelector()
         selector.register(self._link, selectors.EVENT_READ)
         selector.register(self._woken, selectors.EVENT_READ)
+        self._send({"reach": self._pairs.address})
         last = heard = next_beat = time.monotonic()
         while self._loss is None:
             ready = [key.fileobj for key, _ in selector.select(self._interval / 2)]
@@ -162,6 +169,7 @@ class Watch:
             if now >= next_beat:
                 next_beat = now + self._interval
                 self._send({"at": _describe_position()} if jax_private.joint_calls.limit else {})
+        self._pairs.close()
         for each in (selector, self._wake, self._woken, self._link):
             each.close()
 
@@ -174,15 +182,20 @@ class Watch:
         except OSError:
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            self._hear(json.loads(line))
-        return bool(data)
+        try:
+            for line in lines:
+                self._hear(json.loads(line))
+        except _MALFORMED:  # No hub says that.
+            return False
+        return bool(data) and len(self._unread) <= _LONGEST_LINE
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "done" in message:
             with self._changed:
                 self._done.update(message["done"])
                 self._changed.notify_all()
+        if "peers" in message:
+            self._pairs.start(message["peers"], message["key"])
         if "apart" in message:
             places = [*message["places"], _summarize_calls(int(message["apart"]))]
             self._on_stuck(CollectiveMismatchError(tuple(places)))
@@ -203,6 +216,8 @@ class Watch:
             self._lose(int(message["lost"]), self._reason(message), float(message["seconds"]))
 
     def _reason(self, message: dict[str, Any]) -> str:
+        if message["how"] == "pair":
+            return _describe_pair(self._meeting.members[message["with"]], message["seconds"])
         if message["how"] == "failed":
             return f"left with an error: {message['text']}"
         if message["lost"] == self._meeting.own:
@@ -262,6 +277,13 @@ _GIVEN_UP: Final = (
     "is this worker itself: it did not answer for too long (was it stopped?), and the others have "
     "given it up"
 )
+
+
+def _describe_pair(other: str, seconds: float) -> str:
+    return (
+        f"and {other} cannot reach each other: no sign of life between them for {seconds:.0f} s, "
+        "although both answer others. Is there a firewall between them, or is a route broken?"
+    )
 
 
 def _silent(seconds: float) -> str:

@@ -12,6 +12,12 @@ from typing import Final
 
 TOKEN_VARIABLE: Final = "RAY_AUTH_TOKEN"
 """Ray's own variable: `ray` commands and other programs need it, too, to reach the cluster."""
+GCS_PATIENCE_VARIABLE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+GCS_PATIENCE: Final = str(1 << 30)
+"""Years, in seconds: by default, Ray ends any process that misses the head for a minute.
+
+It does so from C++, without Python's exit functions. distribax notices earlier, and says so.
+"""
 _MODE_VARIABLE: Final = "RAY_AUTH_MODE"
 _PATH_VARIABLE: Final = "RAY_AUTH_TOKEN_PATH"
 _DEFAULT_FILE: Final = Path(".ray", "auth_token")
@@ -29,6 +35,7 @@ def import_ray() -> ModuleType:
     """
     try:
         with keep_environment():
+            os.environ.setdefault(GCS_PATIENCE_VARIABLE, GCS_PATIENCE)
             import ray
     except ImportError as error:
         raise ImportError(

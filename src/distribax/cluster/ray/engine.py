@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from distribax import topology
+from distribax import progress, topology
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import ray_session
 from distribax.cluster.ray.cluster_token import (
@@ -26,7 +26,7 @@ from distribax.cluster.ray.cluster_token import (
     get_process_token,
     make_token,
 )
-from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE, ClusterJoinError
+from distribax.cluster.ray.node import SNAPSHOT_FOLDER_VARIABLE, ClusterJoinError
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ray_session import RaySession
 from distribax.cluster.ray.task_nodes import (
@@ -123,6 +123,8 @@ class Engine:
     def snapshot_folder(self) -> Path:
         """Returns where servers save their state by default; it is removed with the cluster.
 
+        It stays when a machine has lost the cluster, until the cluster has ended.
+
         The path is one of the server's machine and may begin with an environment variable that is
         set there: use `os.path.expandvars`.
         """
@@ -141,8 +143,9 @@ def start_embedded(num_workers: int = 2, num_servers: int = 1) -> Engine:
 
     Several engines of a program share one Ray, even one that the program has started itself.
     """
-    session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
-    folder = session.folder
+    with progress.show("starting Ray on this machine"):
+        session = ray_session.get_current() or ray_session.start(NodeSettings(make_token()))
+    folder = session.snapshot_folder
     return Engine(
         num_workers,
         num_servers,
@@ -207,12 +210,13 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
     else:
         settings = make_visitor_settings(spec, token, timeout)
     deadline = time.monotonic() + timeout
-    session = ray_session.start(settings)
-    try:
-        _await_servers(spec, deadline, timeout)
-    except BaseException:
-        session.end()
-        raise
+    with progress.show("joining the cluster") as wait:
+        session = ray_session.start(settings)
+        try:
+            _await_servers(spec, deadline, timeout, wait)
+        except BaseException:
+            session.end()
+            raise
     local = is_local(spec)
     return Engine(
         spec.num_tasks("worker"),
@@ -220,7 +224,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
         session.acquire(),
         _make_places(spec, "worker"),
         _make_places(spec, "ps"),
-        str(session.folder) if local else f"${NODE_FOLDER_VARIABLE}",
+        str(session.snapshot_folder) if local else f"${SNAPSHOT_FOLDER_VARIABLE}",
     )
 
 
@@ -252,7 +256,7 @@ def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
     )
 
 
-def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
+def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, wait: progress.Wait) -> None:
     """Waits until the servers of all tasks have joined; raises an error that names the missing."""
     tasks = [(job, index) for job in ("worker", "ps") for index in spec.task_indices(job)]
     while True:
@@ -263,6 +267,7 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float) -> None:
             return
         if time.monotonic() > deadline:
             break
+        wait.detail = f"waiting for {', '.join(f'{job} {index}' for job, index in missing)}"
         time.sleep(_POLL_SECONDS)
     names = ", ".join(describe_task(spec, *task) for task in missing)
     joined = ", ".join(describe_task(spec, *task) for task in tasks if task not in missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -20,26 +21,34 @@ from typing import Final
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import node_main
-from distribax.cluster.ray.cluster_token import TOKEN_VARIABLE, make_token_environment
+from distribax.cluster.ray.cluster_token import (
+    GCS_PATIENCE,
+    GCS_PATIENCE_VARIABLE,
+    TOKEN_VARIABLE,
+    make_token_environment,
+)
 from distribax.cluster.ray.node_main import NodeEvent, NodeLimits, NodeSettings, NodeState
 from distribax.errors import DistribaxError
 
 _logger = logging.getLogger(__name__)
 
 _LIMITS: Final = NodeLimits(  # What each one means is documented there.
-    head_lost=read_seconds("DISTRIBAX_HEAD_LOST_SECONDS", 5.0),
+    head_lost=read_seconds("DISTRIBAX_HEAD_LOST_SECONDS", 20.0),
     farewell=read_seconds("DISTRIBAX_HEAD_FAREWELL_SECONDS", 5.0),
     claim=read_seconds("DISTRIBAX_TASK_CLAIM_SECONDS", 20.0),
     call=read_seconds("DISTRIBAX_HEAD_CALL_SECONDS", 5.0),
     kill=read_seconds("DISTRIBAX_NODE_KILL_SECONDS", 5.0),
+    save=read_seconds("DISTRIBAX_NODE_SAVE_SECONDS", 30.0),
 )
-_LEAVE_SECONDS: Final = read_seconds("DISTRIBAX_NODE_LEAVE_SECONDS", 20.0)
+_LEAVE_SECONDS: Final = read_seconds("DISTRIBAX_NODE_LEAVE_SECONDS", 20.0) + _LIMITS.save
 """How long a node may take to end when it is closed, before it is killed."""
 
 NODE_FOLDER_VARIABLE: Final = "DISTRIBAX_NODE_FOLDER"
 """Tells the actors on a node where its folder is. The folder is removed when the node ends."""
-_LONGEST_FOLDER: Final = 40
-"""Ray's sockets are in the folder, and the path of a socket has at most 107 bytes."""
+SNAPSHOT_FOLDER_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
+"""Tells parameter servers where their snapshots are kept: also by the task's next node."""
+_LONGEST_FOLDER: Final = 16
+"""Ray's sockets are 87 bytes further down, and the path of one has at most 103 on some systems."""
 _LOG_LINES: Final = 15
 
 
@@ -47,23 +56,34 @@ class ClusterJoinError(DistribaxError, RuntimeError):
     """This process could not become part of its cluster; the text says why."""
 
 
+class NodeLostError(ClusterJoinError):
+    """This process is not part of its cluster any more; it may join again."""
+
+
 class RayNode:
     """A node of a Ray cluster that this process has started; it ends with the process.
 
     Args:
         settings: What the node is.
+
+    Attributes:
+        folder: The node's files; nobody but the user can reach them. It is removed with the node.
+        ray_folder: Where Ray keeps its own, in it.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.folder = Path(tempfile.mkdtemp(prefix="distribax-", dir=_choose_parent_folder()))
+        self.ray_folder = self.folder / node_main.RAY_FOLDER
         self._changed = threading.Condition()
         self._address: str | None = None
         self._end: NodeEvent | None = None
         try:
             self._process = subprocess.Popen(
                 self._make_command(),
-                env=make_token_environment(settings.token, _make_environment(self.folder)),
+                env=make_token_environment(
+                    settings.token, _make_environment(self.folder, self.snapshot_folder)
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
@@ -147,7 +167,20 @@ class RayNode:
             raise self._make_error(self._end)
         return True
 
+    @property
+    def snapshot_folder(self) -> Path:
+        """Where the task's snapshots are; the same for all nodes of a task, one after the other.
+
+        Its name depends on the cluster's secret, so that no other user can know it beforehand.
+        """
+        settings = self.settings
+        secret = "\n".join((settings.token, settings.spec, settings.task)).encode()
+        name = f"distribax-{hashlib.blake2b(secret, digest_size=12).hexdigest()}"
+        return Path(_choose_parent_folder(), name)
+
     def _make_error(self, end: NodeEvent) -> ClusterJoinError:
+        if end.state is NodeState.LOST:
+            return NodeLostError(f"{self.settings.task} has lost its cluster: {end.text}")
         if end.state is NodeState.REFUSED:
             return ClusterJoinError(end.text)
         if "InvalidAuthToken" in end.text:
@@ -220,10 +253,12 @@ def _choose_parent_folder() -> str:
     return folder if is_plain and len(folder) <= _LONGEST_FOLDER else "/tmp"
 
 
-def _make_environment(folder: Path) -> dict[str, str]:
+def _make_environment(folder: Path, snapshots: Path) -> dict[str, str]:
     return dict(os.environ) | {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A worker can use the accelerators of its machine although Ray does not count them.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        GCS_PATIENCE_VARIABLE: GCS_PATIENCE,
         NODE_FOLDER_VARIABLE: str(folder),
+        SNAPSHOT_FOLDER_VARIABLE: str(snapshots),
     }

@@ -29,8 +29,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+RAY_FOLDER: Final = "ray"
+"""Ray's own folder in the node's. Ray opens it to all users, who cannot reach it there."""
 LOG_NAME: Final = "node.log"
 """The file in the node's folder that Ray's messages go to."""
+LEAVING_NAME: Final = "leaving"
+"""The file that tells parameter servers to save, as the node leaves a cluster that goes on."""
+SERVING_PREFIX: Final = "serving-"
+"""Files with this name and a process id tell which processes save then, and end."""
+_SNAPSHOT_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
@@ -46,6 +53,8 @@ _SYSTEM_CONFIG: Final = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 5,
+    # Years: otherwise Ray ends a process that has missed the head for a minute.
+    "gcs_rpc_server_reconnect_timeout_s": 1 << 30,
     # A process that dies is noticed within 0.2 seconds; by default, it takes Ray 1 to 2.
     "timeout_ms_task_wait_for_death_info": 100,
     "core_worker_internal_heartbeat_ms": 100,
@@ -65,12 +74,14 @@ class NodeLimits:
     """How many seconds a node waits in each case.
 
     Attributes:
-        head_lost: How long the head may be out of reach before the cluster counts as ended.
+        head_lost: How long the head may be out of reach before the node counts as lost. Ray
+            itself gives up a node that the head has not heard of for about ten seconds.
         farewell: How long the head stays when the cluster ends, so that the other nodes notice.
         claim: How long it may take to notice that a task's earlier node is dead, when the task is
             started again.
         call: How long the head may take to answer a request.
         kill: How long it may take until all processes of the node are dead.
+        save: How long parameter servers may take to save when the node leaves the cluster.
     """
 
     head_lost: float
@@ -78,6 +89,7 @@ class NodeLimits:
     claim: float
     call: float
     kill: float
+    save: float
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,7 @@ class NodeState(enum.Enum):
     UP = "up"  # It is part of the cluster.
     ENDED = "ended"  # The cluster has ended, or the program has closed the node.
     REFUSED = "refused"  # It cannot be part of the cluster; the reason is meant for the user.
+    LOST = "lost"  # The head is out of reach or has given it up; another node may join for it.
     FAILED = "failed"  # Ray has failed on this machine.
 
 
@@ -150,6 +163,10 @@ class NodeEvent:
 
 class Refused(Exception):
     """The node cannot be part of the cluster; the text is meant for the user."""
+
+
+class Lost(Exception):
+    """The node is not part of its cluster any more; the text says why."""
 
 
 class Program:
@@ -189,6 +206,7 @@ class Node:
         self.program = program
         self.ray_node: Any = None
         self.client: Any = None
+        self.has_ended = False
         self._leaving = threading.Lock()
 
     def start(self) -> None:
@@ -213,7 +231,7 @@ class Node:
             num_cpus=os.cpu_count() or 1,
             resources=dict(settings.resources),
             object_store_memory=_OBJECT_STORE_BYTES,
-            temp_dir=self.folder,
+            temp_dir=os.path.join(self.folder, RAY_FOLDER),
             include_dashboard=False,
             include_log_monitor=False,
             no_monitor=True,
@@ -275,25 +293,35 @@ class Node:
         """Waits until the cluster has ended, and returns why.
 
         Raises:
-            RuntimeError: One of Ray's processes has ended, and not the cluster.
+            Lost: The head is out of reach, or has given up this node, whose processes then end.
+            RuntimeError: One of the head's own processes has ended.
         """
         last_seen = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
+            if dead := self.ray_node.dead_processes():
+                problem = f"the process {dead[0][0]} has ended unexpectedly"
+                raise RuntimeError(problem) if self.settings.is_head else Lost(problem)
             try:
                 if self.client.internal_kv_get(_ENDED, _NAMESPACE, self.limits.call):
+                    self.has_ended = True
                     return "the coordinator has ended the cluster"
                 last_seen = time.monotonic()
             except Exception as error:
                 if time.monotonic() - last_seen > self.limits.head_lost:
-                    return f"{self.settings.head} is gone ({error})"
-                continue
-            if dead := self.ray_node.dead_processes():
-                raise RuntimeError(f"the process {dead[0][0]} has ended unexpectedly")
+                    raise Lost(f"{self.settings.head} is out of reach ({error})") from error
 
-    def leave(self, *, end_cluster: bool = False) -> None:
-        """Ends Ray's processes here and removes their folder; a second caller only waits."""
+    def leave(self, *, end_cluster: bool = False, is_over: bool = False) -> None:
+        """Ends Ray's processes here and removes their folder; a second caller only waits.
+
+        Args:
+            end_cluster: Whether to end the whole cluster.
+            is_over: Whether the program of this node has ended it, and with a head the cluster.
+        """
         with self._leaving:
+            is_over = end_cluster or self.has_ended or (is_over and self.settings.is_head)
+            if not is_over:
+                self._await_snapshots()
             if (end_cluster or self.settings.is_head) and self.client is not None:
                 with contextlib.suppress(Exception):
                     self.client.internal_kv_put(_ENDED, b"1", True, _NAMESPACE, self.limits.call)
@@ -305,6 +333,22 @@ class Node:
                     self.ray_node.kill_all_processes(check_alive=False, allow_graceful=True)
             _kill_descendants(self.limits.kill)
             shutil.rmtree(self.folder, ignore_errors=True)
+            if is_over:
+                shutil.rmtree(os.environ[_SNAPSHOT_VARIABLE], ignore_errors=True)
+
+    def _await_snapshots(self) -> None:
+        """Has the parameter servers here save what they hold, for those that replace them."""
+        import psutil
+
+        deadline = time.monotonic() + self.limits.save
+        with contextlib.suppress(OSError):
+            open(os.path.join(self.folder, LEAVING_NAME), "w").close()
+            names = [name for name in os.listdir(self.folder) if name.startswith(SERVING_PREFIX)]
+            while time.monotonic() < deadline and any(
+                psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+                for pid in (int(name.removeprefix(SERVING_PREFIX)) for name in names)
+            ):
+                time.sleep(_POLL_SECONDS / 5)
 
     def _await_farewells(self) -> None:
         """Waits until the other nodes have noticed the end of the cluster and have left."""
@@ -372,7 +416,7 @@ def main() -> None:
     )
 
     def leave_with_program() -> None:
-        node.leave(end_cluster=program.wait())
+        node.leave(end_cluster=program.wait(), is_over=True)
         os._exit(0)
 
     threading.Thread(target=leave_with_program, name="program-watch", daemon=True).start()
@@ -382,6 +426,8 @@ def main() -> None:
         program.report(NodeState.ENDED, node.watch())
     except Refused as refusal:
         program.report(NodeState.REFUSED, str(refusal))
+    except Lost as loss:
+        program.report(NodeState.LOST, str(loss))
     except Exception as error:
         program.report(NodeState.FAILED, f"{type(error).__name__}: {error}")
     finally:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
+import os
+import shutil
 import signal
 import socket
 import threading
@@ -15,14 +18,19 @@ from typing import Final
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
+from distribax.cluster.ray.left_sockets import note_listeners
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
-from distribax.cluster.ray.task_nodes import is_loopback
+from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
 from distribax.cluster.spec.address import parse_address
+from distribax.cluster.spec.host_address import is_loopback
 
 _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.1
+_MAX_ATTEMPTS: Final = 3
+"""How often it is tried to start Ray again after it has failed."""
+_AUTO_CONNECT_VARIABLE: Final = "RAY_ENABLE_AUTO_CONNECT"
 
 _current: RaySession | None = None
 """The connection of this process; Ray allows one for each process."""
@@ -41,15 +49,65 @@ class RaySession:
         self._owned = owned
         self._users = 0
         self._lock = threading.Lock()
+        self._is_ending = False
+        # How often Ray was started again, and why it could not be.
+        self.epoch: int | None = 0
+        self.failure: str | None = None
+        self._changing = threading.Lock()
         global _current
         _current = self
         # Ray registers its own function for the end of the program earlier, so that it runs later.
         atexit.register(self.end)
+        if node is not None:
+            threading.Thread(
+                target=self._watch_node, name="distribax-ray-session", daemon=True
+            ).start()
 
     @property
-    def folder(self) -> Path | None:
-        """The folder of the node that was started here; it is removed when the node ends."""
-        return None if self._node is None else self._node.folder
+    def snapshot_folder(self) -> Path | None:
+        """Where servers of this machine save their state; None if no node was started here."""
+        return None if self._node is None else self._node.snapshot_folder
+
+    def _watch_node(self) -> None:
+        """Starts Ray again whenever it fails on this machine, until the session ends."""
+        while self._node is not None and not self._is_ending:
+            try:
+                self._node.wait_until_ended()
+                return  # The cluster has ended.
+            except ClusterJoinError as error:
+                with self._changing:
+                    if not self._is_ending and not self._start_again(error):
+                        return
+
+    def _start_again(self, trouble: ClusterJoinError) -> bool:
+        """Replaces the node and the connection; returns whether that was possible.
+
+        Without this, Ray would end the program a minute later, without Python's exit functions.
+        """
+        assert self._node is not None and self.epoch is not None
+        epoch, self.epoch = self.epoch, None
+        _logger.warning("%s. Ray is started again; servers go on from their snapshots.", trouble)
+        settings = self._node.settings
+        if not settings.is_head:
+            settings = dataclasses.replace(settings, timeout=REJOIN_SECONDS)
+        with _forbid_automatic_start():
+            for attempt in range(_MAX_ATTEMPTS):
+                import_ray().shutdown()
+                self._node.close()
+                try:
+                    self._node = RayNode(settings)
+                    address = self._node.wait_until_up()
+                    assert address is not None
+                    _connect_ray(address, settings.token, self._node)
+                except Exception as error:
+                    _logger.warning("Ray could not be started, attempt %d: %s", attempt + 1, error)
+                else:
+                    self.epoch = epoch + 1
+                    _logger.warning("Ray has been started again.")
+                    return True
+        self.failure = f"{trouble}; Ray could not be started again"
+        _logger.error("%s.", self.failure)
+        return False
 
     def acquire(self) -> RaySession:
         """Notes that one more engine uses the connection, and returns the connection."""
@@ -69,8 +127,13 @@ class RaySession:
 
     def end(self) -> None:
         """Ends the connection, if it was made here, and the node; a second call does nothing."""
-        global _current
         atexit.unregister(self.end)
+        self._is_ending = True
+        with self._changing:
+            self._end()
+
+    def _end(self) -> None:
+        global _current
         if _current is not self:
             return
         _current = None
@@ -80,6 +143,20 @@ class RaySession:
                 cluster_token.reload_token()
         if self._node is not None:
             self._node.close(end_cluster=True)
+            shutil.rmtree(self._node.snapshot_folder, ignore_errors=True)
+
+
+def get_epoch() -> int | None:
+    """Returns how often Ray was started again in this process; None while it is.
+
+    What was made before is of no use then: each actor has to be made again.
+    """
+    return 0 if _current is None else _current.epoch
+
+
+def get_failure() -> str | None:
+    """Returns why Ray could not be started again, if that was tried."""
+    return None if _current is None else _current.failure
 
 
 def get_current(address: str | None = None) -> RaySession | None:
@@ -166,14 +243,29 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
         _keep_process_state(),
         _silence_deaths(),
         _keep_loopback(address),
+        note_listeners(),
     ):
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level="error",
             # There may be several nodes on this machine: this one was started for this process.
-            _temp_dir=None if node is None else str(node.folder),
+            _temp_dir=None if node is None else str(node.ray_folder),
         )
+
+
+@contextlib.contextmanager
+def _forbid_automatic_start() -> Iterator[None]:
+    """Keeps Ray from starting a cluster of its own when another thread calls it meanwhile."""
+    before = os.environ.get(_AUTO_CONNECT_VARIABLE)
+    os.environ[_AUTO_CONNECT_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_AUTO_CONNECT_VARIABLE]
+        else:
+            os.environ[_AUTO_CONNECT_VARIABLE] = before
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import socket
 import time
@@ -15,10 +16,11 @@ from typing_extensions import override
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.cluster_token import get_process_token
-from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.node import ClusterJoinError, NodeLostError, RayNode
 from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.ray.task_nodes import (
     JOIN_SECONDS,
+    REJOIN_SECONDS,
     claim_address,
     describe_task,
     find_head_task,
@@ -28,6 +30,8 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_def import ClusterLike, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
+from distribax.errors import DistribaxError
+from distribax.types import PEER_LOST_EXIT_CODE
 
 _logger = logging.getLogger(__name__)
 
@@ -48,22 +52,46 @@ class ServerConfig:
             RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token.
         join_timeout_seconds: How long to wait for the head of the cluster to start. The
             environment variable DISTRIBAX_SERVER_JOIN_SECONDS changes the default, 600.
+        rejoin_timeout_seconds: How long to try to join again when the cluster is lost: when its
+            head is out of reach, or this machine was. The environment variable
+            DISTRIBAX_SERVER_REJOIN_SECONDS changes the default, 300.
 
     Raises:
-        ValueError: The token is empty, or the time is not more than 0.
+        ValueError: The token is empty, or a time is not more than 0.
     """
 
     token: str | None = None
     join_timeout_seconds: float = JOIN_SECONDS
+    rejoin_timeout_seconds: float = REJOIN_SECONDS
 
     def __post_init__(self) -> None:
         if self.token is not None and (not isinstance(self.token, str) or not self.token.strip()):
             raise ValueError("ServerConfig: token: expected a text that is not empty.")
-        if not self.join_timeout_seconds > 0:
-            raise ValueError(
-                f"ServerConfig: join_timeout_seconds={self.join_timeout_seconds!r}: expected more "
-                "than 0 seconds."
-            )
+        for name in ("join_timeout_seconds", "rejoin_timeout_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(
+                    f"ServerConfig: {name}={getattr(self, name)!r}: expected more than 0 seconds."
+                )
+
+
+class ClusterLostError(DistribaxError, SystemExit):
+    """The cluster was lost, and could not be joined again in time.
+
+    Not caught, it ends the program with exit code 43, upon which a supervisor starts it again.
+
+    Attributes:
+        code: The exit code.
+        reason: What has happened.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = PEER_LOST_EXIT_CODE
+
+    @override
+    def __reduce__(self) -> tuple[type[ClusterLostError], tuple[str]]:
+        return type(self), (self.reason,)
 
 
 @runtime_checkable
@@ -129,6 +157,8 @@ class Server:
         self._config = ServerConfig() if config is None else config
         self._node: RayNode | None = None
         self._claim: socket.socket | None = None
+        # Why the cluster was lost, until it is joined again.
+        self._loss: NodeLostError | None = None
         self._closed = False
         if start:
             self.start()
@@ -180,7 +210,11 @@ class Server:
         atexit.register(self.close)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until the cluster has ended: its coordinator has ended, or its head is gone.
+        """Waits until the coordinator has ended the cluster.
+
+        If the cluster is lost meanwhile, because the head or this machine is out of reach, this
+        waits until it can join again; the snapshots of a parameter server stay until the cluster
+        has ended.
 
         Args:
             timeout: How many seconds to wait; by default without a limit.
@@ -190,18 +224,53 @@ class Server:
 
         Raises:
             ClusterJoinError: This server could not become part of the cluster, or has failed.
+            ClusterLostError: The cluster was lost, and could not be joined again in time. If it is
+                not caught, the program ends with exit code 43: start it again.
             RuntimeError: The server is not running.
         """
-        node = self._node
-        if node is None:
+        if self._node is None:
             raise RuntimeError(f"Server: {self} is not running. Call start() before join().")
         deadline = None if timeout is None else time.monotonic() + timeout
-        while node.wait_until_up(_limit_wait(deadline)) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            head = describe_task(self._spec, *find_head_task(self._spec))
-            _logger.warning("%s waits for %s", self, head)
-        return node.wait_until_ended(_get_remaining(deadline))
+        while True:
+            try:
+                if not self._await_membership(deadline):
+                    return False
+                ended = self._node.wait_until_ended(_get_remaining(deadline))
+            except NodeLostError as error:
+                self._rejoin(error)
+            else:
+                return ended
+
+    def _await_membership(self, deadline: float | None) -> bool:
+        """Waits until the node is part of the cluster; returns whether it is."""
+        node = self._node
+        assert node is not None
+        try:
+            while node.wait_until_up(_limit_wait(deadline)) is None:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                head = describe_task(self._spec, *find_head_task(self._spec))
+                _logger.warning("%s waits for %s", self, head)
+        except NodeLostError:
+            raise
+        except ClusterJoinError as error:
+            if self._loss is None:
+                raise
+            lost = ClusterLostError(f"{self._loss}; it could not join again: {error}")
+            # Python prints nothing for an exception that is an exit.
+            _logger.error("%s. The program ends with code %d.", lost, lost.code)
+            raise lost from error
+        self._loss = None
+        return True
+
+    def _rejoin(self, loss: NodeLostError) -> None:
+        """Starts another node in the place of one that has lost the cluster."""
+        node, seconds = self._node, self._config.rejoin_timeout_seconds
+        assert node is not None
+        self._loss = self._loss or loss
+        _logger.warning("%s. It tries to join again for %g s.", loss, seconds)
+        node.close()
+        self._node = RayNode(dataclasses.replace(node.settings, timeout=seconds))
 
     def close(self) -> None:
         """Removes this server from the cluster; a second call does nothing."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import ipaddress
 import json
 import socket
 from typing import Final
@@ -14,9 +12,13 @@ from distribax.cluster.ray.node import ClusterJoinError
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.spec.address import Address, parse_address
 from distribax.cluster.spec.cluster_spec import ClusterSpec, name_task_field
+from distribax.cluster.spec.host_address import find_ip_address, find_own_address, is_loopback
 
 JOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_JOIN_SECONDS", 600.0)
 """How long the tasks of a cluster wait for each other to start."""
+
+REJOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REJOIN_SECONDS", 300.0)
+"""How long a task that has lost its cluster tries to join it again."""
 
 LOOPBACK: Final = "127.0.0.1"
 _SHARE: Final = 0.01
@@ -132,18 +134,14 @@ def _explain_failed_claim(settings: NodeSettings, error: OSError) -> str:
 
 def is_local(spec: ClusterSpec) -> bool:
     """Returns whether all tasks are on this machine and can only be reached from it."""
-    return all(is_loopback(host) for host in _list_hosts(spec))
-
-
-def is_loopback(host: str | None) -> bool:
-    """Returns whether an IP address is a loopback address; None is an unknown address."""
-    return host is not None and ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
+    return all(is_loopback(find_ip_address(host)) for host in hosts)
 
 
 def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
     """Returns the IP address of a task, as other tasks can reach it."""
     address = _parse_task_address(spec, job, index)
-    host = _find_ip_address(address.host)
+    host = find_ip_address(address.host)
     if host is None:
         raise ClusterJoinError(
             f"{name_task_field(job, index)}={str(address)!r}: the host {address.host!r} is not "
@@ -151,15 +149,13 @@ def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
         )
     if not is_loopback(host):
         return host
-    # Many machines resolve their own name to a loopback address, which others cannot use.
-    others = (other for other in _list_hosts(spec) if other is not None and not is_loopback(other))
-    other = next(others, None)
-    return LOOPBACK if other is None else _find_own_address(other)
+    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
+    own = find_own_address(address.host, hosts)
+    return LOOPBACK if own is None or is_loopback(own) else own
 
 
-def _list_hosts(spec: ClusterSpec) -> list[str | None]:
-    tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
-    return [_find_ip_address(_parse_task_address(spec, *task).host) for task in tasks]
+def _list_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
+    return [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
 
 
 def _parse_task_address(spec: ClusterSpec, job: str, index: int) -> Address:
@@ -169,25 +165,6 @@ def _parse_task_address(spec: ClusterSpec, job: str, index: int) -> Address:
     if address.port is None:
         raise ValueError(f"{field}={text!r}: the port is missing. Write 'host:port'.")
     return address
-
-
-def _find_ip_address(host: str) -> str | None:
-    """Returns the host's IP address, which Ray needs; None if the name is not known (yet)."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return None
-    hosts = [str(info[4][0]) for info in found]
-    # Ray works best with IPv4.
-    return next((host for host in hosts if ":" not in host), hosts[0])
-
-
-def _find_own_address(other: str) -> str:
-    """Returns the address from which this machine reaches another one."""
-    family = socket.AF_INET6 if ":" in other else socket.AF_INET
-    with contextlib.closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-        probe.connect((other, 9))  # Sends nothing.
-        return str(probe.getsockname()[0])
 
 
 def _format_spec(spec: ClusterSpec) -> str:

@@ -23,6 +23,9 @@ _METADATA_HOST: Final = "metadata.google.internal"
 _TOKEN_PATH: Final = "computeMetadata/v1/instance/service-accounts/default/token"
 _REQUEST_SECONDS: Final = read_seconds("DISTRIBAX_RESOLVER_REQUEST_SECONDS", 30.0)
 """How long one request to Compute Engine or to the metadata server may take."""
+_MAX_PAGES: Final = 1000
+_MAX_ANSWER: Final = 64 << 20
+"""How many bytes of an answer are read; a longer one is no JSON then."""
 
 Credentials = str | Callable[[], str] | None
 
@@ -125,6 +128,7 @@ class GCEClusterResolver(ClusterResolver):
         """Returns the names of the group's running instances, from all pages of the answer."""
         names: list[str] = []
         page: object = ""
+        pages: list[object] = []
         while page is not None:
             answer = self._call(
                 token,
@@ -141,6 +145,9 @@ class GCEClusterResolver(ClusterResolver):
                     raise ValueError(f"Compute Engine: listInstances: items[{i}].instance: no URL.")
                 names.append(url.rpartition("/")[2])
             page = answer.get("nextPageToken")
+            if page in pages or len(pages) > _MAX_PAGES:
+                raise ValueError(f"Compute Engine: listInstances has no end: page {page!r}.")
+            pages.append(page)
         return names
 
     def _get_token(self) -> str | None:
@@ -183,7 +190,7 @@ def _send(
     """Sends a request and returns the JSON object of the answer."""
     try:
         with opener.open(request, timeout=_REQUEST_SECONDS) as response:
-            answer = json.loads(response.read())
+            answer = json.loads(response.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
             text = error.read(2000).decode(errors="replace")
@@ -195,7 +202,7 @@ def _send(
             f"{whom} did not answer at {request.full_url}: {error}. Is this a machine of Compute "
             "Engine, and can it reach that address?"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{whom}: {request.full_url} did not answer with JSON: {error}") from None
     if not isinstance(answer, dict):
         raise ValueError(f"{whom}: {request.full_url} did not answer with a JSON object.")

@@ -120,14 +120,29 @@ class Store:
 
 
 _ATTRIBUTE = "_distribax_variable_store"
+_store: ContextVar[Store | None] = ContextVar("distribax_variable_store", default=None)
 _scope: ContextVar[VariableScope | None] = ContextVar("distribax_variable_scope", default=None)
 _pass: ContextVar[Pass | None] = ContextVar("distribax_pass", default=None)
 _traces: weakref.WeakKeyDictionary[frames.Frame, Pass] = weakref.WeakKeyDictionary()
 _ONCE = Pass("the code outside of any pass")
 
 
+@contextlib.contextmanager
+def fresh_store() -> Iterator[None]:
+    """Lets no name be known inside, as in a new graph."""
+    tokens = _store.set(Store()), _scope.set(None)
+    try:
+        yield
+    finally:
+        _store.reset(tokens[0])
+        _scope.reset(tokens[1])
+
+
 def current_store() -> Store:
-    """Returns the store of the current strategy."""
+    """Returns the store of the current strategy, or of the graph that is being built."""
+    fresh = _store.get()
+    if fresh is not None:
+        return fresh
     # Kept by the strategy, so that both end together.
     return vars(context.get_strategy()).setdefault(_ATTRIBUTE, Store())
 

@@ -33,7 +33,10 @@ class CsvDialect:
         text = line.decode()
         if not self.use_quote_delim:
             return text.split(self.field_delim)
-        return next(csv.reader([text], delimiter=self.field_delim), [])
+        try:
+            return next(csv.reader([text], delimiter=self.field_delim), [])
+        except csv.Error as error:
+            raise ValueError(f"a record is not CSV: {error}: {line[:80]!r}.") from error
 
 
 @dataclass(frozen=True)

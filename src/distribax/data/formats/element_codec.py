@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import struct
 from collections import namedtuple
 from collections.abc import Callable
@@ -16,6 +17,21 @@ from distribax.data import elements as nests
 from distribax.data.element_spec import Spec, TensorSpec
 
 _LENGTH = struct.Struct("<Q")
+_SHORT = 4096
+_load_short = functools.lru_cache(64)(json.loads)
+MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    struct.error,
+)
+"""What reading a file that somebody else has written may raise."""
+_classes: dict[tuple[str, tuple[str, ...]], Callable[..., Any]] = {}
+"""The named tuples of this program, by name and fields."""
 
 
 def encode(element: nests.Element) -> bytes:
@@ -31,14 +47,27 @@ def encode(element: nests.Element) -> bytes:
 
 
 def decode(record: bytes) -> nests.Element:
-    """Returns the element that `encode` has turned into bytes."""
-    start = _LENGTH.size + _LENGTH.unpack_from(record)[0]
-    header = json.loads(record[_LENGTH.size : start])
-    leaves = []
-    for entry in header["leaves"]:
-        leaf, start = _decode_leaf(entry, record, start)
-        leaves.append(leaf)
-    return _load_structure(header["structure"], iter(leaves).__next__)
+    """Returns the element that `encode` has turned into bytes.
+
+    Raises:
+        ValueError: `encode` has not written this.
+    """
+    try:
+        start = _LENGTH.size + _LENGTH.unpack_from(record)[0]
+        text = record[_LENGTH.size : start]
+        # The elements of a data set are mostly alike, and so are their headers.
+        header = _load_short(text) if len(text) <= _SHORT else json.loads(text)
+        leaves = []
+        for entry in header["leaves"]:
+            leaf, start = _decode_leaf(entry, record, start)
+            leaves.append(leaf)
+        left = iter(leaves)
+        element = _load_structure(header["structure"], lambda: next(left, None))
+    except MALFORMED as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if start > len(record) or len(nests.leaves(element)) != len(leaves):
+        raise ValueError("its length does not fit its header")
+    return element
 
 
 def _encode_leaf(leaf: Any) -> tuple[dict[str, Any], bytes]:
@@ -67,7 +96,7 @@ def _decode_leaf(entry: dict[str, Any], record: bytes, start: int) -> tuple[Any,
         array[:] = [record[a:b] for a, b in itertools.pairwise(stops)]
         return array.reshape(entry["shape"]), stops[-1]
     dtype = np.dtype(entry["dtype"])
-    count = int(np.prod(entry["shape"], dtype=np.int64))
+    count = math.prod(entry["shape"])
     array = np.frombuffer(record, dtype, count, start).reshape(entry["shape"])
     stop = start + count * dtype.itemsize
     return (array[()] if entry.get("scalar") else array), stop
@@ -84,13 +113,17 @@ def save_spec(spec: Spec) -> dict[str, Any]:
 
 def load_spec(saved: dict[str, Any]) -> Spec:
     """Returns the nest of TensorSpecs that `save_spec` was given."""
-    leaves = [TensorSpec(leaf["shape"], leaf["dtype"] or bytes) for leaf in saved["leaves"]]
-    return _load_structure(saved["structure"], iter(leaves).__next__)
+    leaves = iter([TensorSpec(leaf["shape"], leaf["dtype"] or bytes) for leaf in saved["leaves"]])
+    spec = _load_structure(saved["structure"], lambda: next(leaves, None))
+    if None in nests.leaves(spec):
+        raise ValueError("it has fewer leaves than its structure")
+    return spec
 
 
 def _save_structure(nest: Any) -> Any:
     if nests.is_namedtuple(nest):
         parts = [_save_structure(part) for part in nest]
+        _classes.setdefault((type(nest).__name__, nest._fields), type(nest))
         return {"name": type(nest).__name__, "fields": nest._fields, "parts": parts}
     if isinstance(nest, tuple):
         return [_save_structure(part) for part in nest]
@@ -107,10 +140,12 @@ def _load_structure(saved: Any, next_leaf: Callable[[], Any]) -> Any:
     parts = [_load_structure(part, next_leaf) for part in saved["parts"]]
     if "keys" in saved:
         return dict(zip(saved["keys"], parts, strict=True))
-    return _named_tuple(saved["name"], tuple(saved["fields"]))(*parts)
+    name, fields = saved["name"], tuple(saved["fields"])
+    # The class of the program that saved it may not be here.
+    made = _classes.get((name, fields)) or _make_named_tuple(name, fields)
+    return made(*parts)
 
 
 @functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
-    # The class of the program that saved it may not be here.
+def _make_named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
     return namedtuple(name, fields)

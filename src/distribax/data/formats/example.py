@@ -5,18 +5,20 @@ An Example is a protocol buffer: a map from names to lists of bytes, floats or i
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, DTypeLike
 
 from distribax.data import elements as nests
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_BYTES, _FLOATS, _INTEGERS = 1, 2, 3
+_PACKAGE = "distribax.example"
+"""Not TensorFlow's: a program may load that as well, and both would claim the names."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _parse_value(
                 "FixedLenFeature one, or use VarLenFeature."
             )
         return np.broadcast_to(np.asarray(feature.default_value, dtype), shape)[()]
-    if found.size != int(np.prod(shape)):
+    if found.size != math.prod(shape):
         raise ValueError(
             f"the feature {name!r} has {found.size} values in an example, which do not fill the "
             f"shape {list(shape)}. Correct its FixedLenFeature, or use VarLenFeature."
@@ -120,78 +122,30 @@ def _convert(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> An
 
 
 def _parse_features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:
-    found: dict[str, np.ndarray[Any, Any]] = {}
     try:
-        for number, features in _iterate_fields(example):
-            if number != 1:
-                continue
-            for _, entry in _iterate_fields(features):
-                parts = dict(_iterate_fields(entry))
-                # A feature that was never set has no list, and counts as missing.
-                for kind, values in _iterate_fields(parts.get(2, b"")):
-                    found[parts[1].decode()] = _parse_list(kind, values)
-    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        features = _Example.FromString(example).features.feature
+    except (DecodeError, TypeError) as error:
         raise ValueError(
             f"the record of {len(example)} bytes is not a serialized tf.train.Example."
         ) from error
-    return found
+    found = {name: _parse_list(feature) for name, feature in features.items()}
+    # A feature that was never set has no list, and counts as missing.
+    return {name: values for name, values in found.items() if values is not None}
 
 
-def _iterate_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the number and content of every field of a message."""
-    position, end = 0, len(message)
-    while position < end:
-        tag, position = _read_varint(message, position)
-        number, wire = tag >> 3, tag & 7
-        if wire == _LENGTH:
-            size, position = _read_varint(message, position)
-            if position + size > end:
-                raise ValueError("a field runs past the end")
-            yield number, message[position : position + size]
-            position += size
-        elif wire == _VARINT:
-            value, position = _read_varint(message, position)
-            yield number, value
-        elif wire in (_FIXED32, _FIXED64):
-            size = 4 if wire == _FIXED32 else 8
-            yield number, message[position : position + size]
-            position += size
-        else:
-            raise ValueError(f"unknown wire type {wire}")
-
-
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result, position
-        shift += 7
-
-
-def _parse_list(kind: int, values: bytes) -> np.ndarray[Any, Any]:
-    contents = [content for _, content in _iterate_fields(values)]
-    if kind == _BYTES:
-        result = np.empty(len(contents), object)
-        result[:] = contents
-        return result
-    if kind == _FLOATS:
-        # Packed they are one field, unpacked one each; the bytes are the same.
-        return np.frombuffer(b"".join(contents), "<f4").astype(np.float32, copy=False)
-    integers: list[int] = []
-    for content in contents:
-        integers += [content] if isinstance(content, int) else _unpack_varints(content)
-    return np.array(integers, np.uint64).astype(np.int64)
-
-
-def _unpack_varints(content: bytes) -> list[int]:
-    position, found = 0, []
-    while position < len(content):
-        value, position = _read_varint(content, position)
-        found.append(value)
-    return found
+def _parse_list(feature: Any) -> np.ndarray[Any, Any] | None:
+    match feature.WhichOneof("kind"):
+        case "bytes_list":
+            contents = feature.bytes_list.value
+            result = np.empty(len(contents), object)
+            result[:] = contents
+            return result
+        case "float_list":
+            return np.array(feature.float_list.value, np.float32)
+        case "int64_list":
+            return np.array(feature.int64_list.value, np.int64)
+        case _:
+            return None
 
 
 def serialize_example(features: Mapping[str, object]) -> bytes:
@@ -203,37 +157,62 @@ def serialize_example(features: Mapping[str, object]) -> bytes:
     Returns:
         The record.
     """
-    entries = b"".join(
-        _encode_field(
-            1,
-            _encode_field(1, name.encode())
-            + _encode_field(2, _encode_feature(nests.to_element(value))),
-        )
-        for name, value in features.items()
-    )
-    return _encode_field(1, entries)
+    example = _Example()
+    for name, value in features.items():
+        _fill(example.features.feature[name], nests.to_element(value))
+    return cast(bytes, example.SerializeToString(deterministic=True))
 
 
-def _encode_feature(value: nests.Element) -> bytes:
+def _fill(feature: Any, value: nests.Element) -> None:
+    flat = np.asarray([value] if isinstance(value, bytes) else value).ravel()
     if isinstance(value, bytes):
-        return _encode_field(_BYTES, _encode_field(1, value))
-    flat = np.asarray(value).ravel()
-    if flat.dtype.kind == "O":
-        return _encode_field(_BYTES, b"".join(_encode_field(1, item) for item in flat))
-    if flat.dtype.kind == "f":
-        return _encode_field(_FLOATS, _encode_field(1, flat.astype("<f4").tobytes()))
-    words = flat.astype(np.int64).astype(np.uint64).tolist()
-    return _encode_field(_INTEGERS, _encode_field(1, b"".join(map(_encode_varint, words))))
+        feature.bytes_list.value.append(value)
+    elif flat.dtype.kind == "O":
+        # A list that is set but empty is not the same as one that is missing.
+        feature.bytes_list.SetInParent()
+        feature.bytes_list.value.extend(flat.tolist())
+    elif flat.dtype.kind == "f":
+        feature.float_list.SetInParent()
+        feature.float_list.value.extend(flat.astype(np.float32).tolist())
+    else:
+        feature.int64_list.SetInParent()
+        feature.int64_list.value.extend(flat.astype(np.int64).tolist())
 
 
-def _encode_field(number: int, content: bytes) -> bytes:
-    return _encode_varint(number << 3 | _LENGTH) + _encode_varint(len(content)) + content
+def _make_message_class() -> Any:
+    """Returns the class of the messages: what protoc would write for TensorFlow's example.proto."""
+    proto = descriptor_pb2.FileDescriptorProto(
+        name="distribax_example.proto", package=_PACKAGE, syntax="proto3"
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+    lists = {
+        "BytesList": ("bytes_list", field.TYPE_BYTES),
+        "FloatList": ("float_list", field.TYPE_FLOAT),
+        "Int64List": ("int64_list", field.TYPE_INT64),
+    }
+    for message, (_, kind) in lists.items():
+        repeated = proto.message_type.add(name=message).field
+        repeated.add(name="value", number=1, label=field.LABEL_REPEATED, type=kind)
+
+    def add(owner: Any, name: str, number: int, message: str, **more: int) -> None:
+        path = f".{_PACKAGE}.{message}"
+        options = {"label": field.LABEL_OPTIONAL, "type": field.TYPE_MESSAGE} | more
+        owner.field.add(name=name, number=number, type_name=path, **options)
+
+    feature = proto.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (message, (name, _)) in enumerate(lists.items(), start=1):
+        add(feature, name, number, message, oneof_index=0)
+    features = proto.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, label=field.LABEL_OPTIONAL, type=field.TYPE_STRING)
+    add(entry, "value", 2, "Feature")
+    add(features, "feature", 1, "Features.FeatureEntry", label=field.LABEL_REPEATED)
+    add(proto.message_type.add(name="Example"), "features", 1, "Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(proto)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
 
 
-def _encode_varint(value: int) -> bytes:
-    parts = bytearray()
-    while value >= 0x80:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
+_Example = _make_message_class()

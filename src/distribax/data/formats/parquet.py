@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distribax.data.elements import Element, to_element
+from distribax.data.formats.record_format import CorruptRecordError
 
 if TYPE_CHECKING:
     import pyarrow
+
+_DAMAGE = (OSError, ValueError)
+"""What pyarrow raises for damaged files: its own errors derive from these."""
 
 
 def _import_parquet() -> Any:
@@ -40,7 +44,16 @@ class ParquetReader:
 
     def __init__(self, filename: str, columns: tuple[str, ...] | None, offset: list[int]) -> None:
         self.offset = offset
-        self._file: Any = _import_parquet().ParquetFile(filename)
+        self._filename = filename
+        parquet = _import_parquet()
+        try:
+            self._file: Any = parquet.ParquetFile(filename, page_checksum_verification=True)
+        except FileNotFoundError:
+            raise
+        except _DAMAGE as error:
+            raise CorruptRecordError(
+                filename, 0, f"not a Parquet file, or damaged ({error})"
+            ) from error
         known = self._file.schema_arrow.names
         unknown = sorted(set(columns or ()) - set(known))
         if unknown:
@@ -66,13 +79,22 @@ class ParquetReader:
     def _read(self) -> Generator[Element, None, None]:
         first_group, first_row = self.offset
         for group in range(first_group, self._file.num_row_groups):
-            table = self._file.read_row_group(group, columns=self._columns)
+            table = self._read_group(group)
             # Converting whole columns is far cheaper than asking for every cell.
             columns = {name: _to_numpy(table.column(name)) for name in table.column_names}
             for row in range(first_row, table.num_rows):
                 self.offset = [group, row + 1]
                 yield {name: to_element(values[row]) for name, values in columns.items()}
             first_row = 0
+
+    def _read_group(self, group: int) -> pyarrow.Table:
+        try:
+            return self._file.read_row_group(group, columns=self._columns)
+        except _DAMAGE as error:
+            place = self._file.metadata.row_group(group).column(0).data_page_offset
+            raise CorruptRecordError(
+                self._filename, place, f"damaged row group {group} ({error})"
+            ) from error
 
 
 def _to_numpy(column: pyarrow.ChunkedArray) -> Any:

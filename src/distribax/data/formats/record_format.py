@@ -15,6 +15,7 @@ from distribax.errors import DistribaxError
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DEFAULT_BUFFER_SIZE = 256 * 1024
+_MAX_READ = 64 * 1024 * 1024
 
 
 class CorruptRecordError(DistribaxError, ValueError):
@@ -169,10 +170,18 @@ class ChunkedFile:
 
     def read(self, size: int = 0) -> bytes:
         """Returns the next chunk, of at least `size` bytes unless the file ends."""
-        with self._name_damage():
-            data = self._file.read(max(size, self._chunk_size))
-        self.position += len(data)
-        return data
+        missing = max(size, self._chunk_size)
+        parts: list[bytes] = []
+        # A damaged length may be any number: only what is there is given memory.
+        while missing > 0:
+            with self._name_damage():
+                part = self._file.read(min(missing, max(self._chunk_size, _MAX_READ)))
+            if not part:
+                break
+            parts.append(part)
+            missing -= len(part)
+            self.position += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         self._file.close()

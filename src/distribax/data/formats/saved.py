@@ -15,7 +15,7 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.element_spec import Spec
 from distribax.data.formats import element_codec
-from distribax.data.formats.record_format import FileOpening, RecordReader
+from distribax.data.formats.record_format import CorruptRecordError, FileOpening, RecordReader
 from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
 
 _CATALOGUE = "catalogue.json"
@@ -43,15 +43,24 @@ def read_catalogue(path: str) -> Catalogue:
             f"path={path!r} has no saved data set. Expected a directory that dataset.save(path) "
             "has written."
         )
-    with open(os.path.join(path, _CATALOGUE)) as file:
-        saved = json.load(file)
-    if saved.get("version") != _VERSION:
+    try:
+        with open(os.path.join(path, _CATALOGUE)) as file:
+            saved = json.load(file)
+        version = saved.get("version")
+        names = [] if version != _VERSION else [os.path.basename(name) for name in saved["files"]]
+        spec = None if version != _VERSION else element_codec.load_spec(saved["spec"])
+        compression = saved.get("compression")
+        FileOpening(compression)
+    except element_codec.MALFORMED as error:
         raise ValueError(
-            f"path={path!r} was saved in the format {saved.get('version')!r}, this version reads "
-            f"{_VERSION}."
+            f"path={path!r}: {_CATALOGUE} is damaged: {type(error).__name__}: {error}. Save the "
+            "data set again."
+        ) from error
+    if version != _VERSION:
+        raise ValueError(
+            f"path={path!r} was saved in the format {version!r}, this version reads {_VERSION}."
         )
-    names = tuple(os.path.join(path, name) for name in saved["files"])
-    return Catalogue(names, element_codec.load_spec(saved["spec"]), saved["compression"])
+    return Catalogue(tuple(os.path.join(path, name) for name in names), spec, compression)
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,15 @@ class SavedFormat:
 
     def open(self, filename: str, offset: int | None = None) -> _Reader:
         """Opens a file at the byte where an element begins."""
-        return _Reader(TFRecordFormat(FileOpening(self.compression)).open(filename, offset))
+        records = TFRecordFormat(FileOpening(self.compression)).open(filename, offset)
+        return _Reader(filename, records)
 
 
 class _Reader:
     """An open file of elements."""
 
-    def __init__(self, records: RecordReader[int]) -> None:
+    def __init__(self, filename: str, records: RecordReader[int]) -> None:
+        self._filename = filename
         self._records = records
 
     @property
@@ -82,7 +93,12 @@ class _Reader:
         return self
 
     def __next__(self) -> nests.Element:
-        return element_codec.decode(next(self._records))
+        offset, record = self._records.offset, next(self._records)
+        try:
+            return element_codec.decode(record)
+        except ValueError as error:
+            problem = f"the record is not an element ({error})"
+            raise CorruptRecordError(self._filename, offset, problem) from error
 
     def close(self) -> None:
         """Closes the file."""

@@ -140,6 +140,12 @@ class TFRecordWriter:
         )
         self._file.write(self._deflate.compress(frame) if self._deflate else frame)
 
+    def flush(self) -> None:
+        """Hands what was written to the operating system, so that others can read it."""
+        if self._deflate:
+            self._file.write(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+        self._file.flush()
+
     def close(self) -> None:
         """Finishes the file; further calls do nothing."""
         if not self._file.closed:

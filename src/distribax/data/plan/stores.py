@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 from collections.abc import Generator
 from typing import Any, Protocol
 
 from distribax.data.elements import Element
+from distribax.data.formats import element_codec
 from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
 from distribax.data.write_protection import make_read_only
 
@@ -89,7 +89,7 @@ class _MemoryWriter:
 
 
 class FileStore:
-    """Keeps elements in a file of pickles with checksums; read only files that you trust."""
+    """Keeps elements in a file, with checksums."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -105,7 +105,16 @@ class FileStore:
         with contextlib.closing(reader):
             for number, record in enumerate(reader):
                 if number >= start:
-                    yield pickle.loads(record)
+                    yield self._decode(record, number)
+
+    def _decode(self, record: bytes, number: int) -> Element:
+        try:
+            return element_codec.decode(record)
+        except ValueError as error:
+            raise ValueError(
+                f"filename={self.filename!r}: record {number} of the cache is not an element: "
+                f"{error}. Delete the file; the next iteration writes it again."
+            ) from error
 
     def write(self, origin: dict[str, Any]) -> CacheWriter:
         return _FileWriter(self, origin)
@@ -120,7 +129,7 @@ class _FileWriter:
         self._writer = TFRecordWriter(self._partial)
 
     def add(self, element: Element) -> Element:
-        self._writer.write(pickle.dumps(element, pickle.HIGHEST_PROTOCOL))
+        self._writer.write(element_codec.encode(element))
         return element
 
     def finish(self) -> None:

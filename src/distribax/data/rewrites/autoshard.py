@@ -12,7 +12,12 @@ from distribax.data.plan.order import Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.plan_node import Node, walk
 from distribax.data.plan.transforms import replace_inputs
-from distribax.data.rewrites.file_sharding import NotFileBased, give_own_cache, shard_files
+from distribax.data.rewrites.file_sharding import (
+    NotFileBased,
+    give_own_cache,
+    reads_files,
+    shard_files,
+)
 from distribax.data.rewrites.rebatch import add_worker_part, require_batched
 
 _logger = logging.getLogger(__name__)
@@ -120,7 +125,10 @@ def _shard(
                 f"auto_shard_policy=FILE cannot divide this data set: {error}. Use "
                 "AutoShardPolicy.DATA, which divides every batch, or OFF."
             ) from None
-        _logger.warning(
+        # Who has no files expects nothing else; and one worker can say it for all.
+        is_surprise = worker_id == 0 and reads_files(plan)
+        _logger.log(
+            logging.WARNING if is_surprise else logging.INFO,
             "AutoShardPolicy.AUTO chose DATA: %s. Every worker runs the whole pipeline and keeps "
             "its part of each batch; set AutoShardPolicy.DATA to say that this is meant.",
             error,

@@ -37,6 +37,11 @@ def shard_files(
     return sharder.visit(plan)
 
 
+def reads_files(plan: Node) -> bool:
+    """Returns whether a part of the plan reads files."""
+    return _has(plan, (*_READERS, FileNames))
+
+
 def give_own_cache(node: Node, num_workers: int, worker_id: int) -> Node:
     """Returns the node; a cache in a file, or a snapshot, gets a file for each worker."""
     # Workers may share a disk, and each keeps something else.

@@ -36,8 +36,7 @@ def cache(self: D, filename: str = "", name: str | None = None) -> D:
 
     Args:
         filename: A file to keep them in; "" keeps them in memory. Later processes read the file
-            too: delete it when the pipeline before it changes, and use only files that you
-            trust (it holds pickles).
+            too: delete it when the pipeline before it changes.
         name: Accepted, without effect.
 
     Returns:

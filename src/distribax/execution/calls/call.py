@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
@@ -25,20 +24,43 @@ Origin: TypeAlias = int | LiftedIterator
 """Where an iterator comes from: its place among the arguments, or itself."""
 
 
-@dataclass
 class Call:
-    """A call: its arguments, flat and as they were given, and the elements fetched for it."""
+    """A call: its arguments, flat and as they were given, and the elements fetched for it.
 
-    args: Args
-    kwargs: Kwargs
-    leaves: list[Any]
-    tree: PyTreeDef
-    slots: list[signature.Slot]
-    dynamic: list[Any]
-    key: tuple[Hashable, ...]
-    pulled: list[Pulled] = field(default_factory=list)
-    # The distributed values that replicas have found in a trace, and not been given.
-    captured: dict[contracts.State, None] = field(default_factory=dict)
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        leaves: All of them, flat.
+        tree: Their structure.
+        slots: How each leaf enters the program.
+        dynamic: The leaves that are inputs of the program.
+        key: What calls with the same programs have in common.
+
+    Attributes:
+        pulled: The elements that were fetched, each with its iterator.
+        captured: The distributed values that replicas have found in a trace, and not been given.
+    """
+
+    # Not a dataclass: every call of a compiled step makes one.
+    def __init__(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        leaves: list[Any],
+        tree: PyTreeDef,
+        slots: list[signature.Slot],
+        dynamic: list[Any],
+        key: tuple[Hashable, ...],
+    ) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.leaves = leaves
+        self.tree = tree
+        self.slots = slots
+        self.dynamic = dynamic
+        self.key = key
+        self.pulled: list[Pulled] = []
+        self.captured: dict[contracts.State, None] = {}
 
     @property
     def has_wrapped(self) -> bool:
@@ -94,20 +116,19 @@ class Call:
 
     def read_role_key(self) -> Hashable:
         """Returns the key of programs for this call and others with variables of these forms."""
-        _, *elements = self.read_inputs()[0] if self.pulled else (None,)
-        return (self.role_key, *elements)
+        return (self.role_key, *self.read_inputs()[0])
 
     def read_inputs(self) -> tuple[tuple[Hashable, ...], list[Any]]:
-        """Returns the key of the program for this call, and its inputs, with the elements."""
+        """Returns the signatures of the elements, and the program's inputs, with the elements."""
         if not self.pulled:
-            return self.key, self.dynamic
+            return (), self.dynamic
         inputs, keys = list(self.dynamic), []
         for _, element in self.pulled:
             leaves, tree = jax.tree.flatten(element)
             parts, _, values = signature.read(leaves, frozenset())
             inputs.extend(values)
             keys.append((tree, *parts))
-        return (self.key, *keys), inputs
+        return tuple(keys), inputs
 
     def name_inputs(self, fn: Callable[..., object]) -> Iterator[str]:
         """Yields what the arguments that are inputs are called where `fn` is written."""

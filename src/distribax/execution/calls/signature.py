@@ -19,9 +19,7 @@ from distribax.values import (
     ArrayLike,
     DistributedValues,
     Global,
-    GlobalForm,
     Padded,
-    PaddedForm,
     Pieces,
     describe_form,
     is_opaque,
@@ -31,6 +29,10 @@ from distribax.values import (
 
 class Uneven(Exception):
     """The pieces of a value differ in more than their sizes, so the call must be eager."""
+
+
+class Traced(Exception):
+    """A JAX transformation is tracing an argument: the call is part of its program."""
 
 
 class Slot(abc.ABC):
@@ -52,30 +54,31 @@ class ArraySlot(Slot):
         return traced
 
 
-@dataclass(frozen=True, eq=False)
 class WrappedSlot(Slot):
     """A distributed value, whose array is an input."""
 
-    form: GlobalForm | PaddedForm
+    def __init__(self, value: DistributedValues, layout: Global | Padded) -> None:
+        self._value = value
+        self._layout = layout
 
     @override
     def rebuild(self, traced: Any) -> Any:
-        return self.form.wrap(traced)
+        return describe_form(self._value, self._layout).wrap(traced)
 
 
-@dataclass(frozen=True, eq=False)
 class StaticSlot(Slot):
     """Any other object, and an iterator: part of the signature, and passed on as it is."""
 
     is_dynamic = False
-    value: Any
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     @override
     def rebuild(self, traced: Any) -> Any:
         return self.value
 
 
-@dataclass(frozen=True, eq=False)
 class RoleSlot(StaticSlot):
     """A variable: programs can be called with another one of the same form."""
 
@@ -88,29 +91,47 @@ _HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
 def read(
     leaves: Sequence[object], static: frozenset[int]
 ) -> tuple[list[Hashable], list[Slot], list[Any]]:
-    """Returns the key parts, the slots and the dynamic values of the argument leaves."""
+    """Returns the key parts, the slots and the dynamic values of the argument leaves.
+
+    Raises:
+        Uneven: The pieces of a distributed value differ in more than their sizes.
+        Traced: A JAX transformation is tracing one of the leaves.
+    """
     keys: list[Hashable] = []
     slots: list[Slot] = []
     dynamic: list[Any] = []
     for index, leaf in enumerate(leaves):
+        # What nearly all calls are given comes first: every call of a compiled step gets here.
         if index in static:
             pass
-        elif isinstance(leaf, jax.Array):
-            # Arrays of random keys have no weak types.
-            keys.append((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)))
+        elif is_wrapped(leaf):
+            stored = leaf.layout
+            layout = stored if isinstance(stored, (Global, Padded)) else _join(leaf)
+            if layout is not None:
+                array = layout.array
+                if jax_private.is_tracer(array):
+                    raise Traced
+                if isinstance(layout, Global):
+                    how: Hashable = (layout.stacked, layout.mirrored)
+                else:
+                    how = layout.shapes
+                idle = leaf.idle.find()
+                keys.append((how, idle, layout.mesh, array.shape, array.dtype))
+                slots.append(WrappedSlot(leaf, layout))
+                dynamic.append(array)
+                continue
+        elif jax_private.is_concrete_array(leaf):
+            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
             slots.append(_ARRAY)
             dynamic.append(_uncommit(leaf))
             continue
-        elif is_wrapped(leaf) and _holds_arrays(leaf):
-            known = isinstance(leaf.layout, (Global, Padded))
-            layout = leaf.layout if known else leaf.join() or leaf.pad()
-            if not isinstance(layout, (Global, Padded)):
-                raise Uneven
-            array = layout.array
-            form = describe_form(leaf, layout)
-            keys.append((form, array.shape, array.dtype))
-            slots.append(WrappedSlot(form))
-            dynamic.append(array)
+        elif isinstance(leaf, jax.Array):
+            if jax_private.is_tracer(leaf):
+                raise Traced
+            # Random keys, which have no weak types.
+            keys.append((leaf.shape, leaf.dtype, False))
+            slots.append(_ARRAY)
+            dynamic.append(_uncommit(leaf))
             continue
         elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
             keys.append((leaf.shape, leaf.dtype, False))
@@ -135,10 +156,18 @@ def read(
     return keys, slots, dynamic
 
 
+def _join(value: DistributedValues) -> Global | Padded | None:
+    """Returns pieces as one array over the mesh; None if they are no arrays."""
+    if not _holds_arrays(value):
+        return None
+    layout = value.join() or value.pad()
+    if layout is None:
+        raise Uneven
+    return layout
+
+
 def _holds_arrays(value: DistributedValues) -> bool:
     layout = value.layout
-    if isinstance(layout, (Global, Padded)):
-        return True
     if isinstance(layout, Pieces) and layout.mesh is not None and layout.mesh.is_multi_process:
         # Numbers of this process alone: as constants they would make it another program.
         return all(isinstance(piece, _HOST_OR_ARRAY) for piece in layout.pieces)
@@ -147,7 +176,7 @@ def _holds_arrays(value: DistributedValues) -> bool:
 
 def _uncommit(array: jax.Array) -> jax.Array:
     """Lets an array of one device meet variables that are spread over several."""
-    if not jax_private.is_tracer(array) and array.committed and len(array.sharding.device_set) == 1:
+    if array.committed and len(array.sharding.device_set) == 1:
         return jax_private.uncommit(array)
     return array
 

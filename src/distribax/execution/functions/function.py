@@ -13,12 +13,13 @@ from typing import Any
 import jax
 from typing_extensions import override
 
-from distribax import context, contracts, jax_private
+from distribax import context, contracts, jax_private, progress
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
-from distribax.execution.calls.call import Args, Call, Kwargs, Origin
+from distribax.execution.calls.call import Args, Call, Kwargs
 from distribax.execution.calls.input_signature import fit, is_spec, make_example
 from distribax.execution.functions.concrete_function import ConcreteFunction
+from distribax.execution.functions.known_calls import KnownCalls
 from distribax.execution.programs.guarded_programs import GuardedPrograms
 from distribax.execution.programs.program import Program, Stale, TraceAgain, build
 from distribax.execution.programs.siblings import Siblings
@@ -31,6 +32,7 @@ from distribax.values import is_none_or_opaque, nests
 _logger = logging.getLogger(__name__)
 
 _MAX_HOST_RUNS = 64
+_NO_LEAVES: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,7 @@ class Function:
         functools.update_wrapper(self, fn)
         self._python = fn
         self._settings = settings or Settings()
-        self._programs: dict[Hashable, GuardedPrograms] = {}
-        self._pulls: dict[Hashable, list[Origin]] = {}
-        # Elements of iterators that were fetched for a call which has not been made yet.
-        self._fetched: dict[Hashable, list[Pulled]] = {}
+        self._known: dict[Hashable, KnownCalls] = {}
         self._siblings = Siblings()
         self._called = False
         self._trace_count = 0
@@ -82,8 +81,7 @@ class Function:
         Args:
             renew: Returns the device that replaces another.
         """
-        self._programs.clear()
-        self._pulls.clear()
+        self._known.clear()
         self._runs.clear()
         self._siblings = Siblings()
 
@@ -152,10 +150,11 @@ class Function:
             is_leaf=lambda leaf: is_spec(leaf) or is_none_or_opaque(leaf),
         )
         call = self._make_call(context.current(), args, kwargs)
-        program = self._find(call)[1] or self._prepare(call)[0]
+        known = self._get_known(call)
+        program = self._find(known, call)[1] or self._prepare(known, call)[0]
         if call.pulled:
             # Fetched for the trace; the next call is the one that uses them.
-            self._fetched[call.key] = call.pulled
+            known.fetched = call.pulled
         if not isinstance(program, Program):
             raise ValueError(
                 f"get_concrete_function: {self._name} is not one program: it loops over input, or "
@@ -227,22 +226,21 @@ class Function:
     def _call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Any:
         try:
             call = self._make_call(here, args, kwargs)
+        except signature.Traced:
+            return self._python(*args, **kwargs)
         except signature.Uneven:
             return self._eager(args, kwargs, [])
-        if any(map(jax_private.is_tracer, call.dynamic)):
-            return self._python(*args, **kwargs)
+        known = self._known.get(call.key) or self._get_known(call)
+        if known.origins or known.fetched:
+            try:
+                known.fetch(call)
+            except StopIteration:
+                if not call.pulled:
+                    raise
+                # What the code does with the elements before is done before it gets to the end.
+                return self._host(args, kwargs, call.pulled)
         try:
-            if call.key in self._fetched:
-                call.pulled = self._fetched.pop(call.key)
-            else:
-                call.fetch_all(self._find_pulls(call))
-        except StopIteration:
-            if not call.pulled:
-                raise
-            # What the code does with the elements before is done before it gets to the end.
-            return self._host(args, kwargs, call.pulled)
-        try:
-            variants, program, inputs = self._find(call)
+            variants, program, inputs = self._find(known, call)
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
         if isinstance(program, Program):
@@ -253,41 +251,51 @@ class Function:
                 variants.remove(program)
                 program = None
         if program is None:
-            return self._first_call(call)
+            return self._first_call(known, call)
         return self._call_on_host(program, call)
 
     def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
-        leaves, tree = nests.flatten((args, kwargs), is_none_or_opaque)
+        leaves, tree = nests.flatten_arguments((args, kwargs))
         settings = self._settings
-        static = self._find_leaves(args, kwargs, settings.static_argnums, settings.static_argnames)
+        static = _NO_LEAVES
+        if settings.static_argnums or settings.static_argnames:
+            static = self._find_leaves(
+                args, kwargs, settings.static_argnums, settings.static_argnames
+            )
         keys, slots, dynamic = signature.read(leaves, static)
         where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
         return Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
 
-    def _find_pulls(self, call: Call) -> list[Origin]:
-        """Returns where the elements that a call needs come from, as far as that is known."""
-        pulls = self._pulls.get(call.key)
-        return self._siblings.find_pulls(call) or [] if pulls is None else pulls
+    def _get_known(self, call: Call) -> KnownCalls:
+        """Returns what is known of calls like this one."""
+        known = self._known.setdefault(call.key, KnownCalls())
+        if known.origins is None:
+            known.origins = self._siblings.find_origins(call)
+        return known
 
     def _find(
-        self, call: Call
+        self, known: KnownCalls, call: Call
     ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
-        key, inputs = call.read_inputs()
-        variants = self._programs.get(key)
-        if variants is None and (variants := self._siblings.find(call)) is not None:
-            self._programs[key] = variants
-            self._pulls[call.key] = call.find_origins()
-        return variants, None if variants is None else variants.find(), inputs
+        elements, inputs = call.read_inputs() if call.pulled else ((), call.dynamic)
+        variants = known.programs.get(elements)
+        if variants is None:
+            variants = self._siblings.find(call)
+            if variants is None:
+                return None, None, inputs
+            known.programs[elements] = variants
+            known.origins = call.find_origins()
+        return variants, variants.find(), inputs
 
-    def _first_call(self, call: Call) -> Any:
+    def _first_call(self, known: KnownCalls, call: Call) -> Any:
         """Traces, compiles and calls."""
-        program, first = self._prepare(call)
-        if isinstance(program, HostMode):
-            return self._call_on_host(program, call)
-        return (first or program)(call.read_inputs()[1])
+        with progress.show(f"compiling {self._name}"):
+            program, first = self._prepare(known, call)
+            if isinstance(program, Program):
+                return (first or program)(call.read_inputs()[1])
+        return self._call_on_host(program, call)
 
-    def _prepare(self, call: Call) -> tuple[Program | HostMode, Program | None]:
+    def _prepare(self, known: KnownCalls, call: Call) -> tuple[Program | HostMode, Program | None]:
         """Traces for a call, and keeps the program; see `_trace` for what it returns."""
         num_changes = adapters.count_changes()
         with adapters.watch() as guards:
@@ -295,10 +303,10 @@ class Function:
         if program is not HostMode.ONCE:
             # In a loop the host fetches what it needs, and it does not matter what that is.
             is_loop = program is HostMode.LOOP
-            key = call.key if is_loop else call.read_inputs()[0]
-            variants = self._programs.setdefault(key, GuardedPrograms())
+            elements = () if is_loop else call.read_inputs()[0]
+            variants = known.programs.setdefault(elements, GuardedPrograms())
             variants.add(program, guards, num_changes)
-            self._pulls[call.key] = [] if is_loop else call.find_origins()
+            known.origins = [] if is_loop else call.find_origins()
         if isinstance(program, Program):
             self._siblings.add(call, program, variants, self._python)
             self._called = True

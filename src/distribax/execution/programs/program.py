@@ -80,7 +80,7 @@ class Program:
     has_created: bool
     # The ids of the variables whose identity the traced code has asked for.
     identified: frozenset[int]
-    size: int
+    recorded: jax_private.Recorded
     name: str
 
     @functools.cached_property
@@ -117,7 +117,8 @@ class Program:
 
     def does_same(self, other: Program) -> bool:
         """Tells whether another trace of the same code has led to the same computation."""
-        return self.size == other.size and self.lift.is_same(other.lift)
+        sizes = [jax_private.count_operations(each.recorded) for each in (self, other)]
+        return sizes[0] == sizes[1] and self.lift.is_same(other.lift)
 
     def __call__(self, dynamic: list[Any]) -> Any:
         if self.on_mesh and jax_private.has_mesh():
@@ -128,19 +129,27 @@ class Program:
     def _call(self, dynamic: list[Any]) -> Any:
         lift = self.lift
         given = [variable.take_program_value() for variable in lift.donated]
-        read = self._read()
-        own, dynamic = _split(dynamic, self.donated)
-        with self._record(dynamic) as call, launch_lock:
-            if lift.device is None:
-                arrays, new, done = self.call(given, own, read, dynamic)
-            else:
-                with jax.default_device(lift.device):
-                    arrays, new, done = self.call(given, own, read, dynamic)
-            call.set_results((*new, *arrays))
+        read = self._read() if lift.read else []
+        own, dynamic = _split(dynamic, self.donated) if self.donated else ([], dynamic)
+        if jax_private.joint_calls.is_watched:
+            with self._record(dynamic) as call:
+                arrays, new, done = self._launch(given, own, read, dynamic)
+                call.set_results((*new, *arrays))
+        else:
+            arrays, new, done = self._launch(given, own, read, dynamic)
         for variable, value in zip(lift.written, new, strict=True):
             variable.store_program_value(value)
-        self.effects.commit(done)
+        if done:
+            self.effects.commit(done)
         return self.results.rebuild(arrays)
+
+    def _launch(self, *inputs: list[Any]) -> Any:
+        device = self.lift.device
+        with launch_lock:
+            if device is None:
+                return self.call(*inputs)
+            with jax.default_device(device):
+                return self.call(*inputs)
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX has it before it is compiled, for some inputs."""
@@ -159,7 +168,7 @@ class Program:
     ) -> contextlib.AbstractContextManager[jax_private.JointCall]:
         """Notes the call if all processes have to make it."""
         calls = jax_private.joint_calls
-        if calls.is_watched and self._shares_variables:
+        if self._shares_variables:
             return calls.record(f"compiled {self.name}")
         return calls.record_for(lambda: f"compiled {self.name}", *dynamic)
 
@@ -243,7 +252,7 @@ def build(
         on_mesh,
         frame.has_created,
         frozenset(frame.identified),
-        jax_private.count_operations(recorded),
+        recorded,
         getattr(fn, "__qualname__", type(fn).__qualname__),
     )
 
@@ -330,7 +339,6 @@ def _compile(
     cut = jaxprs.Cut(recorded)
     if cut.tables:
         return StagedCall(cut, num_donated, form, _release_launch_lock)
-    run = jax_private.make_function(recorded)
 
     def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         inputs = jax.tree.leaves((given, own, read, dynamic))
@@ -338,7 +346,8 @@ def _compile(
             raise Stale
         # Constants are arrays too, also where `jax.disable_jit` runs the program step by step.
         outputs = [
-            each if isinstance(each, jax.Array) else jnp.asarray(each) for each in run(*inputs)
+            each if isinstance(each, jax.Array) else jnp.asarray(each)
+            for each in jax_private.run_recorded(recorded, inputs, replay.__name__)
         ]
         return jax.tree.unflatten(form, outputs)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import PyTreeDef
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
@@ -53,8 +54,10 @@ class Results:
     """The form of a function's results, learnt while it is traced."""
 
     def __init__(self) -> None:
-        self._tree: Any = None
+        self._tree: PyTreeDef = jax.tree.structure(None)
         self._forms: list[Held | Plain | GlobalForm | PaddedForm] = []
+        # Whether all parts are arrays of the program, of which none is in other processes.
+        self._is_plain = False
         # By place, the last sharding that was found to be of this process alone: JAX is slow to
         # tell, and it is mostly the same.
         self._local: dict[int, Sharding] = {}
@@ -80,10 +83,13 @@ class Results:
                 continue
             self._forms.append(form)
             arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)
+        self._is_plain = jax.process_count() == 1 and all(each is _PLAIN for each in self._forms)
         return arrays
 
     def rebuild(self, arrays: Iterable[jax.Array]) -> Any:
         """Puts the arrays of one call back into the form of the result."""
+        if self._is_plain:
+            return self._tree.unflatten(arrays)
         remaining = iter(arrays)
         leaves: list[object] = []
         for place, form in enumerate(self._forms):
@@ -93,7 +99,7 @@ class Results:
                 leaves.append(form.wrap(next(remaining)))
             else:
                 leaves.append(self._localize(place, next(remaining)))
-        return jax.tree.unflatten(self._tree, leaves)
+        return self._tree.unflatten(leaves)
 
     @property
     def is_exchangeable(self) -> bool:

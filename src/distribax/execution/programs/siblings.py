@@ -2,9 +2,13 @@
 
 Code that is given a variable mostly does not ask which one it is: then its program does the same
 for another one of the same form. What it reads, writes and sends is exchanged, and the compiled
-computation stays. Where the code may tell variables apart, it is traced for each: if it can reach
-one by another way than its arguments (such as an optimizer, with its slots), or if it has asked for
-a name, a device or a reference.
+computation stays. Where the code may tell variables apart, it is traced for each:
+
+- it can reach one by another way than its arguments, such as an optimizer with its slots;
+- it has asked for a name, a device or a reference, or may ask for an `id`;
+- it uses other variables than the arguments and those that have a name in the code: which one it
+  has picked from a table, or found as an attribute, may depend on the argument;
+- somebody has given the argument attributes of his own.
 """
 
 from __future__ import annotations
@@ -34,17 +38,17 @@ class Siblings:
 
     def __init__(self) -> None:
         self._traced: dict[Hashable, _Traced] = {}
-        self._pulls: dict[Hashable, list[Origin]] = {}
+        self._origins: dict[Hashable, list[Origin]] = {}
 
-    def find_pulls(self, call: Call) -> list[Origin] | None:
+    def find_origins(self, call: Call) -> list[Origin] | None:
         """Returns where the elements come from that a call like this one has fetched."""
-        return self._pulls.get(call.role_key) if call.role_arguments else None
+        return self._origins.get(call.role_key) if call.role_arguments else None
 
     def find(self, call: Call) -> GuardedPrograms | None:
         """Returns programs of other variables, for those of this call."""
         arguments = call.role_arguments
         traced = self._traced.get(call.read_role_key()) if arguments else None
-        if traced is None or _is_any(arguments, traced.reachable):
+        if traced is None or _is_any(arguments, traced.reachable) or _have_attributes(arguments):
             return None
         return traced.variants.exchange(make_exchange(traced.arguments, arguments))
 
@@ -55,13 +59,21 @@ class Siblings:
         arguments = call.role_arguments
         if not arguments or _is_any(arguments, program.identified) or not program.is_exchangeable:
             return
+        given = frozenset(map(id, list_objects(arguments)))
+        others = frozenset(map(id, program.states)) - given
+        named = reachable_variables.list_named(fn) if others else []
+        if _have_attributes(arguments) or not others <= frozenset(map(id, named)):
+            return
         reachable = reachable_variables.find_variables([fn, *call.static_objects])
         if reachable is None or _is_any(arguments, reachable):
             return
-        given = frozenset(map(id, list_objects(arguments)))
-        reachable |= frozenset(map(id, program.states)) - given
-        self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable)
-        self._pulls[call.role_key] = call.find_origins()
+        self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable | others)
+        self._origins[call.role_key] = call.find_origins()
+
+
+def _have_attributes(arguments: Sequence[RoleArgument]) -> bool:
+    """Tells whether a user has set attributes, which code may read; ours are private."""
+    return any(not name.startswith("_") for each in list_objects(arguments) for name in vars(each))
 
 
 def _is_any(arguments: Sequence[RoleArgument], ids: frozenset[int]) -> bool:

@@ -44,6 +44,8 @@ def register(module: str, load: Callable[[], Adapter]) -> None:
 
 def load_adapters() -> None:
     """Loads the adapters of the libraries that the program has imported by now."""
+    if not any(map(sys.modules.__contains__, _waiting)):
+        return
     for module in tuple(_waiting):
         if module in sys.modules:
             # A step in another thread waits: it must not run without the adapter.

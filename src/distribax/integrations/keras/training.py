@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import json
 import random
@@ -17,6 +18,7 @@ import numpy as np
 from distribax import contracts, jax_private
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.data import adapt_input
+from distribax.integrations.keras.dataset_creator import check_steps
 from distribax.integrations.keras.models import find_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 
@@ -25,19 +27,21 @@ _MODEL = ("trainable_variables", "non_trainable_variables")
 
 def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
+    name = method.__name__
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        strategy = find_strategy(model, method.__name__)
+        strategy = find_strategy(model, name)
         if strategy is None:
             return method(model, *args, **kwargs)
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()
         # Those that are declared, and those that the method takes without naming them.
         rest = bound.arguments.pop("kwargs", {})
-        with strategy.scope(), _let_data_end():
-            given = adapt_input(strategy, bound.arguments, model, method.__name__)
+        arguments = check_steps(name, bound.arguments)
+        with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
+            given = adapt_input(strategy, arguments, model, name)
             if "verbose" in given and not is_chief(strategy):
                 given["verbose"] = 0
             _shuffle_alike(strategy)
@@ -71,6 +75,24 @@ def _shuffle_alike(strategy: contracts.Strategy) -> None:
         np.random.set_state(tuple(numpy))
 
 
+def _feed_from(
+    strategy: contracts.Strategy, method: str, arguments: dict[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+    served = _find_served(strategy)
+    if served is None:
+        return contextlib.nullcontext()
+    feed: contextlib.AbstractContextManager[None] = served.feed_from(strategy, method, arguments)
+    return feed
+
+
+def _find_served(strategy: contracts.Strategy) -> Any | None:
+    """Returns the module for strategies whose variables live on servers; None for others."""
+    if strategy.extended.source is None:
+        return None
+    # It needs Ray, which only programs with parameter servers have.
+    return importlib.import_module("distribax.integrations.keras.served.steps")
+
+
 def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `keras.Model.make_train_function` for models of strategies."""
 
@@ -81,7 +103,12 @@ def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(model, force)
         if model.train_function is None or force:
             kinds = (*_MODEL, "optimizer_variables", "metrics_variables")
-            model.train_function = MeasuringStep(model, strategy, model.train_step, kinds)
+            served = _find_served(strategy)
+            model.train_function = (
+                MeasuringStep(model, strategy, model.train_step, kinds)
+                if served is None
+                else served.ServedStep(model, strategy, "train")
+            )
         return model.train_function
 
     return call
@@ -97,7 +124,12 @@ def make_test_function(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(model, force)
         if model.test_function is None or force:
             kinds = (*_MODEL, "metrics_variables")
-            model.test_function = MeasuringStep(model, strategy, model.test_step, kinds)
+            served = _find_served(strategy)
+            model.test_function = (
+                MeasuringStep(model, strategy, model.test_step, kinds)
+                if served is None
+                else served.ServedStep(model, strategy, "test")
+            )
         return model.test_function
 
     return call
@@ -112,7 +144,12 @@ def make_predict_function(make: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return make(model, force)
         if model.predict_function is None or force:
-            model.predict_function = PredictingStep(model, strategy)
+            served = _find_served(strategy)
+            model.predict_function = (
+                PredictingStep(model, strategy)
+                if served is None
+                else served.ServedStep(model, strategy, "predict")
+            )
         return model.predict_function
 
     return call

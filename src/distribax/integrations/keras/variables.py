@@ -87,6 +87,12 @@ def get_cell(variable: keras.Variable) -> VariableCell | Variable:
     return held if isinstance(held, _KEEPERS) else _put_in_cell(variable, held)
 
 
+def replace_cell(variable: keras.Variable, cell: VariableCell) -> None:
+    """Has a variable keep its value in another cell from now on."""
+    cell.owner = get_strategy(variable)
+    variable.__dict__[_SLOT] = cell
+
+
 def mark_same(variable: keras.Variable) -> None:
     """Says that all replicas write the same to a variable, by the way it is computed."""
     cell = get_cell(variable)
@@ -101,7 +107,7 @@ class Value:
         if variable is None:
             return self
         held = variable.__dict__.get(_SLOT, _NEW)
-        if type(held) is VariableCell:
+        if isinstance(held, VariableCell):
             return held.read_value()
         if held is _NEW:
             raise AttributeError("the variable has no value yet")
@@ -122,7 +128,7 @@ class Value:
             if not isinstance(held, _KEEPERS):
                 variable.__dict__[_SLOT] = None
             return
-        if type(held) is VariableCell:
+        if isinstance(held, VariableCell):
             held.write_value(value)
         elif isinstance(held, Variable):
             _write_variable(held, value)

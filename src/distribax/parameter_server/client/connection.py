@@ -281,7 +281,9 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         try:
-            handshake.introduce(connection, self._token)
+            handshake.introduce(
+                connection, self._token, min(self._timeout, handshake.HANDSHAKE_SECONDS)
+            )
             self._send(
                 Message(
                     {

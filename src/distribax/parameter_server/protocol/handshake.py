@@ -1,8 +1,8 @@
 """How a client and a server prove to each other that they have the cluster's token.
 
 Both send a random challenge and answer the other's with an HMAC of both; the token itself never
-travels. All messages have a fixed size, and nothing is parsed before the proof. What follows is
-not encrypted: across machines use a network that you trust.
+travels. All messages have a fixed size, nothing is parsed before the proof, and all of it has one
+time limit. What follows is not encrypted: across machines use a network that you trust.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hmac
 import os
 import socket
 import struct
+import time
 from typing import Final
 
 from distribax.errors import DistribaxError
@@ -20,37 +21,66 @@ _GREETING: Final = b"distribax-parameters-2\n"
 _NONCE: Final = 32
 _ACCEPTED: Final = b"+"
 _REFUSED: Final = b"-"
+HANDSHAKE_SECONDS: Final = 10.0
+"""How long meeting may take, however the other side spreads its bytes."""
 
 
 class WrongTokenError(DistribaxError, PermissionError):
     """The other side does not have the same token."""
 
 
-def welcome(connection: socket.socket, token: bytes) -> None:
-    """The server's side; raises a WrongTokenError if the client does not know the token."""
+def welcome(connection: socket.socket, token: bytes, seconds: float = HANDSHAKE_SECONDS) -> None:
+    """The server's side; leaves the connection without a time limit.
+
+    Args:
+        connection: The connection with a client.
+        token: The cluster's secret.
+        seconds: How long all of it may take.
+
+    Raises:
+        WrongTokenError: The client does not know the token.
+        ConnectionError: The client has closed the connection.
+        TimeoutError: The client has not answered in time.
+    """
+    deadline = time.monotonic() + seconds
+    connection.settimeout(seconds)
     check_peer(connection)
     own = os.urandom(_NONCE)
     connection.sendall(_GREETING + own)
-    theirs, proof = _split(_receive_exactly(connection, _NONCE + 32))
+    theirs, proof = _split(_receive_exactly(connection, _NONCE + 32, deadline))
     if not hmac.compare_digest(proof, _make_proof(token, b"client", own, theirs)):
         connection.sendall(_REFUSED + bytes(32))
         raise WrongTokenError("a client without the cluster's token has called")
     connection.sendall(_ACCEPTED + _make_proof(token, b"server", own, theirs))
+    connection.settimeout(None)
 
 
-def introduce(connection: socket.socket, token: bytes) -> None:
-    """The client's side; raises a WrongTokenError unless both have the same token."""
+def introduce(connection: socket.socket, token: bytes, seconds: float = HANDSHAKE_SECONDS) -> None:
+    """The client's side; leaves the connection with the time limit that it had.
+
+    Args:
+        connection: The connection with a server.
+        token: The cluster's secret.
+        seconds: How long all of it may take.
+
+    Raises:
+        WrongTokenError: The server does not have the same token.
+        ConnectionError: It is no parameter server, or has closed the connection.
+        TimeoutError: The server has not answered in time.
+    """
+    before, deadline = connection.gettimeout(), time.monotonic() + seconds
     check_peer(connection)
-    greeting = _receive_exactly(connection, len(_GREETING) + _NONCE)
+    greeting = _receive_exactly(connection, len(_GREETING) + _NONCE, deadline)
     if not greeting.startswith(_GREETING):
         raise ConnectionError(f"not a parameter server: it says {greeting!r}")
     theirs, own = greeting[len(_GREETING) :], os.urandom(_NONCE)
     connection.sendall(own + _make_proof(token, b"client", theirs, own))
-    answer = _receive_exactly(connection, 1 + 32)
+    answer = _receive_exactly(connection, 1 + 32, deadline)
     if answer[:1] != _ACCEPTED:
         raise WrongTokenError("the server has another token")
     if not hmac.compare_digest(answer[1:], _make_proof(token, b"server", theirs, own)):
         raise WrongTokenError("what answers there does not have the token")
+    connection.settimeout(before)
 
 
 def check_peer(connection: socket.socket) -> None:
@@ -72,9 +102,12 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     return data[:_NONCE], data[_NONCE:]
 
 
-def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("the other side has taken too long to prove that it has the token")
+        connection.settimeout(left)
         part = connection.recv(size - len(data))
         if not part:
             raise ConnectionError("the other side has closed the connection while meeting")

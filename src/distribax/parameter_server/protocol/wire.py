@@ -102,7 +102,7 @@ def receive(connection: socket.socket) -> Message:
             raise FrameError(f"{len(begun) - payload} bytes follow a frame without an answer")
         if not forms:
             return Message(header, (), descriptors, number)
-        arrays = [aligned_empty(shape, dtype) for dtype, shape in forms]
+        arrays = _allocate(forms)
         parts = [part for array in arrays if (part := _view_bytes(array)).nbytes]
         _receive_parts(connection, _fill(parts, begun))
     except BaseException:
@@ -121,13 +121,20 @@ def _parse(
         if not described and not payload:
             return header, []
         forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FrameError(f"a frame's header cannot be read: {error}") from error
     header = {key: value for key, value in header.items() if key != _ARRAYS}
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     if sum(sizes) != payload or any(size < 0 for size in sizes):
         raise FrameError(f"a frame announces {payload} bytes and arrays of {sum(sizes)}")
     return header, forms
+
+
+def _allocate(forms: list[tuple[Any, tuple[int, ...]]]) -> list[Array]:
+    try:
+        return [aligned_empty(shape, dtype) for dtype, shape in forms]
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise FrameError(f"a frame's arrays cannot be allocated: {error}") from error
 
 
 def _view_bytes(value: Array) -> memoryview:

@@ -17,8 +17,9 @@ from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.shared_memory.arena import can_share
 from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotSchedule
 
-_HANDSHAKE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.05
+_MAX_STRANGERS: Final = 128
+"""How many connections may be without a proof; of more, the one that has waited longest is cut."""
 
 
 class ParameterServer:
@@ -58,11 +59,13 @@ class ParameterServer:
         self._token = token
         shared = shared_memory and can_share()
         self._store = Store(shared_memory=shared, record_history=record_history)
-        self._snapshots = SnapshotSchedule(self._store, snapshot_dir, snapshot_interval)
+        self._snapshots = SnapshotSchedule(self._store, snapshot_dir, snapshot_interval, token)
         self._boot = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._listeners: list[socket.socket] = []
         self._connections: dict[socket.socket, threading.Thread] = {}
+        # Those that have not proved yet that they have the token, the oldest first.
+        self._strangers: dict[socket.socket, None] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -104,12 +107,22 @@ class ParameterServer:
         """Takes a snapshot now and returns its path."""
         return self._snapshots.snapshot()
 
+    def save_and_stop(self) -> None:
+        """Takes a last snapshot, if it takes any; nothing is changed any more.
+
+        The process has to end now: whoever asks it for something waits for ever.
+        """
+        self._store.lock.acquire()
+        if self._snapshots.is_on:
+            self.snapshot()
+
     def status(self) -> dict[str, Any]:
         """Returns what the server holds and has done.
 
         Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
-        restored snapshot included), `connections`, `rounds` (of synchronous optimizers),
-        `snapshot` and `snapshot_time` (the last), `restored` (the snapshot that it began with).
+        restored snapshot included), `counts` (all changes by kind, likewise), `connections`,
+        `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
+        (the snapshot that it began with).
         """
         # Without the store's lock: a ping must not wait for a program that is being compiled.
         store = self._store
@@ -125,6 +138,7 @@ class ParameterServer:
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
             "updates": store.num_updates,
+            "counts": dict(store.counts),
             "connections": len(self._connections),
             "rounds": rounds,
             **self._snapshots.status(),
@@ -151,14 +165,21 @@ class ParameterServer:
                     connection.close()
                     return
                 self._connections[connection] = thread
+                self._strangers[connection] = None
+                if len(self._strangers) > _MAX_STRANGERS:
+                    # Its own thread closes it.
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
                 thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(_HANDSHAKE_SECONDS)
             sockets.tune(connection)
             handshake.welcome(connection, self._token)
-            connection.settimeout(None)
+            with self._lock:
+                self._strangers.pop(connection, None)
             host = Host(self._store, self._hello, self.status, self._snapshots.describe_origin)
             RequestHandler(host, connection).run()
         except (OSError, EOFError):
@@ -166,6 +187,7 @@ class ParameterServer:
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
+                self._strangers.pop(connection, None)
             connection.close()
 
     def _hello(self, client: str, server: int) -> dict[str, Any]:

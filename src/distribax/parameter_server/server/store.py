@@ -75,6 +75,8 @@ class Store:
         self.answers: dict[str, Answer] = {}
         self.history: list[tuple[str, int]] | None = [] if record_history else None
         self.num_updates = 0
+        # How many changes of each kind were made, optimizer updates among them.
+        self.counts: Counter[str] = Counter()
         # Versions never repeat, not even after a restart: callers cache by them.
         self.version = time.time_ns()
         self.structure = 0
@@ -366,6 +368,7 @@ class Store:
                 else:
                     self.get_parameter(uid).write(change, version)
         self.num_updates += transaction.num_updates
+        self.counts.update(transaction.counts)
         for uid in transaction.closed:
             self.rounds[uid].close()
         if transaction.closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import jax
@@ -33,6 +34,7 @@ class Transaction:
         contributions: What is to be added to rounds.
         closed: The optimizers whose round is applied with it.
         num_updates: How many updates of optimizers are among the changes.
+        counts: How many changes of each kind there are, "assign_add" for example.
     """
 
     def __init__(
@@ -46,12 +48,15 @@ class Transaction:
         self.contributions: list[Apply] = []
         self.closed: list[str] = []
         self.num_updates = 0
+        self.counts: Counter[str] = Counter()
         self._parameter_of = parameter_of
         self._update_of = update_of
         self._round_of = round_of
 
     def compute(self, operation: Op) -> None:
         """Computes what an operation changes; it has been checked."""
+        if not isinstance(operation, Apply):
+            self.counts[_name_kind(operation)] += 1
         match operation:
             case Assign(uid, value):
                 self._set(uid, value)
@@ -124,6 +129,7 @@ class Transaction:
             self._set(counter, self.read_host(counter) + 1)
         self.slots.update(changes.keys() & update.slot_uids)
         self.num_updates += 1
+        self.counts["optimizer update"] += 1
 
     def _set(self, uid: str, value: Change) -> None:
         self.changes[uid] = value
@@ -137,3 +143,16 @@ class Transaction:
         value = self.read_host(uid).copy()
         value[write.indices] = write.rows
         self._set(uid, value)
+
+
+def _name_kind(operation: Op) -> str:
+    """Returns the name of the variable's method that has sent the operation."""
+    if isinstance(operation, Scatter):
+        return str(WriteKind(operation.kind))
+    names = {
+        Assign: "assign",
+        AssignAdd: "assign_add",
+        AssignRows: "scatter_update",
+        AddRows: "scatter_add",
+    }
+    return names[type(operation)]

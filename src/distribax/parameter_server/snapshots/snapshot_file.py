@@ -1,17 +1,22 @@
 """Files with all that a server keeps: written whole or not at all, checked when they are read.
 
-A file is a fixed prefix (magic, length and checksum of the header), a JSON header, and the bytes of
-the arrays, each with its own checksum in the header. It is written under another name, flushed to
-the disk and then renamed, so that whatever ends the process leaves the last good file in place.
+A file is a fixed prefix (magic, length and authentication code of the header), a JSON header, and
+the bytes of the arrays, each with its SHA-256 in the header. The code is an HMAC under the
+cluster's token: nothing in a file is parsed, let alone unpickled, before it is known that a server
+of this cluster has written it. The folder is the owner's alone. A file is written under another
+name, flushed to the disk and then renamed, so that whatever ends the process leaves the last good
+file in place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
 import os
+import stat
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +32,12 @@ from distribax.topology.host_memory import aligned_empty
 KEPT: Final = 2
 """How many files are kept: the newest, and one more should it be damaged."""
 
-_MAGIC: Final = b"dxsnap1\n"
-_PREFIX: Final = struct.Struct("<8sQI")
+_MAGIC: Final = b"dxsnap2\n"
+_PREFIX: Final = struct.Struct("<8sQ32s")
 _SUFFIX: Final = ".dxsnap"
+_ASIDE: Final = ".damaged"
+_PRIVATE_FOLDER: Final = 0o700
+_PRIVATE_FILE: Final = 0o600
 
 
 class DamagedSnapshotError(DistribaxError, ValueError):
@@ -44,20 +52,27 @@ class SnapshotState:
     arrays: Sequence[Array] = field(default=())
 
 
-def write(folder: Path, number: int, state: SnapshotState) -> Path:
+def write(folder: Path, number: int, state: SnapshotState, token: bytes) -> Path:
     """Writes a snapshot, removes those that are too old, and returns the new one's path.
 
-    `number` orders the snapshots of a folder.
+    Args:
+        folder: Where; it is created if need be, and nobody else may read it then.
+        number: Orders the snapshots of a folder.
+        state: What to write.
+        token: The cluster's secret.
+
+    Raises:
+        PermissionError: The folder belongs to another user.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_private(folder)
     arrays = [np.asarray(array, order="C") for array in state.arrays]
-    described = [[a.dtype.name, a.shape, zlib.crc32(_view_bytes(a))] for a in arrays]
+    described = [[a.dtype.name, a.shape, _digest(a)] for a in arrays]
     header = json.dumps({"state": state.header, "arrays": described}).encode()
     path = folder / f"{number:020d}{_SUFFIX}"
     temporary = path.with_suffix(".partial")
     try:
-        with open(temporary, "wb") as file:
-            file.write(_PREFIX.pack(_MAGIC, len(header), zlib.crc32(header)))
+        with open(temporary, "wb", opener=_open_private) as file:
+            file.write(_PREFIX.pack(_MAGIC, len(header), _make_code(token, path, header)))
             file.write(header)
             for array in arrays:
                 file.write(_view_bytes(array))
@@ -68,56 +83,108 @@ def write(folder: Path, number: int, state: SnapshotState) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(folder)
-    for old in _list_files(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
+    for suffix in (_SUFFIX, _ASIDE):
+        for old in _list_files(folder, suffix)[KEPT:]:
+            old.unlink(missing_ok=True)
     # Left by a process that was killed while it wrote.
     for left in folder.glob("*.partial"):
         left.unlink(missing_ok=True)
     return path
 
 
-def read_newest(folder: Path) -> tuple[Path | None, SnapshotState | None, list[str]]:
-    """Reads the newest snapshot that is whole; also says which ones are not, and why."""
-    damaged: list[str] = []
-    for path in _list_files(folder):
-        try:
-            return path, read(path), damaged
-        except (OSError, DamagedSnapshotError) as error:
-            damaged.append(f"{path}: {error}")
-    return None, None, damaged
+def list_files(folder: Path) -> list[Path]:
+    """Returns the snapshots of a folder, the newest first; none if it is another user's."""
+    try:
+        _check_owner(folder)
+    except OSError:
+        return []
+    return _list_files(folder, _SUFFIX)
 
 
-def read(path: Path) -> SnapshotState:
-    """Reads a snapshot; a DamagedSnapshotError if it is not whole."""
-    with open(path, "rb") as file:
+def set_aside(path: Path) -> None:
+    """Renames a snapshot that cannot be used, so that no server ever tries it again."""
+    with contextlib.suppress(OSError):
+        os.replace(path, path.with_suffix(_ASIDE))
+
+
+def read(path: Path, token: bytes) -> SnapshotState:
+    """Reads a snapshot.
+
+    Args:
+        path: The file.
+        token: The cluster's secret.
+
+    Raises:
+        DamagedSnapshotError: It is not whole, or was not written with this token.
+    """
+    with open(path, "rb", opener=_open_no_link) as file:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
             raise DamagedSnapshotError("not a snapshot")
-        _, size, checksum = _PREFIX.unpack(prefix)
+        _, size, code = _PREFIX.unpack(prefix)
         if size > os.fstat(file.fileno()).st_size:
             raise DamagedSnapshotError("its end is missing")
         text = file.read(size)
-        if zlib.crc32(text) != checksum:
-            raise DamagedSnapshotError("its header is damaged")
+        if not hmac.compare_digest(code, _make_code(token, path, text)):
+            raise DamagedSnapshotError(
+                "its header is damaged, or it was not written by a server of this cluster"
+            )
         header = json.loads(text)
         arrays: list[Array] = []
         for dtype, shape, expected in header["arrays"]:
             array = aligned_empty(tuple(shape), plain_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
             whole = file.readinto(_view_bytes(array)) == array.nbytes
-            if not whole or zlib.crc32(_view_bytes(array)) != expected:
+            if not whole or _digest(array) != expected:
                 raise DamagedSnapshotError(f"array {len(arrays)} is damaged")
             arrays.append(array)
     return SnapshotState(header["state"], arrays)
 
 
-def _list_files(folder: Path) -> list[Path]:
-    """Returns the snapshots, the newest first."""
-    return sorted(folder.glob(f"*{_SUFFIX}"), reverse=True)
+def _make_code(token: bytes, path: Path, header: bytes) -> bytes:
+    # With its name: an old snapshot must not pass for a newer one.
+    return hmac.digest(token, b"snapshot " + path.name.encode() + b"\n" + header, hashlib.sha256)
+
+
+def _digest(array: Array) -> str:
+    return hashlib.sha256(_view_bytes(array)).hexdigest()
+
+
+def _list_files(folder: Path, suffix: str) -> list[Path]:
+    """Returns the files of a kind, the newest first."""
+    return sorted(folder.glob(f"*{suffix}"), reverse=True)
 
 
 def _view_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
+
+
+def _make_private(folder: Path) -> None:
+    """Creates a folder, and those above it that are missing, for this user alone."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+    if _check_owner(folder) != _PRIVATE_FOLDER:
+        folder.chmod(_PRIVATE_FOLDER)
+
+
+def _check_owner(folder: Path) -> int:
+    """Returns the permissions of a folder; raises a PermissionError if it is another user's."""
+    found = os.stat(folder)
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{folder} belongs to user {found.st_uid}, and this server runs as {os.geteuid()}. "
+            "Give snapshot_dir a folder of its own."
+        )
+    return stat.S_IMODE(found.st_mode)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, _PRIVATE_FILE)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,13 +24,17 @@ class SnapshotSchedule:
         store: The store.
         folder: Where the snapshots are kept; None takes none.
         interval: How many seconds pass between two; None takes them on demand only.
+        token: The cluster's secret, under which they are authenticated.
     """
 
-    def __init__(self, store: Store, folder: Path | None, interval: float | None) -> None:
+    def __init__(
+        self, store: Store, folder: Path | None, interval: float | None, token: bytes
+    ) -> None:
         if interval is not None and not interval > 0:
             raise ValueError(f"snapshot_interval={interval}, expected more than 0 s or None.")
         self._store = store
         self._folder = folder
+        self._token = token
         self._interval = interval if folder is not None else None
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -43,6 +47,11 @@ class SnapshotSchedule:
         self._restored: Path | None = None
         self._damaged: list[str] = []
         self._error: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether snapshots can be taken."""
+        return self._folder is not None
 
     def start(self) -> None:
         """Restores the store from the newest snapshot if there is one, and begins to take more."""
@@ -66,7 +75,7 @@ class SnapshotSchedule:
                 if self._path is not None and (version, structure) == self._state:
                     return self._path
                 state = snapshot_state.take(self._store)
-            self._path = snapshot_file.write(self._folder, version, state)
+            self._path = snapshot_file.write(self._folder, version, state, self._token)
             self._state = version, structure
             self._updates, self._time, self._error = state.header["num_updates"], time.time(), None
             return self._path
@@ -97,17 +106,27 @@ class SnapshotSchedule:
             self._thread.join()
 
     def _restore(self, folder: Path) -> None:
-        path, state, self._damaged = snapshot_file.read_newest(folder)
-        for text in self._damaged:
-            _logger.warning(
-                "A snapshot of a parameter server is set aside, it cannot be read: %s", text
-            )
-        if state is not None:
-            snapshot_state.restore(self._store, state)
+        """Fills the store from the newest snapshot that can be used, and sets the others aside.
+
+        Whatever is wrong with a snapshot, it must not keep the server from starting: Ray would
+        start it again for ever.
+        """
+        for path in snapshot_file.list_files(folder):
+            try:
+                snapshot_state.restore(self._store, snapshot_file.read(path, self._token))
+            except Exception as error:
+                text = f"{path}: {type(error).__name__}: {error}"
+                self._damaged.append(text)
+                snapshot_file.set_aside(path)
+                _logger.warning(
+                    "A snapshot of a parameter server is set aside, it cannot be restored: %s", text
+                )
+                continue
             self._restored = self._path = path
             _logger.info("A parameter server was restored from its snapshot %s.", path)
             self._updates = self._store.num_updates
             self._state = self._store.version, self._store.structure
+            return
 
     def _run(self) -> None:
         assert self._interval is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def take(store: Store) -> SnapshotState:
         header = {
             "version": store.version,
             "num_updates": store.num_updates,
+            "counts": dict(store.counts),
             "entries": {
                 uid: [dataclasses.asdict(parameter.form), arrays.place(parameter.read())]
                 for uid, parameter in store.parameters.items()
@@ -58,7 +60,19 @@ def take(store: Store) -> SnapshotState:
 
 
 def restore(store: Store, state: SnapshotState) -> None:
-    """Fills an empty store."""
+    """Fills an empty store; if that fails, the store is empty again."""
+    with store.lock:
+        try:
+            _fill(store, state)
+        except BaseException:
+            # Optimizers and rounds go with their parameters.
+            store.delete(list(store.parameters))
+            store.notes.clear()
+            store.answers.clear()
+            raise
+
+
+def _fill(store: Store, state: SnapshotState) -> None:
     header, arrays = state.header, state.arrays
     with store.lock:
         store.version = max(store.version, header["version"] + 1)
@@ -75,6 +89,7 @@ def restore(store: Store, state: SnapshotState) -> None:
         if store.history is not None:
             store.history.extend((client, number) for client, number in header["history"] or ())
         store.num_updates = header["num_updates"]
+        store.counts = Counter(header.get("counts", {}))
 
 
 def _describe_optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax import context
+from distribax import context, progress
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
+from distribax.errors import DamagedCheckpointError
 from distribax.execution import adapters
 from distribax.training.checkpoints import checkpoint_files as files
 from distribax.training.checkpoints.restore_status import NothingRestored, RestoreStatus
@@ -30,7 +31,6 @@ from distribax.variables import Variable, late_values
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1
 _COUNTER = "save_counter"
 
 
@@ -151,7 +151,8 @@ class Checkpoint:
         """
         before, self._counter.value = self._counter.value, number
         try:
-            return self._write(path, True, timeout_seconds)
+            with progress.show(f"saving {os.fspath(path)}"):
+                return self._write(path, True, timeout_seconds)
         except BaseException:
             self._counter.value = before
             raise
@@ -177,7 +178,8 @@ class Checkpoint:
             ValueError: The path exists already, or the workers do not save the same.
             RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
-        return self._write(file_prefix, overwrite, timeout_seconds)
+        with progress.show(f"saving {os.fspath(file_prefix)}"):
+            return self._write(file_prefix, overwrite, timeout_seconds)
 
     def _write(self, path: str | os.PathLike[str], overwrite: bool, timeout_seconds: float) -> str:
         _require_outside_replicas("save")
@@ -209,7 +211,6 @@ class Checkpoint:
         )
         said = workers.exchange("positions", own)
         notes = {
-            "version": _VERSION,
             "positions": {
                 name: [positions[name] for positions in said] for name in tracked.iterators
             },
@@ -256,7 +257,8 @@ class Checkpoint:
         _require_outside_replicas("restore")
         if save_path is None:
             return NothingRestored()
-        status, counter = self._read(save_path, timeout_seconds)
+        with progress.show(f"restoring {os.fspath(save_path)}"):
+            status, counter = self._read(save_path, timeout_seconds)
         if counter is not None:
             self._counter.value = counter
         return status.expect_partial() if partial else status
@@ -278,7 +280,8 @@ class Checkpoint:
             RuntimeError: It is called inside a replica, or a worker failed or is missing.
         """
         _require_outside_replicas("restore")
-        return self._read(save_path, timeout_seconds)[0]
+        with progress.show(f"restoring {os.fspath(save_path)}"):
+            return self._read(save_path, timeout_seconds)[0]
 
     def _read(
         self, path: str | os.PathLike[str], timeout_seconds: float
@@ -286,9 +289,10 @@ class Checkpoint:
         tracked = self._find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
 
+        contents = _read_together(workers, Path(path).absolute())
+
         def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-            values, notes = files.read(Path(path).absolute())
-            _check_version(notes.get("version"), path)
+            values, notes = contents
             _check_shapes(tracked.slots, values)
             own = {
                 name: _select_position(name, notes["positions"][name], workers)
@@ -405,6 +409,24 @@ def is_writer(workers: WorkerAgreement, path: Path) -> bool:
     return said.index(str(path)) == workers.worker_id
 
 
+def _read_together(workers: WorkerAgreement, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what a checkpoint holds; if one worker finds it damaged, all raise that."""
+
+    def read() -> tuple[dict[str, Any], dict[str, Any]] | DamagedCheckpointError:
+        try:
+            return files.read(path)
+        except DamagedCheckpointError as error:
+            return error
+
+    found = workers.run_together("Checkpoint.restore", read)
+    damage = str(found) if isinstance(found, DamagedCheckpointError) else None
+    for said in workers.exchange("damage", damage):
+        if said is not None:
+            raise DamagedCheckpointError(said)
+    assert not isinstance(found, DamagedCheckpointError)
+    return found
+
+
 def _find_workers(tracked: Tracked, timeout_seconds: float) -> WorkerAgreement:
     targets = [context.get_strategy().extended.input_target()]
     targets += [strategy.extended.input_target() for strategy in tracked.strategies]
@@ -461,14 +483,6 @@ def _select_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -
         "workers, or save an iterator of strategy.experimental_distribute_dataset with "
         "AutoShardPolicy.DATA, which fits any number."
     )
-
-
-def _check_version(version: object, path: str | os.PathLike[str]) -> None:
-    if version != _VERSION:
-        raise ValueError(
-            f"Checkpoint.restore: path={str(path)!r} has format version {version!r}, but this "
-            f"version of distribax reads {_VERSION}. Use the one it was saved with."
-        )
 
 
 def _check_shapes(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import SupportsInt
 
+from distribax.errors import DamagedCheckpointError
 from distribax.training.checkpoints import checkpoint_files as files
 from distribax.training.checkpoints.checkpoint import Checkpoint, is_writer
 from distribax.training.checkpoints.directory import find_checkpoints, get_number
+from distribax.training.checkpoints.restore_status import RestoreStatus
+
+_logger = logging.getLogger(__name__)
 
 
 class CheckpointManager:
@@ -151,21 +155,25 @@ class CheckpointManager:
         self._last_step = step
         if writes and self._max_to_keep is not None:
             for old in self._find_complete()[: -self._max_to_keep]:
-                shutil.rmtree(old)
+                files.remove(old)
         return path
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint and returns its path; if there is none, returns None.
 
-        In the latter case `init_fn` is called, if there is one.
+        In the latter case `init_fn` is called, if there is one. A damaged checkpoint is left out
+        with a warning, and the one before it is restored.
+
+        Raises:
+            DamagedCheckpointError: All of them are damaged.
         """
         workers = self._checkpoint.workers(self._timeout_seconds)
-        newest = workers.exchange("newest checkpoint", self.latest_checkpoint)[0]
-        if newest is None:
+        found = workers.exchange("checkpoints", self.checkpoints)[0]
+        if not found:
             if self._init_fn is not None:
                 self._init_fn()
             return None
-        self._checkpoint.restore(newest, timeout_seconds=self._timeout_seconds)
+        newest, _ = restore_newest(self._checkpoint, found, self._timeout_seconds)
         if self._step_counter is not None:
             self._last_step = int(self._step_counter)
         return newest
@@ -173,6 +181,38 @@ class CheckpointManager:
     def _find_complete(self) -> list[Path]:
         """Returns all complete checkpoints, the newest last."""
         return find_checkpoints(self._directory, self._name)
+
+
+def restore_newest(
+    checkpoint: Checkpoint, paths: Sequence[str], timeout_seconds: float = 600.0
+) -> tuple[str, RestoreStatus]:
+    """Restores the last of some checkpoints that is not damaged.
+
+    Args:
+        checkpoint: What is restored.
+        paths: The checkpoints, the newest last; there is at least one.
+        timeout_seconds: How long workers wait for each other.
+
+    Returns:
+        The path of the one that was restored, and the status of the restore.
+
+    Raises:
+        DamagedCheckpointError: All of them are damaged.
+    """
+    damage: DamagedCheckpointError | None = None
+    # Those whose notes are damaged are sorted first, wherever they were.
+    for path in reversed(paths):
+        try:
+            status = checkpoint.restore(path, timeout_seconds=timeout_seconds)
+        except DamagedCheckpointError as error:
+            damage = damage or error
+            _logger.warning("%s", error)
+        else:
+            if damage is not None:
+                _logger.warning("Checkpoint.restore: %s was restored instead.", path)
+            return path, status
+    assert damage is not None
+    raise damage
 
 
 def _check_number(given: SupportsInt) -> int:

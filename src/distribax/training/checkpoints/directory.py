@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[Path]:
     if not directory.is_dir():
         return []
     named = re.compile((r".+" if name is None else re.escape(name)) + r"-\d+")
-    paths = [path for path in directory.iterdir() if named.fullmatch(path.name)]
+    paths = [directory / each for each in files.find_names(directory) if named.fullmatch(each)]
     complete = [path for path in paths if files.is_complete(path)]
     # Who went back to an earlier checkpoint saves smaller numbers later.
     return sorted(complete, key=lambda path: (files.get_order(path), get_number(path)))
@@ -65,13 +65,33 @@ def checkpoints_iterator(
         timeout_fn: Called when the time is over; if it returns True the iteration ends, else the
             wait goes on. Without it, the iteration ends.
 
+    Returns:
+        An iterator of the paths.
+    """
+    return iterate_new(lambda: _identify(checkpoint_dir), min_interval_secs, timeout, timeout_fn)
+
+
+def iterate_new(
+    identify: Callable[[], tuple[str, Hashable] | None],
+    min_interval_secs: float,
+    timeout: float | None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """Yields each new path as it comes, as `checkpoints_iterator` does.
+
+    Args:
+        identify: Returns the newest path, with something that differs if it was written again.
+        min_interval_secs: How much time there is at least between two of them.
+        timeout: How many seconds to wait for another one; None waits without a limit.
+        timeout_fn: Tells whether to end when the time is over.
+
     Yields:
         The paths.
     """
-    last: tuple[str, int] | None = None
+    last: tuple[str, Hashable] | None = None
     while True:
         began = time.monotonic()
-        while (newest := _identify(checkpoint_dir)) is None or newest == last:
+        while (newest := identify()) is None or newest == last:
             if timeout is not None and time.monotonic() - began >= timeout:
                 if timeout_fn is None or timeout_fn():
                     return

@@ -10,11 +10,12 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import context
+from distribax.context import keeping
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.variables import Variable
+from distribax.variables import Variable, registry
 
 
-class Metric:
+class Metric(metaclass=keeping.Kept):
     """Base of metrics: a few sums, kept by each replica and added up on reading.
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in
@@ -28,6 +29,7 @@ class Metric:
     def __init__(self, name: str) -> None:
         self.name = name
         self._variables: list[Variable] = []
+        registry.note_owner(self, registry.METRIC)
 
     def add_variable(
         self, name: str, dtype: jax.typing.DTypeLike = jnp.float32, shape: tuple[int, ...] = ()

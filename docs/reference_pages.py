@@ -1,0 +1,208 @@
+"""Writes the pages of the API reference: one per group of public names, and a list of all names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+
+FACES = (
+    "distribax",
+    "distribax.data",
+    "distribax.metrics",
+    "distribax.train",
+    "distribax.random",
+    "distribax.coordinator",
+    "distribax.partitioners",
+    "distribax.cluster_resolver",
+    "distribax.data.experimental",
+    "distribax.experimental",
+    "distribax.contrib.distribute",
+    "distribax.testing",
+)
+"""The modules whose names users may use. An object belongs to the first face that shows it."""
+
+_GROUPS_OF_FACES = {
+    "distribax.data": "data",
+    "distribax.data.experimental": "data",
+    "distribax.metrics": "metrics",
+    "distribax.train": "training",
+    "distribax.random": "training",
+    "distribax.coordinator": "parameter_servers",
+    "distribax.partitioners": "parameter_servers",
+    "distribax.cluster_resolver": "clusters",
+    "distribax.contrib.distribute": "tower_api",
+    "distribax.experimental": "strategies",
+    "distribax.testing": "testing",
+}
+
+_GROUPS_OF_LAYERS = {
+    "strategies": "strategies",
+    "parameter_server": "strategies",
+    "context": "contexts",
+    "values": "values",
+    "variables": "variables",
+    "collectives": "collectives",
+    "execution": "training",
+    "training": "training",
+    "data": "input",
+    "cluster": "clusters",
+    "topology": "devices",
+    "contrib": "tower_api",
+}
+"""Where a name of `dx` itself belongs, by the folder that defines it."""
+
+_GROUPS_OF_NAMES = {
+    "VariableAggregation": "variables",
+    "VariableSynchronization": "variables",
+    "CommunicationImplementation": "collectives",
+    "CommunicationOptions": "collectives",
+    "ReduceOp": "collectives",
+    "RunOptions": "contexts",
+    "ValueContext": "contexts",
+}
+
+TITLES = {
+    "strategies": "Strategies",
+    "contexts": "Contexts",
+    "values": "Distributed values",
+    "variables": "Variables",
+    "collectives": "Reductions",
+    "training": "Steps and training",
+    "metrics": "Metrics",
+    "input": "Distributed input",
+    "data": "Data sets",
+    "clusters": "Clusters",
+    "parameter_servers": "Coordinator and partitioners",
+    "devices": "Devices",
+    "errors": "Errors",
+    "tower_api": "Tower API",
+    "testing": "Testing",
+    "other": "Other names",
+}
+"""The pages, in the order of the site. A page without names is not written."""
+
+
+@dataclass(frozen=True)
+class PublicName:
+    """A class or function that users can reach."""
+
+    path: str
+    """The dotted path that the reference is written for, such as `distribax.data.Dataset`."""
+    value: type | FunctionType
+    aliases: list[str] = field(default_factory=list)
+
+    @property
+    def short(self) -> str:
+        """The name as users write it."""
+        if self.path.startswith(("distribax.contrib", "distribax.testing")):
+            return self.path
+        return "dx" + self.path.removeprefix("distribax")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.value) or "").partition("\n")[0]
+
+    @property
+    def group(self) -> str:
+        """The page that it is on."""
+        face, _, name = self.path.rpartition(".")
+        if issubclass_of_exception(self.value) and face == "distribax":
+            return "errors"
+        if name in _GROUPS_OF_NAMES and face == "distribax":
+            return _GROUPS_OF_NAMES[name]
+        if face in _GROUPS_OF_FACES:
+            return _GROUPS_OF_FACES[face]
+        layer = self.value.__module__.split(".")[1]
+        return _GROUPS_OF_LAYERS.get(layer, "other")
+
+
+def issubclass_of_exception(value: object) -> bool:
+    """Returns whether a value is an exception class."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def find_public_names() -> list[PublicName]:
+    """Returns every public class and function once, with the other names it has."""
+    found: dict[int, PublicName] = {}
+    for face in FACES:
+        for name, value in _members(_import(face)):
+            path = f"{face}.{name}"
+            if id(value) in found:
+                found[id(value)].aliases.append(path)
+            else:
+                found[id(value)] = PublicName(path, value)
+    return list(found.values())
+
+
+def _members(module: ModuleType) -> Iterator[tuple[str, type | FunctionType]]:
+    for name in dir(module):
+        value = getattr(module, name)
+        is_ours = getattr(value, "__module__", "").partition(".")[0] == "distribax"
+        # `explain_missing` is how the faces answer for names that they do not have.
+        hidden = name.startswith("_") or name == "explain_missing"
+        if is_ours and not hidden and isinstance(value, type | FunctionType):
+            yield name, value
+
+
+def _import(face: str) -> ModuleType:
+    parent, _, last = face.rpartition(".")
+    # A face may be an attribute of the package that is loaded on use.
+    found = getattr(importlib.import_module(parent), last, None) if parent else None
+    return found if isinstance(found, ModuleType) else importlib.import_module(face)
+
+
+def make_pages() -> dict[str, str]:
+    """Returns the Markdown of each page by its path below docs/."""
+    names = find_public_names()
+    public = {id(name.value) for name in names}
+    pages = {"reference/index.md": _make_index(names)}
+    for group, title in TITLES.items():
+        members = sorted((n for n in names if n.group == group), key=lambda n: n.path.lower())
+        if members:
+            parts = [f"# {title}", *(_make_entry(name, public) for name in members)]
+            pages[f"reference/{group}.md"] = "\n\n".join(parts) + "\n"
+    return pages
+
+
+def _make_entry(name: PublicName, public: set[int]) -> str:
+    options = [f'heading: "{name.short}"', f'toc_label: "{name.short}"']
+    if inherited := _inherited(name.value, public):
+        options.append(f"inherited_members: [{', '.join(inherited)}]")
+    lines = [f"::: {name.path}", "    options:", *(f"      {option}" for option in options)]
+    if name.aliases:
+        also = ", ".join(f"`{PublicName(path, name.value).short}`" for path in name.aliases)
+        lines += ["", f"Also: {also}", "{ .aliases }"]
+    return "\n".join(lines)
+
+
+def _inherited(value: type | FunctionType, public: set[int]) -> list[str]:
+    """Returns the methods that a class has from bases without an entry of their own."""
+    if not isinstance(value, type):
+        return []
+    bases = [b for b in value.__mro__[1:] if b.__module__.startswith("distribax")]
+    hidden = [b for b in bases if id(b) not in public]
+    shown = {name for base in bases if id(base) in public for name in dir(base)}
+    names = {name for base in hidden for name in vars(base) if not name.startswith("_")}
+    return sorted(names - shown - set(vars(value)))
+
+
+def _make_index(names: list[PublicName]) -> str:
+    lines = [
+        "# API reference",
+        "",
+        "Every public name, by topic. Names are TensorFlow's without the prefix `tf.distribute.`;",
+        "`dx` is `import distribax as dx`.",
+    ]
+    for group, title in TITLES.items():
+        members = sorted((n for n in names if n.group == group), key=lambda n: n.path.lower())
+        if not members:
+            continue
+        lines += ["", f"## [{title}]({group}.md)", "", "| name | |", "|---|---|"]
+        for name in members:
+            summary = name.summary.replace("|", "\\|")
+            lines.append(f"| [`{name.short}`][{name.path}] | {summary} |")
+    return "\n".join(lines) + "\n"

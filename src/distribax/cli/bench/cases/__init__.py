@@ -1,0 +1,1 @@
+"""What `distribax bench` measures: one file per case, each a function that returns a report."""

@@ -1,0 +1,63 @@
+"""The libraries that distribax is measured against, each in a virtual environment of its own.
+
+Their pins never meet those of JAX then. An environment that exists with the same requirements is
+left as it is. A library that this interpreter has is used from there, if it has no environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+FOLDER_VARIABLE = "DISTRIBAX_BENCH_PEERS"
+"""Names the folder of the environments; by default it is in the user's cache folder."""
+
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "tensorflow": ("tensorflow-cpu==2.21.0",),
+    "torch": ("torch==2.13.0", "numpy"),
+}
+
+_INSTALL_SECONDS = 1800
+_STAMP = "requirements.txt"
+
+
+def find_folder() -> Path:
+    """The folder of the environments."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(FOLDER_VARIABLE) or Path(cache) / "distribax" / "peers")
+
+
+def python_of(peer: str) -> Path | None:
+    """The Python interpreter that has the peer, or None if there is none."""
+    folder = find_folder() / peer
+    # Written last, so that an interrupted installation does not count as made.
+    if (folder / _STAMP).exists():
+        return folder / "bin" / "python"
+    return Path(sys.executable) if importlib.util.find_spec(peer) else None
+
+
+def make(peer: str) -> Path:
+    """Make the environment of `peer` and return its Python interpreter."""
+    if peer not in REQUIREMENTS:
+        raise ValueError(f"unknown peer {peer!r}: expected one of {sorted(REQUIREMENTS)}")
+    folder = find_folder() / peer
+    wanted = "\n".join(REQUIREMENTS[peer]) + "\n"
+    stamp = folder / _STAMP
+    interpreter = folder / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return interpreter
+    if folder.exists():
+        shutil.rmtree(folder)
+    venv.create(folder, with_pip=True)
+    subprocess.run(
+        [str(interpreter), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]],
+        check=True,
+        timeout=_INSTALL_SECONDS,
+    )
+    stamp.write_text(wanted)
+    return interpreter

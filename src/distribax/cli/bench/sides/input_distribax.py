@@ -1,0 +1,79 @@
+"""Batches on two virtual CPU devices through distribax's experimental_distribute_dataset."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import input_problem
+import jax
+import numpy as np
+from serve import serve
+
+import distribax as dx
+
+
+def make_batches(source: str, folder: Path | None) -> Any:
+    """The data set of the benchmark, batched."""
+    if source == "memory":
+        dataset = dx.data.Dataset.from_tensor_slices(input_problem.in_memory())
+        dataset = dataset.shuffle(input_problem.NUM_IMAGES)
+    else:
+        assert folder is not None, "--folder"
+        dataset = dx.data.TFRecordDataset(input_problem.write_records(folder))
+        dataset = dataset.map(input_problem.decode, num_parallel_calls=dx.data.AUTOTUNE)
+    return dataset.batch(input_problem.BATCH_SIZE)
+
+
+def resident_bytes() -> int:
+    """The memory that this process holds now, without what its allocator merely keeps in store."""
+    gc.collect()
+    # Each thread of the C library's allocator has its own store of freed memory, and those of ended
+    # threads come and go: tens of megabytes that hide a leak, or look like one.
+    ctypes.CDLL(None).malloc_trim(0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmRSS: this benchmark needs Linux")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--source", choices=("memory", "records"), default="memory")
+    parser.add_argument("--folder", type=Path, help="of the TFRecord files")
+    parser.add_argument("--weigh", action="store_true", help="answer with the memory held, too")
+    parser.add_argument("--endless", action="store_true", help="one iterator over all epochs")
+    options = parser.parse_args()
+    strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
+    dataset = make_batches(options.source, options.folder)
+    if options.endless:
+        dataset = dataset.repeat()
+    distributed = strategy.experimental_distribute_dataset(dataset)
+
+    def epochs() -> Iterator[Any]:
+        while True:
+            yield from distributed
+
+    batches = epochs()
+
+    def run(steps: int) -> dict[str, float]:
+        examples, checksum = 0, 0.0
+        for _ in range(steps):
+            pieces = strategy.experimental_local_results(next(batches))
+            jax.block_until_ready(pieces)
+            for _, labels in pieces:
+                examples += labels.shape[0]
+                checksum += float(np.asarray(labels).sum())
+        figures = {"examples": examples, "checksum": checksum}
+        return figures | ({"resident": resident_bytes()} if options.weigh else {})
+
+    serve(run, {"library": f"jax {jax.__version__}"})
+
+
+if __name__ == "__main__":
+    main()

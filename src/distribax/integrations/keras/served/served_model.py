@@ -1,0 +1,285 @@
+"""A model in the coordinator's process: it schedules steps, and Keras sees their results."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, cast
+
+import jax
+import keras
+import numpy as np
+
+from distribax.coordinator import ClusterCoordinator, RemoteValue
+from distribax.errors import OutOfRangeError
+from distribax.execution import Function, named_objects
+from distribax.integrations.keras.served.model_pickle import dump_model
+from distribax.integrations.keras.served.served_variables import find_target, serve
+from distribax.integrations.keras.served.update import KerasUpdate
+from distribax.integrations.keras.served.worker_model import Recipe, WorkerModel
+from distribax.parameter_server.strategy import ParameterServerStrategy
+from distribax.training.gradient_pairs import Target
+from distribax.training.optimizer import Optimizer
+from distribax.variables import Variable
+
+_LARGE_BYTES = 1 << 20
+"""From this size on, only the rows of an embedding that a batch mentions travel."""
+_LOOK_SECONDS = 0.5
+"""How often metrics are read while steps are under way, for the progress bar."""
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+Logs: TypeAlias = dict[str, Any]
+
+
+_known: weakref.WeakKeyDictionary[keras.Model, ServedModel] = weakref.WeakKeyDictionary()
+
+
+def get_or_create(model: keras.Model, strategy: ParameterServerStrategy) -> ServedModel:
+    """Returns the model's steps; new ones if it was compiled, or built, after the last ones."""
+    known = _known.get(model)
+    if known is None or not known.fits(model):
+        if known is not None:
+            known.join()
+        known = _known[model] = ServedModel(model, strategy)
+    return known
+
+
+class ServedModel:
+    """The steps of a model, scheduled on workers.
+
+    Args:
+        model: The model; its variables are put on the servers.
+        strategy: The strategy.
+
+    Raises:
+        ValueError: Something of the model, or of its optimizer, cannot be done on servers.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy) -> None:
+        _check(model)
+        self._parts = _list_parts(model)
+        self._model: Callable[[], keras.Model | None] = weakref.ref(model)
+        self._coordinator = ClusterCoordinator(strategy, view="none")
+        self._is_busy = False
+        self._num_steps = 0
+        self._next_look = 0.0
+        self._last: tuple[Logs, RemoteValue] | None = None
+        self._seen: dict[str, Logs] = {}
+        with strategy.scope():
+            trainable = [self._serve(variable) for variable in model.trainable_variables]
+            others = [
+                None if variable.name == "seed_generator_state" else self._serve(variable)
+                for variable in model.non_trainable_variables
+            ]
+            metrics = [self._serve(variable) for variable in model.metrics_variables]
+            self._optimizer = self._serve_optimizer(model, trainable)
+        tables = _find_tables(model, trainable)
+        recipe = Recipe(dump_model(model), trainable, others, metrics, tables, self._optimizer)
+        self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe)
+        self._functions: dict[str, Callable[..., object]] = {}
+        self._is_eager = model.run_eagerly
+
+    def fits(self, model: keras.Model) -> bool:
+        """Tells whether the steps are those of the model as it is now."""
+        return [id(part) for part in self._parts] == [id(part) for part in _list_parts(model)]
+
+    def _serve(self, variable: keras.Variable) -> Target:
+        known = find_target(variable)
+        if known is not None:
+            return known
+        value = np.asarray(variable.value)
+        name = variable.path.replace("/", "_")
+        target = cast(Target, Variable(value, trainable=variable.trainable, name=name))
+        serve(variable, target, self.join)
+        return target
+
+    def _serve_optimizer(self, model: keras.Model, trainable: Sequence[Target]) -> Optimizer | None:
+        """Puts the optimizer's state on the servers; its variables read and write it there."""
+        own = model.optimizer
+        if own is None or not trainable:
+            return None
+        if not own.built:
+            own.build(model.trainable_variables)
+        update = KerasUpdate.of(own)
+        rate = own._learning_rate
+        is_number = isinstance(rate, keras.Variable)
+        optimizer = Optimizer(update, learning_rate=float(rate.value) if is_number else 0.0)
+        optimizer.build(trainable)
+        begun = int(own._iterations.value) > 0
+        slots = update.name_slots(model.trainable_variables)
+        # The state ends with the number of updates and, by parameter, the slots.
+        place = len(optimizer.variables) - len(slots)
+        iterations = optimizer.variables[place - 1]
+        by_name = dict(zip(slots, optimizer.variables[place:], strict=True))
+        for variable in own.variables:
+            target: Target | None
+            if variable is own._iterations:
+                target = iterations
+            elif variable is rate:
+                target = optimizer.learning_rate
+            else:
+                target = by_name.get(variable.name)
+            if target is not None:
+                if begun:
+                    target.assign(np.asarray(variable.value))
+                serve(variable, target, self.join)
+        return optimizer
+
+    # What Keras's loops call.
+
+    def measure(self, kind: str, batches: Iterable[Any], iterator: object | None) -> Logs:
+        """Schedules steps of training or evaluation.
+
+        Args:
+            kind: The name of the worker's method.
+            batches: The batches, one for each step.
+            iterator: The workers' own data, which the steps take instead; None to send the batches.
+
+        Returns:
+            The latest results of the metrics, which need not have all of these steps in them.
+        """
+        for batch in batches:
+            result = self._schedule(kind, batch, iterator)
+        seen = self._seen.get(kind)
+        if seen is None:
+            # Which names there are is known when a step has run.
+            seen = self._seen[kind] = dict(self._fetch(result))
+        if time.monotonic() >= self._next_look:
+            seen.update(self._look(seen))
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+        logs = dict(seen)
+        self._last = logs, result
+        return logs
+
+    def predict(self, batches: Iterable[Any], iterator: object | None) -> list[Any]:
+        """Schedules predictions, and returns them as arrays that are fetched when they are used."""
+        results = [self._schedule("predict", batch, iterator) for batch in batches]
+        first = self._fetch(results[0])
+        leaves, tree = jax.tree.flatten(first)
+        found = [first]
+        for result in results[1:]:
+            pending = [PendingArray(self, result, number) for number in range(len(leaves))]
+            found.append(jax.tree.unflatten(tree, pending))
+        return found
+
+    def _schedule(self, kind: str, batch: Any, iterator: object | None) -> RemoteValue:
+        name = kind if iterator is None else f"{kind}_next"
+        if name not in self._functions:
+            method = getattr(self._worker, name)
+            self._functions[name] = method if self._is_eager else Function(method)
+        data = jax.tree.map(np.asarray, batch) if iterator is None else iterator
+        self._is_busy = True
+        self._num_steps += 1
+        try:
+            return self._coordinator.schedule(self._functions[name], (data, self._num_steps))
+        except OutOfRangeError as error:
+            raise _explain_end() from error
+
+    def join(self) -> None:
+        """Waits until all steps have run."""
+        if not self._is_busy:
+            return
+        self._is_busy = False
+        try:
+            self._coordinator.join()
+        except OutOfRangeError as error:
+            raise _explain_end() from error
+        if self._last is not None:
+            logs, result = self._last
+            logs.update(self._fetch(result))
+            self._last = None
+
+    def _fetch(self, result: RemoteValue) -> Any:
+        try:
+            return result.fetch()
+        except Exception as error:
+            self._is_busy = False
+            # The coordinator would raise the same error again at the next step.
+            with contextlib.suppress(type(error)):
+                self._coordinator.join()
+            if isinstance(error, OutOfRangeError):
+                raise _explain_end() from error
+            raise
+
+    def _look(self, names: Iterable[str]) -> Logs:
+        """Returns the metrics of these names as they are by now on the servers."""
+        model = self._model()
+        assert model is not None
+        mapping = []
+        for variable in model.metrics_variables:
+            target = find_target(variable)
+            assert target is not None
+            mapping.append((variable, jax.numpy.asarray(target.numpy())))
+        with keras.StatelessScope(state_mapping=mapping):
+            found: Logs = model.get_metrics_result()
+        return {name: found[name] for name in names if name in found}
+
+
+class PendingArray:
+    """An array that a worker computes; NumPy gets it when it needs it.
+
+    Args:
+        model: The model that has scheduled it.
+        result: The future result, of which it is a part.
+        number: Which of the arrays in the result it is.
+    """
+
+    def __init__(self, model: ServedModel, result: RemoteValue, number: int) -> None:
+        self._model = model
+        self._result = result
+        self._number = number
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
+        leaves = jax.tree.leaves(self._model._fetch(self._result))
+        return np.array(leaves[self._number], dtype=dtype, copy=copy)
+
+
+def _list_parts(model: keras.Model) -> list[Any]:
+    """Returns the objects that steps are made for."""
+    return [model.optimizer, model.loss, *model.variables, *model.metrics_variables]
+
+
+def _explain_end() -> ValueError:
+    return ValueError(
+        "DatasetCreator: a worker's data set has ended before all steps were done. Let dataset_fn "
+        "return a data set that repeats, dataset.repeat(), or ask for fewer steps "
+        "(steps_per_epoch=, steps=)."
+    )
+
+
+def _check(model: keras.Model) -> None:
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            raise ValueError(
+                f"{model.name}: {variable.path!r} has a constraint, which a parameter server, "
+                "where the update runs, cannot apply. Leave it out, or use a regularizer."
+            )
+    optimizer = model.optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"{model.name}.compile: LossScaleOptimizer looks at the gradients of all variables at "
+            "once, but on parameter servers each is updated where it lives. Use the policy "
+            "'mixed_bfloat16', or loss_scale_factor= of the optimizer."
+        )
+
+
+def _find_tables(model: keras.Model, trainable: Sequence[Target]) -> dict[int, int]:
+    """Returns the embeddings of which only rows are needed: their numbers, and their layers'."""
+    optimizer = model.optimizer
+    if optimizer is not None and any(getattr(optimizer, name) is not None for name in _CLIPPING):
+        return {}
+    numbers = {id(variable): place for place, variable in enumerate(model.trainable_variables)}
+    tables: dict[int, int] = {}
+    for place, layer in enumerate(model._flatten_layers()):
+        if type(layer) is not keras.layers.Embedding or layer.embeddings_regularizer is not None:
+            continue
+        number = numbers.get(id(layer.embeddings))
+        if number is None or getattr(layer, "lora_enabled", False):
+            continue
+        target = trainable[number]
+        size = int(np.prod(target.shape)) * target.dtype.itemsize
+        if not isinstance(target, Variable) or size >= _LARGE_BYTES:
+            tables[number] = place
+    return tables

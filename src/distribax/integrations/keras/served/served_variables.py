@@ -1,0 +1,56 @@
+"""Keras variables, in the coordinator's process, whose values are on parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from typing_extensions import override
+
+from distribax.integrations.foreign_variable import Arrays, Rule
+from distribax.integrations.keras import variables
+from distribax.training.gradient_pairs import Target
+from distribax.types import VariableAggregation
+
+
+class ServedCell(variables.VariableCell):
+    """The value of a Keras variable on a server.
+
+    Whoever reads or writes it first waits for the steps that are under way: Keras's loops, and
+    callbacks, expect that a step has run when its function has returned.
+
+    Args:
+        name: What messages call the variable.
+        target: The variable on the servers.
+        join: Waits for the steps.
+    """
+
+    def __init__(self, name: str, target: Target, join: Callable[[], None]) -> None:
+        super().__init__(name, Rule(VariableAggregation.NONE), jnp.zeros(()))
+        self.target = target
+        self._join = join
+
+    @override
+    def read(self) -> Any:
+        self._join()
+        return jnp.asarray(self.target.numpy())
+
+    @override
+    def write(self, value: Arrays) -> None:
+        self._join()
+        self.target.assign(np.asarray(value))
+
+
+def serve(variable: keras.Variable, target: Target, join: Callable[[], None]) -> None:
+    """Lets a variable have its value on the servers from now on."""
+    name = f"keras.Variable {variable.path!r}"
+    variables.replace_cell(variable, ServedCell(name, target, join))
+
+
+def find_target(variable: keras.Variable) -> Target | None:
+    """Returns the variable on the servers, or None if it is not there."""
+    cell = variables.get_cell(variable)
+    return cell.target if isinstance(cell, ServedCell) else None

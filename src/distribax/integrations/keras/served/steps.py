@@ -1,0 +1,107 @@
+"""The functions that Keras's loops call for each step, run by the workers of parameter servers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from distribax.coordinator import ClusterCoordinator
+from distribax.integrations.keras.dataset_creator import DatasetCreator
+from distribax.integrations.keras.served.served_model import Logs, get_or_create
+from distribax.parameter_server.strategy import ParameterServerStrategy
+
+_source: ContextVar[Source | None] = ContextVar("distribax_keras_source", default=None)
+# Whether the method that runs returns the logs of its step, as `train_on_batch` does.
+_returns_at_once: ContextVar[bool] = ContextVar("distribax_keras_at_once", default=False)
+
+
+class Source:
+    """The data of one call of `fit`, `evaluate` or `predict`.
+
+    Args:
+        strategy: The strategy whose workers compute.
+        creator: Makes the workers' own data.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
+        self._strategy = strategy
+        self._creator = creator
+        self._iterator: object | None = None
+
+    def get_iterator(self) -> object:
+        """Returns the workers' iterators, which go on where the last epoch has ended."""
+        if self._iterator is None:
+            strategy, dataset_fn = self._strategy, self._creator.dataset_fn
+
+            def make() -> Any:
+                return strategy.distribute_datasets_from_function(dataset_fn)
+
+            coordinator = ClusterCoordinator(strategy, view="none")
+            self._iterator = iter(coordinator.create_per_worker_dataset(make))
+        return self._iterator
+
+
+@contextlib.contextmanager
+def feed_from(
+    strategy: ParameterServerStrategy, method: str, arguments: Mapping[str, Any]
+) -> Iterator[None]:
+    """Notes where the data of a method of a model comes from, while it runs.
+
+    Args:
+        strategy: The strategy whose workers compute.
+        method: The method's name.
+        arguments: The method's arguments, by name.
+    """
+    creators = [each for each in arguments.values() if isinstance(each, DatasetCreator)]
+    for creator in creators:
+        creator.is_elsewhere = True
+    x = arguments.get("x")
+    token = _source.set(Source(strategy, x) if isinstance(x, DatasetCreator) else None)
+    at_once = _returns_at_once.set(method.endswith("_on_batch"))
+    try:
+        yield
+    finally:
+        _source.reset(token)
+        _returns_at_once.reset(at_once)
+
+
+class ServedStep:
+    """A step of one kind: "train", "test" or "predict".
+
+    Args:
+        model: The model.
+        strategy: The strategy.
+        kind: The kind.
+    """
+
+    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, kind: str) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._kind = kind
+
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Schedules the next steps; Keras's loop is told that its state is empty."""
+        batches = [next(iterator)]
+        batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
+        source = _source.get()
+        workers = None if source is None else source.get_iterator()
+        served = get_or_create(self._model, self._strategy)
+        if self._kind == "predict":
+            return _concatenate(served.predict(batches, workers)), ([], [])
+        logs: Logs = served.measure(self._kind, batches, workers)
+        if _returns_at_once.get():
+            served.join()
+        return logs, ([], [], [], []) if self._kind == "train" else ([], [], [])
+
+
+def _concatenate(found: list[Any]) -> Any:
+    if len(found) == 1:
+        return found[0]
+    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts]), *found)

@@ -1,0 +1,249 @@
+"""Keras models on parameter servers: what users of `fit` see, with real processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import distribax as dx
+from distribax.integrations.keras import DatasetCreator
+
+_random = np.random.default_rng(0)
+INPUTS = _random.normal(size=(48, 4)).astype(np.float32)
+LABELS = (INPUTS.sum(axis=1) > 0).astype(np.int32)
+IDS = _random.integers(0, 40, size=(48, 3)).astype(np.int32)
+BATCH_SIZE = 8
+
+
+def _make(build: Callable[[], keras.Model], strategy: Any = None) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    if strategy is None:
+        return build()
+    with strategy.scope():
+        return build()
+
+
+def _build_plain() -> keras.Model:
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4,)),
+            keras.layers.Dense(6, activation="tanh", kernel_regularizer="l2"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(2),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def _train_by_batches(model: keras.Model, x: np.ndarray, count: int = 6) -> list[dict[str, float]]:
+    """Trains with one batch after the other, so that the order of updates is known."""
+    logs = []
+    for step in range(count):
+        rows = slice(step * BATCH_SIZE % 48, step * BATCH_SIZE % 48 + BATCH_SIZE)
+        logs.append(model.train_on_batch(x[rows], LABELS[rows], return_dict=True))
+    return logs
+
+
+def _check_same(served: keras.Model, plain: keras.Model) -> None:
+    for variables in ("variables", "optimizer.variables"):
+        owner, name = (
+            (served, variables) if "." not in variables else (served.optimizer, "variables")
+        )
+        other = plain if "." not in variables else plain.optimizer
+        for a, b in zip(getattr(owner, name), getattr(other, name), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5, err_msg=a.path)
+
+
+def test_steps_one_after_the_other_train_as_plain_keras(strategy: Any) -> None:
+    served, plain = _make(_build_plain, strategy), _make(_build_plain)
+    logs, expected = _train_by_batches(served, INPUTS), _train_by_batches(plain, INPUTS)
+    for own, other in zip(logs, expected, strict=True):
+        assert own == pytest.approx(other, abs=1e-5)
+    _check_same(served, plain)
+    assert served.test_on_batch(INPUTS, LABELS) == pytest.approx(
+        plain.test_on_batch(INPUTS, LABELS), abs=1e-5
+    )
+    np.testing.assert_allclose(
+        served.predict(INPUTS, batch_size=20, verbose=0),
+        plain.predict(INPUTS, batch_size=20, verbose=0),
+        atol=1e-5,
+    )
+
+
+class _OwnStep(keras.Model):
+    """Doubles the gradients, as a training step of a user's might."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        import jax
+
+        trainable, others, optimizer_variables, metrics = state
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        compute = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
+        (_, aux), grads = compute(
+            trainable,
+            others,
+            metrics,
+            x,
+            y,
+            None,
+            training=True,
+            optimizer_variables=optimizer_variables,
+        )
+        grads = [2 * grad for grad in grads]
+        trainable, optimizer_variables = self.optimizer.stateless_apply(
+            optimizer_variables, grads, trainable
+        )
+        loss, _, others, metrics = aux
+        return {"own": 2 * loss}, (trainable, others, optimizer_variables, metrics)
+
+
+def _build_own_step() -> keras.Model:
+    model = _OwnStep()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+    return model
+
+
+def test_a_model_of_the_user_with_its_own_training_step(strategy: Any) -> None:
+    served, plain = _make(_build_own_step, strategy), _make(_build_own_step)
+    logs, expected = _train_by_batches(served, INPUTS, 3), _train_by_batches(plain, INPUTS, 3)
+    for own, other in zip(logs, expected, strict=True):
+        assert own == pytest.approx(other, abs=1e-5)
+    _check_same(served, plain)
+
+
+def _build_embedding() -> keras.Model:
+    inputs = keras.Input((3,), dtype="int32")
+    vectors = keras.layers.Embedding(40, 4, name="table")(inputs)
+    outputs = keras.layers.Dense(2)(keras.layers.Flatten()(vectors))
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5), loss)
+    return model
+
+
+def test_of_a_divided_embedding_only_rows_travel(strategy: Any) -> None:
+    strategy.variable_partitioner = dx.partitioners.FixedShardsPartitioner(2)
+    try:
+        served = _make(_build_embedding, strategy)
+        _train_by_batches(served, IDS, 2)
+    finally:
+        strategy.variable_partitioner = None
+    plain = _make(_build_embedding)
+    _train_by_batches(plain, IDS, 2)
+    _check_same(served, plain)
+    from distribax.integrations.keras.served.served_variables import find_target
+
+    table = find_target(served.get_layer("table").embeddings)
+    assert isinstance(table, dx.ShardedVariable)
+    # The step's traffic: rows are asked for, the table itself is not.
+    np.testing.assert_allclose(
+        served.predict(IDS, batch_size=16, verbose=0), plain.predict(IDS, verbose=0), atol=1e-5
+    )
+
+
+def _make_dataset(context: dx.InputContext) -> Any:
+    rows = dx.data.Dataset.from_tensor_slices((INPUTS, LABELS))
+    return rows.shuffle(48).repeat().batch(BATCH_SIZE)
+
+
+def test_fit_goes_on_when_a_worker_is_killed(
+    strategy: Any, coordinator: Any, tmp_path: Path
+) -> None:
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                os.kill(coordinator.schedule(os.getpid).fetch(), signal.SIGKILL)
+
+    rates: list[float] = []
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1))
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate.value))
+    )
+    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
+    model = _make(_build_plain, strategy)
+    history = model.fit(
+        DatasetCreator(_make_dataset),
+        steps_per_epoch=12,
+        epochs=3,
+        validation_data=(INPUTS, LABELS),
+        callbacks=[schedule, Kill(), note, best],
+        verbose=0,
+    ).history
+    assert history.keys() == {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
+    assert history["loss"][-1] < history["loss"][0]
+    assert rates == pytest.approx([0.05, 0.025, 0.05 / 3])
+    # At least once: a step that a dead worker had sent may have run again.
+    assert 36 <= int(model.optimizer.iterations.value) <= 40
+    loaded = keras.models.load_model(tmp_path / "best.keras")
+    _check_same(model, loaded)
+    assert loaded.evaluate(INPUTS, LABELS, verbose=0) == pytest.approx(
+        model.evaluate(INPUTS, LABELS, verbose=0), abs=1e-5
+    )
+
+
+def test_data_that_ends_is_named(strategy: Any) -> None:
+    model = _make(_build_plain, strategy)
+
+    def make_short(context: dx.InputContext) -> Any:
+        return dx.data.Dataset.from_tensor_slices((INPUTS, LABELS)).take(8).batch(BATCH_SIZE)
+
+    with pytest.raises(ValueError, match=r"data set has ended.*dataset\.repeat\(\)"):
+        model.fit(DatasetCreator(make_short), steps_per_epoch=20, verbose=0)
+    # The threads of Keras's callbacks end with the objects that the error has kept.
+    gc.collect()
+
+
+def test_a_creator_needs_a_number_of_steps(strategy: Any) -> None:
+    model = _make(_build_plain, strategy)
+    creator = DatasetCreator(_make_dataset)
+    with pytest.raises(ValueError, match="fit: steps_per_epoch is missing"):
+        model.fit(creator)
+    with pytest.raises(ValueError, match="fit: validation_steps is missing"):
+        model.fit(INPUTS, LABELS, validation_data=creator)
+    with pytest.raises(ValueError, match="evaluate: steps is missing"):
+        model.evaluate(creator)
+    with pytest.raises(TypeError, match=r"dataset_fn=5 is not callable"):
+        DatasetCreator(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("constraint", r"'.*kernel' has a constraint"),
+        ("loss_scale", "LossScaleOptimizer looks at the gradients of all variables"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused(strategy: Any, change: str, message: str) -> None:
+    def build() -> keras.Model:
+        constraint = "non_neg" if change == "constraint" else None
+        model = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dense(2, kernel_constraint=constraint)]
+        )
+        optimizer = keras.optimizers.SGD(0.1)
+        if change == "loss_scale":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, "mse")
+        return model
+
+    model = _make(build, strategy)
+    with pytest.raises(ValueError, match=message):
+        model.fit(INPUTS, np.zeros((48, 2)), verbose=0)
