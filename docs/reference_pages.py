@@ -22,7 +22,6 @@ FACES = (
     "distribax.experimental",
     "distribax.contrib.distribute",
     "distribax.estimator",
-    "distribax.logging",
     "distribax.testing",
 )
 """The modules whose names users may use. An object belongs to the first face that shows it."""
@@ -40,7 +39,6 @@ _GROUPS_OF_FACES = {
     "distribax.contrib.distribute": "tower_api",
     "distribax.experimental": "strategies",
     "distribax.estimator": "estimator",
-    "distribax.logging": "logging",
     "distribax.testing": "testing",
 }
 
@@ -71,8 +69,6 @@ _GROUPS_OF_NAMES = {
     "VariableSummary": "logging",
     "summary": "logging",
     "visualize": "logging",
-    "get_progress": "logging",
-    "set_progress": "logging",
     "RunOptions": "contexts",
     "ValueContext": "contexts",
 }
@@ -85,13 +81,12 @@ TITLES = {
     "collectives": "Reductions",
     "training": "Steps and training",
     "metrics": "Metrics",
-    "logging": "Logging and summaries",
     "input": "Distributed input",
     "data": "Data sets",
     "clusters": "Clusters",
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
-    "logging": "Progress and logging",
+    "logging": "Logging, progress, summaries",
     "errors": "Errors",
     "estimator": "Estimator",
     "tower_api": "Tower API",
