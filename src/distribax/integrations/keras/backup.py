@@ -144,6 +144,6 @@ def _get_random_state() -> dict[str, np.ndarray]:
 
 
 def _set_random_state(state: dict[str, np.ndarray]) -> None:
-    keys = [int(key) for key in state["numpy"]]
-    np.random.set_state(("MT19937", keys[:-1], keys[-1]))
+    keys = np.asarray(state["numpy"], np.uint32)
+    np.random.set_state(("MT19937", keys[:-1], int(keys[-1]), 0, 0.0))
     random.setstate((3, tuple(int(key) for key in state["python"]), None))
