@@ -21,6 +21,7 @@ FACES = (
     "distribax.data.experimental",
     "distribax.experimental",
     "distribax.contrib.distribute",
+    "distribax.estimator",
     "distribax.testing",
 )
 """The modules whose names users may use. An object belongs to the first face that shows it."""
@@ -36,6 +37,7 @@ _GROUPS_OF_FACES = {
     "distribax.partitioners": "parameter_servers",
     "distribax.cluster_resolver": "clusters",
     "distribax.contrib.distribute": "tower_api",
+    "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
     "distribax.testing": "testing",
 }
@@ -87,6 +89,7 @@ TITLES = {
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
     "errors": "Errors",
+    "estimator": "Estimator",
     "tower_api": "Tower API",
     "testing": "Testing",
     "other": "Other names",

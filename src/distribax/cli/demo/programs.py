@@ -195,7 +195,7 @@ def _train_keras(devices: int, epochs: int, tell: Tell) -> Outcome:
     digits = Digits.load()
     rows = len(digits.train[1])
 
-    class TellEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+    class TellEpoch(keras.callbacks.Callback):
         """Tells the figures of each epoch."""
 
         def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
