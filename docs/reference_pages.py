@@ -39,6 +39,7 @@ _GROUPS_OF_FACES = {
     "distribax.contrib.distribute": "tower_api",
     "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
+    "distribax.estimator": "estimator",
     "distribax.testing": "testing",
 }
 
@@ -55,6 +56,7 @@ _GROUPS_OF_LAYERS = {
     "cluster": "clusters",
     "topology": "devices",
     "contrib": "tower_api",
+    "progress": "logging",
 }
 """Where a name of `dx` itself belongs, by the folder that defines it."""
 
@@ -68,8 +70,6 @@ _GROUPS_OF_NAMES = {
     "VariableSummary": "logging",
     "summary": "logging",
     "visualize": "logging",
-    "get_progress": "logging",
-    "set_progress": "logging",
     "RunOptions": "contexts",
     "ValueContext": "contexts",
 }
@@ -82,12 +82,12 @@ TITLES = {
     "collectives": "Reductions",
     "training": "Steps and training",
     "metrics": "Metrics",
-    "logging": "Logging and summaries",
     "input": "Distributed input",
     "data": "Data sets",
     "clusters": "Clusters",
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
+    "logging": "Logging, progress, summaries",
     "errors": "Errors",
     "estimator": "Estimator",
     "tower_api": "Tower API",

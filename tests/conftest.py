@@ -42,6 +42,10 @@ _GRACE_SECONDS = 60.0
 """How long a thread or process that has been told to end may take to do so."""
 
 _TEST_RUNNER_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+# Of Keras and torch, when they are imported.
+_LIBRARY_VARIABLES = frozenset(
+    {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TF_FORCE_GPU_ALLOW_GROWTH"}
+)
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that Python starts once and keeps for the life of the test process."""
@@ -168,7 +172,8 @@ def _children_of(parent: int) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in _TEST_RUNNER_VARIABLES}
+    hidden = _TEST_RUNNER_VARIABLES | _LIBRARY_VARIABLES
+    return {k: v for k, v in os.environ.items() if k not in hidden}
 
 
 def _wait_until_none(leaks: Callable[[], list[str]]) -> list[str]:

@@ -34,8 +34,7 @@ class StrategyExtended:
         mesh: The mesh that the replicas live on; None for one replica.
     """
 
-    # What these mean is said in `contracts.Extended`.
-    single = False
+    single = False  # What it and the next one mean is said in `contracts.Extended`.
     source: contracts.Source | None = None
 
     def __init__(

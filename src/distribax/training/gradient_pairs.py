@@ -87,6 +87,7 @@ def order_gradients(
 
 def list_targets(variable: Target) -> list[Target]:
     """Returns what an optimizer updates for a variable: of one in this process, its shards."""
+    variable = as_target(variable)
     if variable.source is None and isinstance(variable, ShardedVariable):
         return list(variable.variables)
     return [variable]

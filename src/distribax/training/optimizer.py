@@ -18,7 +18,6 @@ from distribax.execution import frames, named_objects
 from distribax.execution.functions.function import Function
 from distribax.training import gradient_pairs
 from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_functions
-from distribax.training.foreign_variables import as_target
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
@@ -166,9 +165,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             >>> float(a), float(b)
             (1.0, 1.5)
         """
-        targets = [
-            target for v in variables for target in gradient_pairs.list_targets(as_target(v))
-        ]
+        targets = [target for v in variables for target in gradient_pairs.list_targets(v)]
         if self._targets is not None:
             if [id(v) for v in targets] != [id(v) for v in self._targets]:
                 raise ValueError(
