@@ -37,6 +37,7 @@ _GROUPS_OF_FACES = {
     "distribax.partitioners": "parameter_servers",
     "distribax.cluster_resolver": "clusters",
     "distribax.contrib.distribute": "tower_api",
+    "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
     "distribax.estimator": "estimator",
     "distribax.testing": "testing",
