@@ -39,7 +39,6 @@ _GROUPS_OF_FACES = {
     "distribax.contrib.distribute": "tower_api",
     "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
-    "distribax.estimator": "estimator",
     "distribax.testing": "testing",
 }
 
