@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
+from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
@@ -109,3 +110,48 @@ def _check_close(ours: Any, expected: Any) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         return
     np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
+
+
+# A worker ends in the middle of the second epoch of the first attempt.
+RESTARTED = """
+import os, sys
+import distribax as dx
+import keras, numpy as np
+
+dx.set_virtual_cpu_devices(1)
+strategy = dx.MultiWorkerMirroredStrategy()
+random = np.random.default_rng(0)
+inputs = random.normal(size=(43, 5)).astype(np.float32)
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+
+class Ending(keras.callbacks.Callback):
+    seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if self.seen == 6 and os.environ["DISTRIBAX_RESTART_COUNT"] == "0" and sys.argv[2] == "end":
+            os._exit(3 if strategy.cluster_resolver.task_id == 1 else 5)
+
+backup = dx.integrations.keras.BackupAndRestore(sys.argv[1], save_freq=2, delete_checkpoint=False)
+model.fit(inputs, inputs[:, :1], batch_size=12, epochs=3, callbacks=[backup, Ending()], verbose=0)
+print("weights", np.round(model.get_weights()[0].ravel(), 6).tolist())
+"""
+
+
+def test_launched_workers_go_on_after_a_restart(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--max-restarts", "1")
+    found = []
+    with launchers(tmp_path) as start:
+        for name in ("end", "whole"):
+            code, out, err = finish(
+                start(RESTARTED, *options, arguments=(str(tmp_path / name), name))
+            )
+            assert code == 0, err
+            assert ("starting all workers again" in err) is (name == "end")
+            found.append([line for line in out.splitlines() if "weights" in line])
+
+    assert len(found[0]) == 2
+    assert sorted(found[0]) == sorted(found[1])

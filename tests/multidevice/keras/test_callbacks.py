@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import distribax as dx
 from tests.multidevice.keras.comparison import (
@@ -16,6 +17,7 @@ from tests.multidevice.keras.comparison import (
     LABELS,
     STRATEGIES,
     check_same,
+    compile_classifier,
     make_classifier,
     make_pair,
     train,
@@ -82,6 +84,53 @@ def test_training_goes_on_after_a_backup(tmp_path: Path) -> None:
     assert len(resumed.history["loss"]) == 2
     for a, b in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+class Interruption(Exception):
+    """Stands for a process that ends."""
+
+
+class Interrupting(keras.callbacks.Callback):
+    """Ends the training after some batches of the second epoch."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch, self.epoch = batch, 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        if (self.epoch, batch) == (1, self.batch):
+            raise Interruption
+
+
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+def test_training_goes_on_in_the_middle_of_an_epoch(save_freq: Any, tmp_path: Path) -> None:
+    def make_model() -> keras.Model:
+        layers = [keras.Input((5,)), keras.layers.Dropout(0.2), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        compile_classifier(model)
+        return model
+
+    def back_up() -> keras.callbacks.Callback:
+        return dx.integrations.keras.BackupAndRestore(tmp_path / "backup", save_freq)
+
+    with pytest.raises(Interruption):
+        train(make_pair(), make_model, callbacks=[back_up(), Interrupting(2)])
+    resumed = train(make_pair(), make_model, callbacks=[back_up()])
+
+    whole = train(make_pair(), make_model)
+    for name, values in resumed.history.items():
+        np.testing.assert_allclose(values, whole.history[name][1:], rtol=1e-6)
+    for a, b in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert not (tmp_path / "backup").exists()
+
+
+def test_number_of_batches_between_backups_is_checked() -> None:
+    with pytest.raises(ValueError, match="save_freq=0"):
+        dx.integrations.keras.BackupAndRestore("folder", save_freq=0)
 
 
 def test_model_is_saved_and_goes_on_elsewhere(tmp_path: Path) -> None:

@@ -141,3 +141,23 @@ def test_keras_optimizer_updates_our_variables(compiled: bool) -> None:
 
     # The gradients add up to 3; then momentum makes it 3 * 1.9.
     np.testing.assert_allclose(w.numpy(), [1.0 - 0.87, 2.0 - 0.87], rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_layers_are_built_by_their_first_step(compiled: bool) -> None:
+    strategy = STRATEGIES["mirrored2"]()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layer = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
+
+    def run(batch: Any) -> Any:
+        return strategy.run(layer, args=(batch,))
+
+    step = dx.function(run) if compiled else run
+    (batch,) = strategy.experimental_distribute_dataset(iter([INPUTS[:4]]))
+    result = strategy.gather(step(batch), axis=0)
+
+    kernel = keras.initializers.GlorotUniform(seed=2)((5, 3))
+    np.testing.assert_allclose(layer.kernel.numpy(), kernel, rtol=1e-6)
+    np.testing.assert_allclose(result, INPUTS[:4] @ kernel, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(strategy.gather(step(batch), axis=0), result, rtol=1e-6)

@@ -5,6 +5,7 @@ Keras.
 """
 
 from distribax.integrations.keras.adapter import adapt as adapt
+from distribax.integrations.keras.backup import BackupAndRestore as BackupAndRestore
 from distribax.integrations.keras.dataset_creator import DatasetCreator as DatasetCreator
 from distribax.integrations.keras.normalization import (
     SyncBatchNormalization as SyncBatchNormalization,

@@ -58,6 +58,8 @@ class MeasuringStep:
         self._is_compiled = model.jit_compile and not model.run_eagerly
         self._run = function(self._step) if self._is_compiled else self._step
         self._run_several = function(self._step_several)
+        # How many batches of the epoch have been trained before `fit` was interrupted.
+        self._num_to_skip = 0
         # What the step that is traced, or run eagerly, has found out.
         self._log_names: tuple[str, ...] = ()
         self._measuring: list[keras.Metric] = []
@@ -66,6 +68,9 @@ class MeasuringStep:
         """Runs the next steps; Keras's loop is told that its state is empty."""
         nothing: State = tuple([] for _ in self._kinds)
         count = self._model.steps_per_execution
+        if self._num_to_skip > 0:
+            self._num_to_skip -= len(take(iterator, count))
+            return self._model.get_metrics_result(), nothing
         if count == 1:
             return self._run(self._feed(next(iterator))), nothing
         batches = take(iterator, count)
@@ -75,6 +80,10 @@ class MeasuringStep:
         for batch in batches:
             logs = self._run(self._feed(batch))
         return logs, nothing
+
+    def skip(self, num_batches: int) -> None:
+        """Passes over batches that have been trained already."""
+        self._num_to_skip = num_batches
 
     def _step(self, batch: Any) -> Logs:
         return self._measure(self._strategy.run(self._run_replica, args=(batch,)))
