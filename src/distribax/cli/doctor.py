@@ -61,7 +61,7 @@ distribax doctor --peer 10.0.0.1:7010     # on another one""",
         default=0.0,
         metavar="SECONDS",
         help="how long to wait for the doctors of the cluster's other machines, to check that all "
-        "reach each other (0)",
+        "reach each other",
     )
     parser.set_defaults(run=run)
 
