@@ -64,6 +64,9 @@ class _Loader(Loader):
 
     @override
     def exec_module(self, module: ModuleType) -> None:
+        # From here on the module is as any other, with a loader that finds its files.
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
         is_chosen = _is_backend_chosen()
         if not is_chosen:
             os.environ[_BACKEND] = "jax"

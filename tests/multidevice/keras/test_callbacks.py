@@ -126,6 +126,16 @@ def test_training_goes_on_in_the_middle_of_an_epoch(save_freq: Any, tmp_path: Pa
     for a, b in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert not (tmp_path / "backup").exists()
+    again = resumed.model.fit(INPUTS, LABELS, epochs=1, verbose=0)
+    assert again.epoch == [0]
+
+
+def test_callback_without_a_model_is_keras_alone(tmp_path: Path) -> None:
+    with make_pair().scope():
+        callbacks = keras.callbacks.CallbackList([keras.callbacks.CSVLogger(tmp_path / "log")])
+        callbacks.on_train_begin()
+        callbacks.on_train_end()
+    assert (tmp_path / "log").exists()
 
 
 def test_number_of_batches_between_backups_is_checked() -> None:

@@ -149,7 +149,7 @@ def test_weights_of_divided_batches_are_refused() -> None:
     model = make(strategy, make_classifier)
     dataset = strategy.experimental_distribute_dataset(make_dataset())
 
-    with pytest.raises(ValueError, match="class_weight was given beside a distributed data set"):
+    with pytest.raises(ValueError, match="class_weight was given beside a DistributedDataset"):
         model.fit(dataset, class_weight={0: 2.0})
 
 

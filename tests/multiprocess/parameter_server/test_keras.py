@@ -201,6 +201,75 @@ def test_fit_goes_on_when_a_worker_is_killed(
     )
 
 
+def test_creators_data_is_weighted_by_class(strategy: Any) -> None:
+    def make_first_batch(context: dx.InputContext) -> Any:
+        rows = dx.data.Dataset.from_tensor_slices((INPUTS, LABELS)).take(BATCH_SIZE)
+        return rows.batch(BATCH_SIZE).repeat()
+
+    weights = {0: 0.0, 1: 3.0}
+    served, plain = _make(_build_plain, strategy), _make(_build_plain)
+    creator = DatasetCreator(make_first_batch)
+    served.fit(creator, steps_per_epoch=1, class_weight=weights, verbose=0)
+    plain.fit(INPUTS[:BATCH_SIZE], LABELS[:BATCH_SIZE], class_weight=weights, verbose=0)
+    _check_same(served, plain)
+    # It is used elsewhere no longer: here it makes its data itself.
+    assert not creator.is_elsewhere
+
+
+def test_weights_wait_for_the_steps_of_all_models_that_have_them(strategy: Any) -> None:
+    def build_two() -> tuple[keras.Model, keras.Model]:
+        inputs = keras.Input((4,))
+        shared = keras.layers.Dense(3)(inputs)
+        models = tuple(keras.Model(inputs, keras.layers.Dense(2)(shared)) for _ in range(2))
+        for model in models:
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        return models
+
+    seen: list[np.ndarray] = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(first.layers[1].kernel.numpy())
+
+    first, second = _make(build_two, strategy)
+    labels = np.ones((48, 2), np.float32)
+    first.fit(INPUTS, labels, batch_size=24, verbose=0)
+    for model in (second, first):
+        # Its steps are new ones, but not its weights.
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(INPUTS, labels, batch_size=6, callbacks=[Note()], verbose=0)
+    assert len({kernel.tobytes() for kernel in seen}) == len(seen) == 16
+
+
+class _LogsOneMetric(keras.Model):
+    """Logs less than it measures, so that Keras takes the logs of the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        logs, state = super().train_step(state, data)
+        return {"accuracy": logs["accuracy"]}, state
+
+
+def test_logs_of_some_metrics_tell_of_the_whole_epoch(strategy: Any) -> None:
+    def build() -> keras.Model:
+        model = _LogsOneMetric()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"])
+        return model
+
+    served, plain = (
+        model.fit(INPUTS, LABELS, batch_size=7, verbose=0).history
+        for model in (_make(build, strategy), _make(build))
+    )
+    assert served == {"accuracy": pytest.approx(plain["accuracy"])}
+
+
 def test_data_that_ends_is_named(strategy: Any) -> None:
     model = _make(_build_plain, strategy)
 
@@ -234,6 +303,9 @@ def test_a_creator_needs_a_number_of_steps(strategy: Any) -> None:
     [
         ("constraint", r"'.*kernel' has a constraint"),
         ("loss_scale", "LossScaleOptimizer looks at the gradients of all variables"),
+        ("weight_decay", "'adam_w' chooses by name what it does to '.*bias'"),
+        ("muon", "'muon' chooses by name what it does to '.*kernel'"),
+        ("multi", "'multi.*' chooses by name what it does to '.*kernel'"),
     ],
 )
 def test_what_servers_cannot_do_is_refused(strategy: Any, change: str, message: str) -> None:
@@ -245,6 +317,13 @@ def test_what_servers_cannot_do_is_refused(strategy: Any, change: str, message: 
         optimizer = keras.optimizers.SGD(0.1)
         if change == "loss_scale":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        if change == "weight_decay":
+            optimizer = keras.optimizers.AdamW(0.1)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+        if change == "muon":
+            optimizer = keras.optimizers.Muon(0.1, exclude_layers=["dense"])
+        if change == "multi":
+            optimizer = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD())
         model.compile(optimizer, "mse")
         return model
 

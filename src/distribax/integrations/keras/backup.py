@@ -125,6 +125,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         Args:
             logs: As Keras passes them.
         """
+        # A later `fit` of the model begins where it is told to.
+        self.model._initial_epoch = None
         if self._delete and is_chief(get_home(self.model)):
             shutil.rmtree(self._folder, ignore_errors=True)
 

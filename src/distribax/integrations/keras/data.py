@@ -64,7 +64,7 @@ def adapt_input(
             )
     class_weight = given.pop("class_weight", None)
     if class_weight is not None:
-        dataset = _add_weights(dataset, class_weight, what)
+        dataset = add_weights(dataset, class_weight, what)
     given["x"] = _make_adapter(strategy, dataset)
     if "shuffle" in given:
         given["shuffle"] = False
@@ -83,13 +83,21 @@ def _make_adapter(
     return DatasetAdapter(dataset)
 
 
-def _add_weights(
-    dataset: Dataset | DistributedDataset, class_weight: dict[int, float], what: str
-) -> Dataset:
+def add_weights(dataset: object, class_weight: dict[int, float], what: str) -> Dataset:
+    """Returns a data set of batches (x, y), with the weights of their classes beside them.
+
+    Args:
+        dataset: The data set.
+        class_weight: The weights, by class; of others it is 1.
+        what: The method that is called, for messages.
+
+    Raises:
+        ValueError: It is not a `dx.data.Dataset`.
+    """
     if not isinstance(dataset, Dataset):
         raise ValueError(
-            f"{what}: class_weight was given beside a distributed data set, whose batches are "
-            "divided already. Pass the data set that it was made from, or add weights with map()."
+            f"{what}: class_weight was given beside a {type(dataset).__name__}, to whose batches "
+            "weights cannot be added. Pass a dx.data.Dataset, or batches (x, y, sample_weight)."
         )
     size = max(class_weight) + 1
     table = np.array([class_weight.get(number, 1.0) for number in range(size)], np.float32)

@@ -27,8 +27,11 @@ def note_scope(initialize: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def get_home(model: keras.Model) -> contracts.Strategy | None:
+def get_home(model: keras.Model | None) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model, or its first variable, was made, or None."""
+    if model is None:
+        # A callback that a user's own loop calls.
+        return None
     home = _made_in.get(model)
     if home is None and model.variables:
         home = variables.get_strategy(model.variables[0])

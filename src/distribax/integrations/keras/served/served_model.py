@@ -46,6 +46,12 @@ def get_or_create(model: keras.Model, strategy: ParameterServerStrategy) -> Serv
     return known
 
 
+def join_all() -> None:
+    """Waits for the steps of all models: several may have a variable in common."""
+    for served in list(_known.values()):
+        served.join()
+
+
 class ServedModel:
     """The steps of a model, scheduled on workers.
 
@@ -92,7 +98,7 @@ class ServedModel:
         value = np.asarray(variable.value)
         name = variable.path.replace("/", "_")
         target = cast(Target, Variable(value, trainable=variable.trainable, name=name))
-        serve(variable, target, self.join)
+        serve(variable, target, join_all)
         return target
 
     def _serve_optimizer(self, model: keras.Model, trainable: Sequence[Target]) -> Optimizer | None:
@@ -124,7 +130,7 @@ class ServedModel:
             if target is not None:
                 if begun:
                     target.assign(np.asarray(variable.value))
-                serve(variable, target, self.join)
+                serve(variable, target, join_all)
         return optimizer
 
     # What Keras's loops call.
@@ -188,8 +194,12 @@ class ServedModel:
             raise _explain_end() from error
         if self._last is not None:
             logs, result = self._last
-            logs.update(self._fetch(result))
             self._last = None
+            logs.update(self._fetch(result))
+            model = self._model()
+            if model is not None and self.fits(model):
+                # The step itself knows its own batch alone.
+                logs.update(self._look(logs))
 
     def _fetch(self, result: RemoteValue) -> Any:
         try:
@@ -263,6 +273,31 @@ def _check(model: keras.Model) -> None:
             "once, but on parameter servers each is updated where it lives. Use the policy "
             "'mixed_bfloat16', or loss_scale_factor= of the optimizer."
         )
+    if optimizer is not None:
+        _check_names(model)
+
+
+def _check_names(model: keras.Model) -> None:
+    """Refuses optimizers that look at the names of parameters, which servers do not know."""
+    optimizer = model.optimizer
+    for variable in model.trainable_variables:
+        if _is_exception(optimizer, variable):
+            raise ValueError(
+                f"{model.name}.compile: the optimizer {optimizer.name!r} chooses by name what it "
+                f"does to {variable.path!r}, but parameter servers do not know names. Leave out "
+                "MultiOptimizer, exclude_from_weight_decay(), exclude_layers= and "
+                "exclude_embeddings=."
+            )
+
+
+def _is_exception(optimizer: keras.Optimizer, variable: keras.Variable) -> bool:
+    # Old versions of Keras lack some.
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        return True
+    if optimizer.weight_decay is not None and not optimizer._use_weight_decay(variable):
+        return True
+    is_muon = isinstance(optimizer, getattr(keras.optimizers, "Muon", ()))
+    return is_muon and len(variable.shape) == 2 and bool(optimizer._should_use_adamw(variable))
 
 
 def _find_tables(model: keras.Model, trainable: Sequence[Target]) -> dict[int, int]:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from typing_extensions import override
 
+from distribax import jax_private
 from distribax.integrations.foreign_variable import Arrays, Rule
 from distribax.integrations.keras import variables
 from distribax.training.gradient_pairs import Target
@@ -36,7 +37,8 @@ class ServedCell(variables.VariableCell):
     @override
     def read(self) -> Any:
         self._join()
-        return jnp.asarray(self.target.numpy())
+        # Keras builds a model by tracing it, weights that are there already included.
+        return jax_private.run_outside_trace(lambda: jnp.asarray(self.target.numpy()))
 
     @override
     def write(self, value: Arrays) -> None:

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 
 from distribax.coordinator import ClusterCoordinator
+from distribax.data.distributed.input_options import InputContext
+from distribax.integrations.keras.data import add_weights
 from distribax.integrations.keras.dataset_creator import DatasetCreator
 from distribax.integrations.keras.served.served_model import Logs, get_or_create
 from distribax.parameter_server.strategy import ParameterServerStrategy
@@ -28,20 +30,33 @@ class Source:
     Args:
         strategy: The strategy whose workers compute.
         creator: Makes the workers' own data.
+        class_weight: The weights of classes, which are added to the data; None for none.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy, creator: DatasetCreator) -> None:
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        creator: DatasetCreator,
+        class_weight: dict[int, float] | None,
+    ) -> None:
         self._strategy = strategy
         self._creator = creator
+        self._class_weight = class_weight
         self._iterator: object | None = None
 
     def get_iterator(self) -> object:
         """Returns the workers' iterators, which go on where the last epoch has ended."""
         if self._iterator is None:
             strategy, dataset_fn = self._strategy, self._creator.dataset_fn
+            class_weight = self._class_weight
+
+            def make_weighted(context: InputContext) -> Any:
+                assert class_weight is not None
+                return add_weights(dataset_fn(context), class_weight, "fit")
 
             def make() -> Any:
-                return strategy.distribute_datasets_from_function(dataset_fn)
+                make_own = dataset_fn if class_weight is None else make_weighted
+                return strategy.distribute_datasets_from_function(make_own)
 
             coordinator = ClusterCoordinator(strategy, view="none")
             self._iterator = iter(coordinator.create_per_worker_dataset(make))
@@ -60,14 +75,21 @@ def feed_from(
         arguments: The method's arguments, by name.
     """
     creators = [each for each in arguments.values() if isinstance(each, DatasetCreator)]
+    were_elsewhere = [creator.is_elsewhere for creator in creators]
     for creator in creators:
         creator.is_elsewhere = True
     x = arguments.get("x")
-    token = _source.set(Source(strategy, x) if isinstance(x, DatasetCreator) else None)
+    source = None
+    if isinstance(x, DatasetCreator):
+        source = Source(strategy, x, arguments.get("class_weight"))
+    token = _source.set(source)
     at_once = _returns_at_once.set(method.endswith("_on_batch"))
     try:
         yield
     finally:
+        # Another strategy may use them next.
+        for creator, was_elsewhere in zip(creators, were_elsewhere, strict=True):
+            creator.is_elsewhere = was_elsewhere
         _source.reset(token)
         _returns_at_once.reset(at_once)
 
