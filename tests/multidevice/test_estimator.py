@@ -91,6 +91,13 @@ def test_evaluates_another_checkpoint_without_a_change_of_the_training(tmp_path:
     assert estimator.evaluate(eval_input_fn, steps=3) == before
 
 
+def test_evaluates_again_after_a_prediction(tmp_path: Path) -> None:
+    estimator = make_estimator(tmp_path).train(input_fn, steps=1)
+    first = estimator.evaluate(eval_input_fn)
+    next(estimator.predict(eval_input_fn))
+    assert estimator.evaluate(eval_input_fn) == first
+
+
 def test_ends_with_the_input_and_by_hooks(tmp_path: Path) -> None:
     estimator = make_estimator(tmp_path, dx.MirroredStrategy(PAIR), keep_checkpoint_max=1)
     estimator.train(eval_input_fn)

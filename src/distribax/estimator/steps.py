@@ -64,7 +64,9 @@ def make_step(model: Model, state: ModelState, strategy: Strategy, mode: str) ->
             labels = None
         with state.one_run():
             spec = model(features, labels, mode)
-        state.metrics = dict(spec.eval_metric_ops or {})
+        if mode == ModeKeys.EVAL:
+            # Kept: an evaluation that is compiled already does not come here again.
+            state.metrics = dict(spec.eval_metric_ops or {})
         return spec.predictions if mode == ModeKeys.PREDICT else spec.loss
 
     def step(iterator: Iterator[Any]) -> Any:
