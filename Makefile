@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs docs-serve package bench charts soak chaos contract clean
+.PHONY: help demo test lint style types suite format docs docs-serve package bench charts soak chaos contract clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,13 +22,22 @@ help: ## list the commands
 demo: $(VENV)/.demo ## install, then train a classifier over several virtual CPU devices
 	@$(BIN)/python -m distribax demo
 
-test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+# mypy runs beside the tests, which often wait; what ruff finds is told at once.
+test: style ## lint, types and all tests
+	@$(MAKE) --no-print-directory --jobs 2 types suite
 
-lint: $(VENV)/.test ## ruff (lint and format) and mypy
+lint: style types ## ruff (lint and format) and mypy
+
+style: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
 	$(BIN)/mypy
+
+suite: $(VENV)/.test
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder \
+	  $(PYTEST_ARGS)
 
 format: $(VENV)/.test ## mend what ruff can mend
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ programs of the most common sides.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from distribax.cli.bench import harness
@@ -13,5 +14,7 @@ from distribax.cli.bench.peers import FOLDER_VARIABLE
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
 
+# Cases use the sizes of some problems that sides solve.
+sys.path.append(str(harness.side_folders[0]))
 harness.side_folders.append(FOLDER / "sides")
 os.environ.setdefault(FOLDER_VARIABLE, str(FOLDER / ".venvs"))

@@ -14,7 +14,7 @@ END = "<!-- The end of the table. -->"
 def make_table() -> str:
     """Returns the table as Markdown."""
     rows = sorted(TABLE, key=lambda row: row.tensorflow.lower())
-    lines = ["| TensorFlow | here | differs how |", "|---|---|---|"]
+    lines = ["| TensorFlow | distribax | difference |", "|---|---|---|"]
     for row in rows:
         # What is no name is a phrase.
         here = row.here if " " in row.here else f"`{row.here}`"

@@ -12,6 +12,7 @@ FACES = (
     "distribax",
     "distribax.data",
     "distribax.metrics",
+    "distribax.logging",
     "distribax.train",
     "distribax.random",
     "distribax.coordinator",
@@ -20,6 +21,7 @@ FACES = (
     "distribax.data.experimental",
     "distribax.experimental",
     "distribax.contrib.distribute",
+    "distribax.estimator",
     "distribax.testing",
 )
 """The modules whose names users may use. An object belongs to the first face that shows it."""
@@ -28,12 +30,14 @@ _GROUPS_OF_FACES = {
     "distribax.data": "data",
     "distribax.data.experimental": "data",
     "distribax.metrics": "metrics",
+    "distribax.logging": "logging",
     "distribax.train": "training",
     "distribax.random": "training",
     "distribax.coordinator": "parameter_servers",
     "distribax.partitioners": "parameter_servers",
     "distribax.cluster_resolver": "clusters",
     "distribax.contrib.distribute": "tower_api",
+    "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
     "distribax.testing": "testing",
 }
@@ -51,6 +55,7 @@ _GROUPS_OF_LAYERS = {
     "cluster": "clusters",
     "topology": "devices",
     "contrib": "tower_api",
+    "progress": "logging",
 }
 """Where a name of `dx` itself belongs, by the folder that defines it."""
 
@@ -60,6 +65,10 @@ _GROUPS_OF_NAMES = {
     "CommunicationImplementation": "collectives",
     "CommunicationOptions": "collectives",
     "ReduceOp": "collectives",
+    "Summary": "logging",
+    "VariableSummary": "logging",
+    "summary": "logging",
+    "visualize": "logging",
     "RunOptions": "contexts",
     "ValueContext": "contexts",
 }
@@ -77,7 +86,9 @@ TITLES = {
     "clusters": "Clusters",
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
+    "logging": "Logging, progress, summaries",
     "errors": "Errors",
+    "estimator": "Estimator",
     "tower_api": "Tower API",
     "testing": "Testing",
     "other": "Other names",

@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
-import distribax as dx  # before keras: it then chooses JAX as Keras's backend
-import keras
+import distribax as dx
+
+# isort: split
+import keras  # After distribax, which has chosen JAX as its backend.
+
 from distribax.integrations.keras import DatasetCreator
 
 NUM_USERS, NUM_ITEMS, NUM_TASTES = 2_000, 1_000, 4
@@ -84,8 +87,8 @@ def main() -> None:
         callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.02 / (epoch + 1))],
         verbose=0,
     ).history
-    for epoch, (loss, accuracy) in enumerate(zip(history["loss"], history["accuracy"])):
-        print(f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.3f}")
+    for epoch, loss in enumerate(history["loss"]):
+        print(f"epoch {epoch}: loss {loss:.3f}, accuracy {history['accuracy'][epoch]:.3f}")
     loss, accuracy = model.evaluate(
         *make_ratings(seed=3, count=20_000), batch_size=2_000, verbose=0
     )

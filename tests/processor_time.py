@@ -1,7 +1,8 @@
 """A report of the processor time of tests: `pytest -p tests.processor_time`.
 
 It counts the test process and everything below it, and so tells what a run costs, however busy the
-machine is. Fixtures of a module or session count for the test that makes or closes them.
+machine is. Fixtures of a module or session count for the test that makes or closes them, and so
+does the start of a process of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ def measure() -> float:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Notes what it took to get here."""
+    """Notes what it took to get here; in a process of pytest-xdist, the first test will."""
     global _last
-    _last = measure()
     if not hasattr(session.config, "workerinput"):
-        _spent["(start and collection of one process)"] += _last
+        _last = measure()
+        _spent["(start and collection)"] = _last
 
 
 @pytest.hookimpl(wrapper=True)

@@ -108,6 +108,12 @@ if TYPE_CHECKING:
     )
     from distribax.strategies.tpu import TPUStrategy as TPUStrategy
     from distribax.training.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+    from distribax.training.termination_watchers import (
+        GCETerminationWatcher as GCETerminationWatcher,
+    )
+    from distribax.training.termination_watchers import (
+        SignalTerminationWatcher as SignalTerminationWatcher,
+    )
 
 __version__ = "0.1.0"
 
@@ -125,6 +131,8 @@ _ON_USE = {
     "data": "distribax.data",
     "estimator": "distribax.estimator",
     "logging": "distribax.logging",
+    "GCETerminationWatcher": "distribax.training.termination_watchers",
+    "SignalTerminationWatcher": "distribax.training.termination_watchers",
     "get_tower_context": "distribax.contrib.distribute",
     "get_variable": "distribax.contrib.distribute",
     "partitioners": "distribax.partitioners",

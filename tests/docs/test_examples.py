@@ -142,8 +142,8 @@ def _script(name: str, *arguments: str) -> str:
     )
 
 
-def test_mirrored_digits(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("mirrored_digits.py", "--devices", "2", "--epochs", "4"))
+def test_mirrored_digits(run_forked: Callable[..., str]) -> None:
+    lines = run_forked(_script("mirrored_digits.py", "--devices", "2", "--epochs", "4"))
     *epochs, last = lines.splitlines()
     losses = [float(line.split()[-1]) for line in epochs]
     assert len(losses) == 4 and losses[-1] < 0.5 * losses[0]
@@ -159,8 +159,8 @@ def test_keras_fit(run_fresh: Callable[..., str]) -> None:
     assert found is not None and float(found[1]) > 0.7
 
 
-def test_input_pipeline(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("input_pipeline.py", "--records", "300")).splitlines()
+def test_input_pipeline(run_forked: Callable[..., str]) -> None:
+    lines = run_forked(_script("input_pipeline.py", "--records", "300")).splitlines()
     assert lines[:3] == [
         "2 replicas have seen 128 records",
         "3 replicas have seen the other 172",

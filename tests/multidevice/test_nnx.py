@@ -15,6 +15,7 @@ from flax import nnx
 
 import distribax as dx
 from tests.conftest import RunFresh
+from tests.environment import COMPLETE
 from tests.multidevice.contract.cases import SETUPS, Case, close
 from tests.multidevice.nnx_models import (
     BATCH_SIZE,
@@ -164,9 +165,10 @@ def test_an_epoch_is_a_loop_over_a_distributed_dataset() -> None:
     close(numbers(model), numbers(plain), TOLERANCE)
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_an_uneven_last_batch_is_exact(num_replicas: int, compiled: bool) -> None:
-    case = Case("mirrored", num_replicas, compiled)
+@pytest.mark.parametrize("kind", ["mirrored", "central"] if COMPLETE else ["mirrored"])
+@pytest.mark.parametrize("num_replicas", [2, 3, 4] if COMPLETE else [2, 3])
+def test_an_uneven_last_batch_is_exact(kind: str, num_replicas: int, compiled: bool) -> None:
+    case = Case(kind, num_replicas, compiled)
     # The last batch leaves the third replica without examples.
     sizes = (7, 12, 4)
     model, optimizer = make()

@@ -14,6 +14,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import distribax as dx
+from tests.environment import COMPLETE
 from tests.multidevice.contract.cases import Case, close, replica_number
 from tests.multidevice.nnx_models import INPUTS, LABELS, Noisy, make, numbers, train
 
@@ -28,7 +29,12 @@ def pair(compiled: bool) -> Case:
     return Case("mirrored", 2, compiled)
 
 
-@pytest.fixture(params=[("mirrored", 2), ("mirrored", 3), ("central", 2)], ids=str)
+@pytest.fixture(
+    params=[(kind, count) for kind in ("mirrored", "central") for count in (2, 3, 4)]
+    if COMPLETE
+    else [("mirrored", 2), ("mirrored", 3), ("central", 2)],
+    ids=str,
+)
 def several(request: pytest.FixtureRequest, compiled: bool) -> Case:
     return Case(*request.param, compiled)
 
@@ -79,6 +85,25 @@ def test_replicas_without_examples_leave_state_alone(several: Case) -> None:
     assert int(average.count[...]) == 2
     if several.compiled:
         assert step.trace_count == 1  # type: ignore[attr-defined]
+
+
+def test_what_a_module_meets_beside_its_arguments(several: Case) -> None:
+    """Values that were found, variables in functions of JAX, rows with their numbers."""
+    linear = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+    batch = INPUTS[0, : 2 * several.num_replicas - 1]
+    found, scale = several.split(batch), several.variable(2.0)
+
+    def replica_step() -> Any:
+        y = jnp.multiply(linear(found.get()), scale)
+        rows = dx.IndexedSlices(y[:1], jnp.array([1]))
+        total = dx.get_replica_context().all_reduce("SUM", rows)
+        return y, jnp.zeros((2, 3)).at[total.indices].add(total.values)
+
+    ys, totals = several.step(lambda: several.strategy.run(replica_step))()
+    expected = [2.0 * linear(piece) for piece in several.parts(found)]
+    close(several.parts(ys), expected, 1e-5)
+    whole = [np.zeros(3), sum(np.asarray(y[0]) for y in expected)]
+    close(several.parts(totals), [whole] * several.num_replicas, 1e-5)
 
 
 def test_one_replica_is_plain_nnx(alone: Case) -> None:

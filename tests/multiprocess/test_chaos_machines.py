@@ -18,7 +18,13 @@ import pytest
 import distribax as dx
 from distribax.testing import History
 from tests.multiprocess.launchers import finish, launchers
-from tests.multiprocess.server_machines import ServerMachines, kill_processes, server_machines
+from tests.multiprocess.marked_programs import Program
+from tests.multiprocess.server_machines import (
+    ServerMachines,
+    hear_log,
+    kill_processes,
+    server_machines,
+)
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
@@ -67,6 +73,11 @@ def _cut(cluster: ServerMachines, *numbers: int) -> None:
         cluster.machines[number].heal()
 
 
+def _kill_raylet(program: Program) -> None:
+    assert kill_processes(program, "raylet")
+    hear_log(program, "It tries to join again")
+
+
 def _slow_down(cluster: ServerMachines) -> None:
     cluster.ps_machine.slow_down("1mbit")
     cluster.ask("mark 10 0")
@@ -87,8 +98,8 @@ def test_faults_of_machines_lose_nothing(cluster: ServerMachines, tmp_path: Path
         "network cut, server and worker": lambda: _cut(cluster, 1, 2),
         "network cut, coordinator": lambda: _cut(cluster, 0),
         "slow network, server": lambda: _slow_down(cluster),
-        "kill raylet, worker": lambda: kill_processes(cluster.workers[0], "raylet"),
-        "kill raylet, server": lambda: kill_processes(cluster.ps, "raylet"),
+        "kill raylet, worker": lambda: _kill_raylet(cluster.workers[0]),
+        "kill raylet, server": lambda: _kill_raylet(cluster.ps),
         "kill raylet, coordinator": lambda: kill_processes(cluster.chief, "raylet"),
         "kill gcs": lambda: kill_processes(cluster.chief, "gcs_server"),
         "kill server and worker": lambda: [

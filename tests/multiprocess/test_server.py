@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 
 import pytest
 
 from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.ports import find_quiet_ports
+from distribax.cluster.ray.server import ClusterLostError
+from distribax.types import PEER_LOST_EXIT_CODE
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
 pytestmark = pytest.mark.multiprocess
@@ -89,6 +92,29 @@ except RuntimeError as error:
 )
 
 
+LOST = (
+    ACTORS
+    + """
+import contextlib, psutil
+from distribax.cluster.ray.cluster_token import get_process_token
+from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.task_nodes import make_node_settings
+
+chief, worker = (f"127.0.0.1:{port}" for port in sys.argv[1:])
+spec = ClusterSpec({"chief": [chief], "worker": [worker]})
+head = RayNode(make_node_settings(spec, "chief", 0, get_process_token(), 300))
+head.wait_until_up()
+server = dx.Server(spec, "worker", 0)
+server._node.wait_until_up()
+for process in psutil.Process().children(recursive=True):
+    with contextlib.suppress(psutil.Error):
+        if str(head.folder) in " ".join(process.cmdline()):
+            process.kill()
+server.join()
+"""
+)
+
+
 @pytest.fixture
 def programs() -> Iterator[MarkedPrograms]:
     with marked_programs() as programs:
@@ -164,3 +190,20 @@ def test_servers_die_and_come_back_and_end_with_the_chief(programs: MarkedProgra
     assert second.finish()[0] == 0 and ps.finish()[0] == 0
     chief.finish()
     assert programs.left() == []
+
+
+def test_a_server_that_has_lost_its_cluster_ends_with_a_code_of_its_own(
+    programs: MarkedPrograms,
+) -> None:
+    limits = {"DISTRIBAX_HEAD_LOST_SECONDS": "1", "DISTRIBAX_SERVER_REJOIN_SECONDS": "2"}
+    program = programs.start(LOST, *map(str, find_quiet_ports(2)), **limits)
+    code, _, err = program.finish()
+    assert code == PEER_LOST_EXIT_CODE, err
+    assert "worker 0 has lost its cluster" in err and "tries to join again for 2 s" in err
+    assert "could not join again: worker 0 waited 2 s for chief 0" in err
+
+
+def test_a_lost_cluster_survives_pickling() -> None:
+    error = ClusterLostError("worker 0 has lost its cluster")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.reason, again.code) == (error.reason, PEER_LOST_EXIT_CODE)

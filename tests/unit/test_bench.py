@@ -15,6 +15,7 @@ from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
 from distribax.cli.bench.figures import Report
 from distribax.cli.bench.harness import Settings, Side, interleave
+from tests.conftest import RunFresh
 
 SIDE = """
 import sys
@@ -128,6 +129,19 @@ def test_peers_are_found_and_others_refused(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert peers.find_folder() == tmp_path / "cache" / "distribax" / "peers"
     assert SCALING.count_turns(Settings(quick=True, max_devices=4)) == 2 * 3 + 3
+
+
+@pytest.mark.multiprocess
+def test_the_repository_s_benchmarks_find_what_they_share(run_forked: RunFresh) -> None:
+    program = f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+        from benchmarks.run import CASES
+        from distribax.cli.bench.harness import Side, interleave
+        outcome = interleave([Side("a", "imports", ("json",))], steps=1, rounds=1, warmup=1)
+        print(len(CASES) > 10, outcome.failures)
+    """
+    assert run_forked(program) == "True []"
 
 
 @pytest.mark.multiprocess

@@ -109,11 +109,11 @@ def test_compiling_saving_and_restoring_are_shown(
         """Has a position that takes its time."""
 
         def get_state(self) -> dict[str, int]:
-            wait_for(terminal, "saving")
+            wait_for(terminal, "saving /")
             return {}
 
         def set_state(self, state: object) -> None:
-            wait_for(terminal, "restoring")
+            wait_for(terminal, "restoring /")
 
     checkpoint.notes["slow"] = Slow()
     path = checkpoint.save(os.fspath(tmp_path / "ckpt"))

@@ -67,10 +67,10 @@ def test_devices_asked_for_elsewhere_stay(environment: dict[str, str], run_fresh
     ids=str,
 )
 def test_any_pool_size_is_respected_on_one_device(
-    environment: dict[str, str], threads: int, run_fresh: RunFresh
+    environment: dict[str, str], threads: int, run_forked: RunFresh
 ) -> None:
     variable = environment.get("PJRT_NPROC")
-    assert run_fresh(START + "show()", **environment) == f"False 1 {threads} {variable}"
+    assert run_forked(START + "show()", **environment) == f"False 1 {threads} {variable}"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def train(strategy):
 """
 
 
-def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
+def test_one_device_first_and_more_later(run_forked: RunFresh) -> None:
     program = STRATEGIES + (
         "one = dx.OneDeviceStrategy('CPU:0')\n"
         "with one.scope():\n    kept = dx.Variable(1.0)\n"
@@ -136,10 +136,10 @@ def test_one_device_first_and_more_later(run_fresh: RunFresh) -> None:
         "two = dx.MirroredStrategy(['CPU:0', 'CPU:1'])\n"
         "print(train(one), train(two), float(kept), dx.MirroredStrategy().num_replicas_in_sync)\n"
     )
-    assert run_fresh(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
+    assert run_forked(program, NPROC="4") == "1\n2.0 4.0 1.0 2"
 
 
-def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> None:
+def test_jax_is_started_again_where_no_array_is_alive(run_forked: RunFresh) -> None:
     program = STRATEGIES + (
         "jax.numpy.ones(3)\n"
         "one = dx.OneDeviceStrategy('CPU:0')\n"
@@ -154,7 +154,7 @@ def test_jax_is_started_again_where_no_array_is_alive(run_fresh: RunFresh) -> No
         "print(train(one), train(two), train(three), len(jax.devices()))\n"
         "print([batch.tolist() for batch in distributed])\n"
     )
-    assert run_fresh(program, NPROC="1").splitlines() == [
+    assert run_forked(program, NPROC="1").splitlines() == [
         "2.0",
         "4.0 2",
         "2.0 4.0 6.0 3",

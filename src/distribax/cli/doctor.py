@@ -13,6 +13,7 @@ from typing import Final
 from distribax.cli.checks.clocks import answer_peers, check_clocks, parse_peer
 from distribax.cli.checks.devices import check_devices
 from distribax.cli.checks.memory import check_memory
+from distribax.cli.checks.peers import check_peers
 from distribax.cli.checks.ports import check_ports
 from distribax.cli.checks.ray_parts import check_ray
 from distribax.cli.checks.versions import check_extras, check_versions
@@ -21,6 +22,7 @@ from distribax.cli.help_format import USAGE_ERROR, add_command
 from distribax.cli.terminal import make_console
 from distribax.cluster import ClusterResolver, resolve, training_tasks
 from distribax.cluster.spec.address import Address, parse_address
+from distribax.cluster.spec.host_address import find_own_address
 
 _STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red"}
 
@@ -53,6 +55,14 @@ distribax doctor --peer 10.0.0.1:7010     # on another one""",
         default=[],
         help="compare with the machine where a doctor listens; may be given several times",
     )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the doctors of the cluster's other machines, to check that all "
+        "reach each other",
+    )
     parser.set_defaults(run=run)
 
 
@@ -66,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"distribax doctor: error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    findings = examine(peers)
+    findings = examine(peers, options.wait)
     healthy = is_healthy(findings)
     if options.json:
         found = [finding.as_dict() for finding in findings]
@@ -76,11 +86,12 @@ def run(options: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def examine(peers: Sequence[Address] = ()) -> list[Finding]:
+def examine(peers: Sequence[Address] = (), wait_seconds: float = 0.0) -> list[Finding]:
     """Returns all findings about this machine and this environment.
 
     Args:
         peers: Where doctors of other machines listen, to compare with.
+        wait_seconds: How long to wait for the doctors of the cluster's other machines.
     """
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         check_versions,
@@ -88,7 +99,7 @@ def examine(peers: Sequence[Address] = ()) -> list[Finding]:
         _check_network,
         check_ports,
         partial(check_clocks, peers),
-        _check_cluster,
+        partial(_check_cluster, wait_seconds),
         check_memory,
         check_ray,
         check_devices,
@@ -117,8 +128,8 @@ def _check_network() -> Iterator[Finding]:
 def _check_host_name() -> Finding:
     name = socket.gethostname()
     fix = (
-        "when other machines take part, describe this one in TF_CONFIG or --rdzv-endpoint by its "
-        "IP address, or enter its name in DNS or in every /etc/hosts"
+        "when other machines take part, give MASTER_ADDR or --rdzv-endpoint this machine's IP "
+        "address; a TF_CONFIG may have its name, as the others' addresses tell which one is meant"
     )
     try:
         address = socket.gethostbyname(name)
@@ -126,12 +137,12 @@ def _check_host_name() -> Finding:
         return Finding("network", "host name", f"{name}: {error}", Verdict.WARNING, fix)
     value = f"{name} is {address}"
     if address.startswith("127."):
-        value += ", which other machines cannot reach"
+        value += " here (as Debian sets it up), which other machines cannot reach"
         return Finding("network", "host name", value, Verdict.WARNING, fix)
     return Finding("network", "host name", value)
 
 
-def _check_cluster() -> Iterator[Finding]:
+def _check_cluster(wait_seconds: float) -> Iterator[Finding]:
     try:
         found = resolve()
         spec = found.resolver.cluster_spec()
@@ -155,10 +166,23 @@ def _check_cluster() -> Iterator[Finding]:
         )
         return
     yield Finding("cluster", "this task", f"{task[0]} {task[1]}")
-    yield from _check_leader(found.resolver, (task[0], task[1]))
+    own = (task[0], task[1])
+    addresses = {
+        each: parse_address(spec.task_address(*each), "address")
+        for each in ((job, index) for job in spec.jobs for index in spec.task_indices(job))
+    }
+    if own not in addresses:
+        return  # An evaluator need not be in it.
+    others = {f"{job} {index}": at for (job, index), at in addresses.items() if (job, index) != own}
+    own_host = find_own_address(addresses[own].host, [at.host for at in others.values()])
+    yield from _check_leader(found.resolver, own, own_host)
+    port = addresses[own].port or 0
+    yield from check_peers(f"{own[0]} {own[1]}", own_host, port, others, wait_seconds)
 
 
-def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[Finding]:
+def _check_leader(
+    resolver: ClusterResolver, task: tuple[str, int], own_host: str | None
+) -> Iterator[Finding]:
     """Checks that this task can listen at its address, if the other tasks connect to it."""
     tasks = training_tasks(resolver.cluster_spec())
     if len(tasks) < 2 or task != tasks[0]:
@@ -166,9 +190,10 @@ def _check_leader(resolver: ClusterResolver, task: tuple[str, int]) -> Iterator[
     text = resolver.cluster_spec().task_address(*task)
     address = parse_address(text, "address")
     try:
-        with socket.create_server((address.host, address.port or 0)):
+        with socket.create_server((own_host or address.host, address.port or 0)):
+            where = "" if own_host in (None, address.host) else f" (as {own_host})"
             yield Finding(
-                "cluster", "own address", f"{text} is free; the others will connect to it"
+                "cluster", "own address", f"{text} is free{where}; the others will connect to it"
             )
     except OSError as error:
         yield Finding(

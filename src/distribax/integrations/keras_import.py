@@ -26,6 +26,7 @@ from distribax.errors import UnsupportedKerasError
 from distribax.execution import adapters
 
 _BACKEND = "KERAS_BACKEND"
+_INTEGRATION = "distribax.integrations.keras"
 _OLDEST = (3, 12)
 
 
@@ -72,8 +73,9 @@ class _Loader(Loader):
             if not is_chosen:
                 # Other processes that the program starts decide for themselves.
                 del os.environ[_BACKEND]
-        if context.has_strategy():
-            # Models are about to be made in the scope that was entered before.
+        # Models are about to be made in the scope that was entered before. If it is the integration
+        # that imports Keras, it connects the two itself.
+        if context.has_strategy() and _INTEGRATION not in sys.modules:
             adapters.load_adapters()
 
 
@@ -99,9 +101,7 @@ def load_adapter() -> adapters.Adapter:
     problem = _find_problem(keras)
     if problem is None:
         try:
-            adapter: adapters.Adapter = importlib.import_module(
-                "distribax.integrations.keras"
-            ).adapt
+            adapter: adapters.Adapter = importlib.import_module(_INTEGRATION).adapt
             return adapter
         except UnsupportedKerasError as error:
             problem = str(error)

@@ -322,7 +322,8 @@ def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
             f"parameter server {health.index} died and was restarted with nothing, as there is no "
             "snapshot: its variables are gone. Restore them with dx.Checkpoint(...).restore(...)."
         )
-    kept = status["counts"]
+    # Not the counts of now: there may have been changes since its start.
+    kept = status["restored_counts"]
     lost = {kind: count - kept.get(kind, 0) for kind, count in health.counts.items()}
     named = ", ".join(f"{count} x {kind}" for kind, count in sorted(lost.items()) if count > 0)
     before, after = sum(health.counts.values()), sum(kept.values())

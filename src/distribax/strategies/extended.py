@@ -16,12 +16,7 @@ from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
 from distribax.strategies.colocation import colocate, get_colocated
 from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
-from distribax.types import (
-    ReduceOp,
-    ValueContext,
-    VariableAggregation,
-    VariableSynchronization,
-)
+from distribax.types import ReduceOp, ValueContext, VariableAggregation, VariableSynchronization
 from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
 
@@ -39,8 +34,7 @@ class StrategyExtended:
         mesh: The mesh that the replicas live on; None for one replica.
     """
 
-    # What these mean is said in `contracts.Extended`.
-    single = False
+    single = False  # What it and the next one mean is said in `contracts.Extended`.
     source: contracts.Source | None = None
 
     def __init__(

@@ -21,7 +21,12 @@ from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_fun
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
-from distribax.training.optimizer_state import StateLayout, apply_transformation, init_state
+from distribax.training.optimizer_state import (
+    StateLayout,
+    accumulate,
+    apply_transformation,
+    init_state,
+)
 from distribax.types import ReduceOp
 from distribax.values import PerReplica
 from distribax.variables import Variable, registry
@@ -79,18 +84,10 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 "is made already. Pass the function that makes it: "
                 "dx.Optimizer(optax.adam, learning_rate=1e-3)."
             )
-        if gradient_accumulation_steps < 1:
-            raise ValueError(
-                f"dx.Optimizer: gradient_accumulation_steps={gradient_accumulation_steps} is less "
-                "than 1. Expected how many calls' gradients make one update."
-            )
+        transformation = accumulate(transformation, gradient_accumulation_steps)
         # Imported on use: it would make `import distribax` a good deal slower.
         import optax
 
-        if gradient_accumulation_steps > 1:
-            transformation = optax.MultiSteps(
-                transformation, every_k_schedule=gradient_accumulation_steps
-            ).gradient_transformation()
         self._transformation = optax.with_extra_args_support(transformation)
         self._reduce_op = ReduceOp.parse(reduce_op, "reduce_op")
         self._name = name

@@ -224,3 +224,24 @@ def _check_update(param: jax.Array, update: jax.Array) -> None:
             "example (optax.contrib.dpsgd) cannot be used here: clip and sum those gradients in "
             "the replica's function, for example with optax.per_example_global_norm_clip."
         )
+
+
+def accumulate(
+    transformation: optax.GradientTransformation, num_steps: int
+) -> optax.GradientTransformation:
+    """Returns a transformation that applies the mean of so many calls' gradients at once.
+
+    Raises:
+        ValueError: If the number is less than 1.
+    """
+    if num_steps < 1:
+        raise ValueError(
+            f"dx.Optimizer: gradient_accumulation_steps={num_steps} is less than 1. Expected how "
+            "many calls' gradients make one update."
+        )
+    if num_steps == 1:
+        return transformation
+    import optax  # Imported on use, as it makes `import distribax` slower.
+
+    steps = optax.MultiSteps(transformation, every_k_schedule=num_steps)
+    return steps.gradient_transformation()

@@ -78,9 +78,8 @@ def test_a_killed_server_comes_back_from_its_snapshot(
     coordinator.schedule(lambda: v.assign_add(np.full(3, 10.0, np.float32)))
     coordinator.join()
     np.testing.assert_array_equal(v.numpy(), np.full(3, 11.0))
-    _wait_until(
-        lambda: strategy.servers[index].counts.get("assign_add", 0) >= 2, "it has told its changes"
-    )
+    counts = strategy.source.client.status(index)["counts"]
+    _wait_until(lambda: strategy.servers[index].counts == counts, "the changes are counted")
     before = strategy.servers[index].restarts
     os.kill(_server(strategy, index)["pid"], signal.SIGKILL)
     # What came after the snapshot is lost; everything goes on, and the user is told.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,9 @@ def test_data_that_ends_is_named(strategy: Any) -> None:
         model.fit(DatasetCreator(make_short), steps_per_epoch=20, verbose=0)
     # The threads of Keras's callbacks end with the objects that the error has kept.
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):
+            thread.join(60)
 
 
 def test_a_creator_needs_a_number_of_steps(strategy: Any) -> None:

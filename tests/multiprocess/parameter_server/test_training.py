@@ -102,7 +102,9 @@ def test_no_strategy_is_made_on_workers(coordinator: Any) -> None:
         coordinator.join()
 
 
-def _digits() -> tuple[np.ndarray, np.ndarray]:
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels; the import, which sets an environment variable, is not a test's."""
     from sklearn.datasets import load_digits  # Slow to import: not when tests are collected.
 
     images, labels = load_digits(return_X_y=True)
@@ -147,9 +149,11 @@ def _make_step(strategy: Any, model: _Model, optimizer: Any) -> Any:
 
 
 def test_digits_reach_the_accuracy_of_one_device(
-    strategy: dx.ParameterServerStrategy, coordinator: Any
+    strategy: dx.ParameterServerStrategy,
+    coordinator: Any,
+    digits: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    images, labels = _digits()
+    images, labels = digits
     train, test = slice(0, 1500), slice(1500, None)
 
     def dataset_fn() -> Any:

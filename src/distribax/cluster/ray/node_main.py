@@ -322,10 +322,10 @@ class Node:
             is_over = end_cluster or self.has_ended or (is_over and self.settings.is_head)
             if not is_over:
                 self._await_snapshots()
-            if (end_cluster or self.settings.is_head) and self.client is not None:
+            if is_over and self.client is not None:
                 with contextlib.suppress(Exception):
                     self.client.internal_kv_put(_ENDED, b"1", True, _NAMESPACE, self.limits.call)
-            if self.settings.is_head and self.client is not None:
+            if is_over and self.settings.is_head and self.client is not None:
                 self._await_farewells()
             elif self.ray_node is not None:
                 # The raylet tells the head that it leaves: the task can be started again at once.

@@ -68,10 +68,12 @@ class ParameterServer:
         self._strangers: dict[socket.socket, None] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._restored_counts: dict[str, int] = {}
 
     def start(self) -> Endpoint:
         """Restores the newest snapshot if there is one, begins to listen, and returns where."""
         self._snapshots.start()
+        self._restored_counts = dict(self._store.counts)
         listener = sockets.listen(self._host)
         self._listeners.append(listener)
         machine, unix = sockets.get_machine_id(), ""
@@ -120,7 +122,8 @@ class ParameterServer:
         """Returns what the server holds and has done.
 
         Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
-        restored snapshot included), `counts` (all changes by kind, likewise), `connections`,
+        restored snapshot included), `counts` (all changes by kind, likewise),
+        `restored_counts` (those in the restored snapshot), `connections`,
         `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
         (the snapshot that it began with).
         """
@@ -139,6 +142,7 @@ class ParameterServer:
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
             "updates": store.num_updates,
             "counts": dict(store.counts),
+            "restored_counts": self._restored_counts,
             "connections": len(self._connections),
             "rounds": rounds,
             **self._snapshots.status(),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,11 @@ from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.errors import DamagedCheckpointError
 from distribax.execution import adapters
 from distribax.training.checkpoints import checkpoint_files as files
+from distribax.training.checkpoints.iterator_positions import (
+    move_iterators,
+    read_position,
+    select_position,
+)
 from distribax.training.checkpoints.restore_status import NothingRestored, RestoreStatus
 from distribax.training.checkpoints.save_counter import SaveCounter
 from distribax.training.checkpoints.tracked import (
@@ -207,7 +211,7 @@ class Checkpoint:
         values.setdefault(_COUNTER, np.asarray(self._counter.value))
         own = workers.run_together(
             "Checkpoint.save",
-            lambda: {name: _position(name, each) for name, each in tracked.iterators.items()},
+            lambda: {name: read_position(name, each) for name, each in tracked.iterators.items()},
         )
         said = workers.exchange("positions", own)
         notes = {
@@ -295,7 +299,7 @@ class Checkpoint:
             values, notes = contents
             _check_shapes(tracked.slots, values)
             own = {
-                name: _select_position(name, notes["positions"][name], workers)
+                name: select_position(name, notes["positions"][name], workers)
                 for name in tracked.iterators
                 if name in notes["positions"]
             }
@@ -306,7 +310,7 @@ class Checkpoint:
         if _COUNTER in values and _COUNTER not in tracked.slots:
             counter = int(values.pop(_COUNTER))
         here = {*tracked.slots, *tracked.iterators}
-        _move(workers, {name: tracked.iterators[name] for name in positions}, positions)
+        move_iterators(workers, {name: tracked.iterators[name] for name in positions}, positions)
         matched = tracked.slots.keys() & values.keys()
         for name in sorted(matched):
             tracked.slots[name].write(np.asarray(values[name]), workers.is_first)
@@ -433,56 +437,6 @@ def _find_workers(tracked: Tracked, timeout_seconds: float) -> WorkerAgreement:
     iterators = tracked.iterators.values()
     targets += [each.input_target for each in iterators if isinstance(each, Feeding)]
     return WorkerAgreement.of_targets("checkpoint", targets, timeout_seconds)
-
-
-def _move(
-    workers: WorkerAgreement, iterators: Mapping[str, Positioned], positions: Mapping[str, Any]
-) -> None:
-    """Moves all iterators, or none if one of them, in any worker, does not take its position."""
-    before: dict[str, Any] = {}
-
-    def move() -> None:
-        for name, iterator in iterators.items():
-            here = iterator.get_state()
-            iterator.set_state(positions[name])
-            before[name] = here
-
-    try:
-        workers.run_together("Checkpoint.restore", move)
-    except Exception:
-        for name, position in before.items():
-            iterators[name].set_state(position)
-        raise
-
-
-def _position(name: str, iterator: Positioned) -> Any:
-    position = iterator.get_state()
-    try:
-        json.dumps(position)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"Checkpoint.save: the position of {name!r}, {position!r}, is not data that JSON can "
-            f"hold ({error}). Expected get_state() to return numbers, strings, lists and dicts."
-        ) from error
-    return position
-
-
-def _select_position(name: str, said: Sequence[Any], workers: WorkerAgreement) -> Any:
-    """Returns this worker's position of those that the workers had when they saved."""
-    if len(said) == workers.num_workers:
-        return said[workers.worker_id]
-    # That of all workers together is good for any number; a distributed iterator refuses others.
-    first = said[0]
-    if all(position == first for position in said) or (
-        isinstance(first, dict) and "shard" in first
-    ):
-        return first
-    raise ValueError(
-        f"Checkpoint.restore: the iterator {name!r} was saved by {len(said)} workers, each at a "
-        f"place of its own, and now there are {workers.num_workers}. Restore it with as many "
-        "workers, or save an iterator of strategy.experimental_distribute_dataset with "
-        "AutoShardPolicy.DATA, which fits any number."
-    )
 
 
 def _check_shapes(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:

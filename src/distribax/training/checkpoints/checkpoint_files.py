@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import google_crc32c
 import jax
 import numpy as np
 
@@ -132,13 +131,13 @@ def _seal(notes: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> dict[st
 def _compute_checksum(value: Any) -> str:
     array = np.ascontiguousarray(value)
     data = array.reshape(-1).view(np.uint8)
-    return f"{array.dtype.name} {list(np.shape(value))} {google_crc32c.value(data):08x}"
+    return f"{array.dtype.name} {list(np.shape(value))} {_crc32c(data):08x}"
 
 
 def checksum_notes(notes: Mapping[str, Any]) -> str:
     """Returns the checksum of notes, which is one of them."""
     text = json.dumps({key: notes[key] for key in notes if key != "checksum"}, sort_keys=True)
-    return f"{google_crc32c.value(text.encode()):08x}"
+    return f"{_crc32c(text.encode()):08x}"
 
 
 def _read_notes(place: Path) -> dict[str, Any] | None:
@@ -234,6 +233,13 @@ def _make_checkpointer(ocp: ModuleType) -> Any:
         composite_options=ocp.CompositeOptions(multiprocessing_options=alone)
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _crc32c(data: bytes | np.ndarray) -> int:
+    # Imported on use, as Orbax is.
+    import google_crc32c
+
+    return int(google_crc32c.value(data))
 
 
 def _orbax() -> ModuleType:

@@ -94,7 +94,7 @@ class _ModelPickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _make_empty(cls: type) -> Any:
+def _make_empty(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
