@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import torch
 
 import distribax as dx
 from tests.multidevice.keras.comparison import (
@@ -46,6 +45,7 @@ def repeat() -> Iterator[Any]:
 
 
 def make_loader() -> Any:
+    torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.tensor(INPUTS), torch.tensor(LABELS))
     return torch.utils.data.DataLoader(data, batch_size=BATCH_SIZE)
 
