@@ -24,6 +24,7 @@ from benchmarks.cases import (
     import_time,
     input_loop,
     input_pipeline,
+    keras_fit,
     mlp_step,
     multi_worker,
     packing,
@@ -36,6 +37,7 @@ from distribax.cli.bench.harness import Settings
 CASES: dict[str, Callable[[Settings], Report]] = {
     "mlp_step": mlp_step.run,
     "uneven_batch": uneven_batch.run,
+    "keras_fit": keras_fit.run,
     "eager_step": eager_step.run,
     "call_overhead": call_overhead.run,
     "compile_time": compile_time.run,

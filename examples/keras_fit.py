@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 
-import keras
 import numpy as np
 
 import distribax as dx
+
+# isort: split
+import keras  # After distribax, which has chosen JAX as its backend.
 
 SIZE = 12
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import input_problem
-
 from benchmarks import RESULTS
 from benchmarks.cases.mlp_step import POOL, REPLICAS
 from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
 from distribax.cli.bench.harness import Outcome, Settings, Side, interleave
+from distribax.cli.bench.sides import input_problem
 
 OURS = "distribax"
 TENSORFLOW = "TensorFlow"

@@ -191,6 +191,11 @@ def test_parameter_server(run_fresh: Callable[..., str]) -> None:
     assert found is not None and float(found[1]) > 75
 
 
+def test_keras_transformer() -> None:
+    losses = _load("keras_transformer").train(dx.MirroredStrategy(["CPU:0", "CPU:1"]), 2)
+    assert losses[1] < losses[0]
+
+
 def test_keras_parameter_server(run_fresh: Callable[..., str]) -> None:
     script = _script("keras_parameter_server.py", "--steps", "150", "--epochs", "2")
     lines = run_fresh(script).splitlines()

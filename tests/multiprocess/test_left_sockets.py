@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import RunFresh
 
-pytestmark = pytest.mark.multiprocess
+# Each starts a Ray cluster and waits for time limits: `make chaos` runs them.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 PROGRAM = """
 import json, os

@@ -8,7 +8,8 @@ import pytest
 
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
 
-pytestmark = pytest.mark.multiprocess
+# Each starts a Ray cluster and waits for time limits: `make chaos` runs them.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 PROGRAM = """
 import atexit, json, logging, sys, time

@@ -8,7 +8,8 @@ import pytest
 
 from tests.multiprocess.server_machines import ServerMachines, hear_log, server_machines
 
-pytestmark = pytest.mark.multiprocess
+# Each starts a Ray cluster and waits for time limits: `make chaos` runs them.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_files_are_sharded_among_workers(tmp_path: Path) -> None:
     assert rows == [[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]
 
 
-def test_other_data_is_sharded_at_the_end_with_a_warning(
+def test_other_data_is_sharded_at_the_end_with_a_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mapped: list[int] = []
@@ -86,7 +87,8 @@ def test_other_data_is_sharded_at_the_end_with_a_warning(
         return x
 
     dataset = tf.data.Dataset.range(8).map(preprocess).batch(4)
-    part, decision = auto_shard(dataset, num_workers=2, worker_id=0)
+    with caplog.at_level(logging.INFO, "distribax"):
+        part, decision = auto_shard(dataset, num_workers=2, worker_id=0)
     assert decision.policy.name == "DATA"
     assert "every worker runs the whole pipeline" in caplog.text.lower()
     assert [batch.tolist() for batch in part] == [[0, 1], [4, 5]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,8 @@ def test_auto_shard_policy_auto_is_the_default_and_tries_file(tmp_path: Path) ->
 
 def test_auto_shard_policy_auto_falls_back_to_data(caplog: pytest.LogCaptureFixture) -> None:
     dataset = tf.data.Dataset.range(8).batch(4)
-    assert _worker_batches(dataset, "AUTO") == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    with caplog.at_level(logging.INFO, "distribax"):
+        assert _worker_batches(dataset, "AUTO") == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert "chose DATA" in caplog.text
 
 

@@ -124,5 +124,7 @@ def test_a_step_goes_down_through_four_folders(strategy: LocalServersStrategy) -
     between = {call for call in calls.seen if call[0] in WALK and call[1] in WALK}
     assert {("coordinator", "execution"), ("execution", "data"), ("execution", WALK[3])} <= between
     assert [(a, b) for a, b in between if WALK.index(a) > WALK.index(b)] == []
-    # The others answer a question, and never lead back to one of the four.
-    assert [(a, b) for a, b in calls.seen if a not in WALK and b in WALK] == []
+    # The others answer a question, and never lead back to one of the four; but for the scope, which
+    # asks whether the program has imported a library that needs an adapter.
+    back = {(a, b) for a, b in calls.seen if a not in WALK and b in WALK}
+    assert back <= {("strategies", "execution")}

@@ -249,7 +249,7 @@ class Hub:
         elif "at" in message:
             link.at = _Position(message["at"])
             if message.get("ask"):
-                link.send({"places": self._list_places(list(self._here()))})
+                link.send({"places": self._list_places(sorted(self._here()))})
 
     def _introduce(self) -> None:
         """Tells all workers where the others can be called, once that is known of all."""

@@ -1,0 +1,62 @@
+"""Keras's `fit` of the MLP: under a strategy, under Keras's own DataParallel, or on one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import mlp_problem
+from serve import serve
+
+import distribax as dx
+
+# After distribax, so that JAX is its backend.
+import keras  # isort: skip
+
+
+def make_model(problem: mlp_problem.Problem) -> keras.Model:
+    """Returns the compiled model of the problem, with its weights."""
+    sizes = [kernel.shape[1] for kernel, _ in problem.weights]
+    layers = [keras.layers.Dense(size, "relu") for size in sizes[:-1]]
+    rows = problem.weights[0][0].shape[0]
+    model = keras.Sequential([keras.Input((rows,)), *layers, keras.layers.Dense(sizes[-1])])
+    model.set_weights([array for pair in problem.weights for array in pair])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(mlp_problem.RATE), loss)
+    return model
+
+
+def main() -> None:
+    parser = mlp_problem.parser()
+    parser.add_argument("--under", choices=["mirrored", "one_device", "data_parallel", "nothing"])
+    options = parser.parse_args()
+    dx.set_virtual_cpu_devices(options.replicas)
+    names = [f"CPU:{index}" for index in range(options.replicas)]
+    problem = mlp_problem.make(options.batch_size, options.layers)
+    scope: Any = contextlib.nullcontext()
+    if options.under == "mirrored":
+        scope = dx.MirroredStrategy(names).scope()
+    elif options.under == "one_device":
+        scope = dx.OneDeviceStrategy(names[0]).scope()
+    elif options.under == "data_parallel":
+        devices = [name.lower() for name in names]
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+    with scope:
+        model = make_model(problem)
+
+    def repeat() -> Iterator[Any]:
+        while True:
+            yield problem.images, problem.labels
+
+    def run(steps: int) -> dict[str, float]:
+        if steps:
+            model.fit(repeat(), steps_per_epoch=steps, shuffle=False, verbose=0)
+        return {}
+
+    serve(run, {"library": f"jax {jax.__version__}, keras {keras.__version__}"})
+
+
+if __name__ == "__main__":
+    main()
