@@ -130,6 +130,12 @@ def test_training_goes_on_in_the_middle_of_an_epoch(save_freq: Any, tmp_path: Pa
     assert again.epoch == [0]
 
 
+def test_middle_of_an_epoch_needs_a_strategy(tmp_path: Path) -> None:
+    backup = dx.integrations.keras.BackupAndRestore(tmp_path, save_freq=1)
+    with pytest.raises(ValueError, match=r"save_freq=1 .* has no strategy"):
+        train(None, make_classifier, callbacks=[backup])
+
+
 def test_callback_without_a_model_is_keras_alone(tmp_path: Path) -> None:
     with make_pair().scope():
         callbacks = keras.callbacks.CallbackList([keras.callbacks.CSVLogger(tmp_path / "log")])

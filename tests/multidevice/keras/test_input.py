@@ -144,6 +144,14 @@ def test_targets_beside_a_dataset_are_refused(settings: dict[str, Any], message:
         model.fit(make_dataset(), **settings)
 
 
+def test_two_kinds_of_weights_are_refused() -> None:
+    model = make(make_pair(), make_classifier)
+    dataset = dx.data.Dataset.from_tensor_slices((INPUTS, LABELS, np.ones(len(LABELS)))).batch(4)
+
+    with pytest.raises(ValueError, match="batches have sample weights already"):
+        model.fit(dataset, class_weight={0: 2.0}, verbose=0)
+
+
 def test_weights_of_divided_batches_are_refused() -> None:
     strategy = make_pair()
     model = make(strategy, make_classifier)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.integrations.keras import DatasetCreator
+from distribax.integrations.keras import BackupAndRestore, DatasetCreator
 
 _random = np.random.default_rng(0)
 INPUTS = _random.normal(size=(48, 4)).astype(np.float32)
@@ -239,6 +239,33 @@ def test_weights_wait_for_the_steps_of_all_models_that_have_them(strategy: Any) 
         model.compile(keras.optimizers.SGD(0.1), "mse")
         model.fit(INPUTS, labels, batch_size=6, callbacks=[Note()], verbose=0)
     assert len({kernel.tobytes() for kernel in seen}) == len(seen) == 16
+
+
+def test_training_goes_on_in_the_middle_of_an_epoch(strategy: Any, tmp_path: Path) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"])
+        return model
+
+    def train(*callbacks: keras.callbacks.Callback) -> tuple[keras.Model, dict[str, Any]]:
+        model = _make(build, strategy)
+        backup = BackupAndRestore(tmp_path / "backup", save_freq=1)
+        settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
+        history = model.fit(INPUTS, LABELS, callbacks=[backup, *callbacks], **settings).history
+        return model, history
+
+    def stop(batch: int, logs: Any) -> None:
+        if batch == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(keras.callbacks.LambdaCallback(on_train_batch_end=stop))
+    model, history = train()
+    assert int(model.optimizer.iterations.value) == 4
+    # The rate is zero, so that the order does not matter.
+    expected = _make(build).evaluate(INPUTS, LABELS, verbose=0)
+    assert [history["loss"][0], history["accuracy"][0]] == pytest.approx(expected, abs=1e-5)
 
 
 class _LogsOneMetric(keras.Model):

@@ -12,7 +12,6 @@ import numpy as np
 
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.models import get_home
-from distribax.integrations.keras.steps import MeasuringStep
 from distribax.training.checkpoints.checkpoint import Checkpoint
 from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
 
@@ -59,8 +58,17 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         Args:
             logs: As Keras passes them.
+
+        Raises:
+            ValueError: The model, without a strategy, cannot go on in the middle of an epoch.
         """
         model = self.model
+        if self._save_freq != "epoch" and not hasattr(model.train_function, "skip"):
+            raise ValueError(
+                f"BackupAndRestore: save_freq={self._save_freq} goes on in the middle of an epoch, "
+                f"but {model.name} has no strategy. Make it in a scope, with dx.OneDeviceStrategy "
+                "for example, or use save_freq='epoch'."
+            )
         self._state = {"epoch": np.int32(0), "batch": np.int32(0), **_get_random_state()}
         metrics = list(model.metrics_variables)
         checkpoint = Checkpoint(
@@ -89,9 +97,8 @@ class BackupAndRestore(keras.callbacks.Callback):
                 variable.assign(value)
         self._measured = None
         _set_random_state(self._state)
-        step = self.model.train_function
-        if isinstance(step, MeasuringStep):
-            step.skip(int(self._state["batch"]))
+        if self._state["batch"] > 0:
+            self.model.train_function.skip(int(self._state["batch"]))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to.

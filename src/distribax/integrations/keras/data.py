@@ -102,7 +102,12 @@ def add_weights(dataset: object, class_weight: dict[int, float], what: str) -> D
     size = max(class_weight) + 1
     table = np.array([class_weight.get(number, 1.0) for number in range(size)], np.float32)
 
-    def add(x: Any, y: Any) -> tuple[Any, Any, np.ndarray]:
+    def add(x: Any, y: Any, weight: Any = None) -> tuple[Any, Any, np.ndarray]:
+        if weight is not None:
+            raise ValueError(
+                f"{what}: class_weight was given beside a data set whose batches have sample "
+                "weights already. Leave out one of them."
+            )
         labels = np.asarray(y)
         if labels.ndim > 1:
             labels = labels[:, 0] if labels.shape[1] == 1 else labels.argmax(axis=-1)

@@ -107,11 +107,20 @@ class ServedStep:
         self._model = model
         self._strategy = strategy
         self._kind = kind
+        self._num_to_skip = 0
+
+    def skip(self, num_batches: int) -> None:
+        """Passes over batches that have been trained already."""
+        self._num_to_skip = num_batches
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules the next steps; Keras's loop is told that its state is empty."""
         batches = [next(iterator)]
         batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
+        nothing: Any = ([], [], [], []) if self._kind == "train" else ([], [], [])
+        if self._num_to_skip > 0:
+            self._num_to_skip -= len(batches)
+            return self._model.get_metrics_result(), nothing
         source = _source.get()
         workers = None if source is None else source.get_iterator()
         served = get_or_create(self._model, self._strategy)
@@ -120,7 +129,7 @@ class ServedStep:
         logs: Logs = served.measure(self._kind, batches, workers)
         if _returns_at_once.get():
             served.join()
-        return logs, ([], [], [], []) if self._kind == "train" else ([], [], [])
+        return logs, nothing
 
 
 def _concatenate(found: list[Any]) -> Any:
