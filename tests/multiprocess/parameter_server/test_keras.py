@@ -82,6 +82,25 @@ def test_steps_one_after_the_other_train_as_plain_keras(strategy: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["Adafactor", "Nadam"])
+def test_state_that_has_no_name_of_its_own_goes_on(strategy: Any, name: str) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(getattr(keras.optimizers, name)(0.05), loss)
+        return model
+
+    served, plain = _make(build, strategy), _make(build)
+    _train_by_batches(plain, INPUTS, 2)
+    served.set_weights(plain.get_weights())
+    served.optimizer.build(served.trainable_variables)
+    for own, other in zip(served.optimizer.variables, plain.optimizer.variables, strict=True):
+        own.assign(other.value)
+    for model in (served, plain):
+        _train_by_batches(model, INPUTS, 2)
+    _check_same(served, plain)
+
+
 class _OwnStep(keras.Model):
     """Doubles the gradients, as a training step of a user's might."""
 

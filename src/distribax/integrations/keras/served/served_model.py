@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -117,20 +118,17 @@ class ServedModel:
         slots = update.name_slots(model.trainable_variables)
         # The state ends with the number of updates and, by parameter, the slots.
         place = len(optimizer.variables) - len(slots)
-        iterations = optimizer.variables[place - 1]
-        by_name = dict(zip(slots, optimizer.variables[place:], strict=True))
-        for variable in own.variables:
-            target: Target | None
-            if variable is own._iterations:
-                target = iterations
-            elif variable is rate:
-                target = optimizer.learning_rate
-            else:
-                target = by_name.get(variable.name)
-            if target is not None:
-                if begun:
-                    target.assign(np.asarray(variable.value))
-                serve(variable, target, join_all)
+        pairs = [(own._iterations, [optimizer.variables[place - 1]])]
+        if is_number:
+            pairs.append((rate, [optimizer.learning_rate]))
+        rest = [v for v in own.variables if v is not own._iterations and v is not rate]
+        pairs += _pair_slots(rest, slots, optimizer.variables[place:])
+        for variable, targets in pairs:
+            if begun:
+                value = np.asarray(variable.value)
+                for target in targets:
+                    target.assign(value)
+            serve(variable, targets[0], join_all)
         return optimizer
 
     # What Keras's loops call.
@@ -225,6 +223,31 @@ class ServedModel:
         with keras.StatelessScope(state_mapping=mapping):
             found: Logs = model.get_metrics_result()
         return {name: found[name] for name in names if name in found}
+
+
+def _pair_slots(
+    variables: Sequence[keras.Variable], names: Sequence[str], targets: Sequence[Target]
+) -> list[tuple[keras.Variable, list[Target]]]:
+    """Returns what an optimizer keeps, each with the slots on the servers that have the value.
+
+    Slots are found by their names. Some optimizers give them others: these are in the same order,
+    or there is one for all parameters.
+    """
+    own, served = Counter(variable.name for variable in variables), Counter(names)
+    by_name = {
+        name: target
+        for name, target in zip(names, targets, strict=True)
+        if own[name] == served[name] == 1
+    }
+    pairs = [(each, [by_name[each.name]]) for each in variables if each.name in by_name]
+    others = [each for each in variables if each.name not in by_name]
+    left = [target for name, target in zip(names, targets, strict=True) if name not in by_name]
+    parts = [left] if len(others) == 1 else [[target] for target in left]
+    found = list(zip(others, parts, strict=False))
+    is_clear = len(others) == len(parts) and all(
+        part and all(target.shape == tuple(each.shape) for target in part) for each, part in found
+    )
+    return pairs + found if is_clear else pairs
 
 
 class PendingArray:
