@@ -55,7 +55,7 @@ def test_two_workers_that_lose_each_other_are_named_by_all(
 DOCTOR = """
 import json, sys
 from distribax.cli import doctor
-findings = [each.as_dict() for each in doctor.examine(float(sys.argv[1]))]
+findings = [each.as_dict() for each in doctor.examine(wait_seconds=float(sys.argv[1]))]
 print(json.dumps([each for each in findings if each["area"] in ("cluster", "peers")]))
 """
 

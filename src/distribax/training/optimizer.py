@@ -96,8 +96,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._layout = None
         self._iterations: Variable | None = None
         self._early = {}
-        # Eager: one program is made, and run, faster than one for each of many operations; and
-        # one for all copies faster than one for each, if they are where the replicas are.
+        # Eager: one program for all operations and copies is made, and run, faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
         self._served: contracts.RemoteUpdate | None = None
@@ -141,8 +140,12 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             >>> [variable.name for variable in optimizer.variables]
             ['Optimizer/iterations:0', 'Optimizer/w/slot_0:0']
         """
-        # Made here, the iterations could come to lie apart from the variables.
         self._find_targets()
+        return self.owned_variables  # Iterations made here could lie apart from the variables.
+
+    @property
+    def owned_variables(self) -> list[Target]:
+        """The part of `variables` that this process knows of: no server is asked."""
         return [*([] if self._iterations is None else [self._iterations]), *self._slots]
 
     def build(self, variables: Iterable[Target]) -> None:

@@ -16,8 +16,8 @@ class Owner(Protocol):
     """An object with variables of its own, such as an optimizer."""
 
     @property
-    def variables(self) -> Iterable[contracts.Table]:
-        """The variables."""
+    def owned_variables(self) -> Iterable[contracts.Table]:
+        """The variables that this process knows of."""
 
 
 # By identity: variables are not compared as a whole. The order is that of their creation.
@@ -46,5 +46,5 @@ def list_owned() -> Iterator[tuple[contracts.Table, str]]:
     """Yields the variables that have an owner, with their roles."""
     for role, owners in _owners.items():
         for owner in list(owners.values()):
-            for variable in owner.variables:
+            for variable in owner.owned_variables:
                 yield variable, role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import distribax as dx
+from distribax.execution import named_objects
+from distribax.testing.local_servers import local_servers
 from distribax.training.summary import draw_mesh
 
 
@@ -87,3 +90,14 @@ def test_visualize_says_which_device_has_which_part() -> None:
     assert "CPU:1  value 1, (3,)" in dx.visualize(ids)
     with pytest.raises(TypeError, match="list has no devices"):
         dx.visualize([1])
+
+
+def test_optimizers_of_a_strategy_that_has_ended_are_not_asked() -> None:
+    with local_servers() as served, served.scope():
+        optimizer = dx.Optimizer(optax.sgd(0.1))
+        with named_objects.ship_to(served):
+            cloudpickle.dumps(optimizer)  # From now on, a worker may have built it.
+    with dx.OneDeviceStrategy("CPU:0").scope():
+        w = dx.Variable(1.0, name="w")
+    assert "w " in str(dx.summary(w.distribute_strategy, w=w))
+    assert optimizer.owned_variables

@@ -61,6 +61,11 @@ class Metric(metaclass=keeping.Kept):
         """The sums that the metric keeps."""
         return list(self._variables)
 
+    @property
+    def owned_variables(self) -> list[Variable]:
+        """The same as `variables`; see `dx.Optimizer.owned_variables`."""
+        return self.variables
+
     def update_state(self, *args: Any, **kwargs: Any) -> None:
         """Adds this replica's values.
 
