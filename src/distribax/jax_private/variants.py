@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info
@@ -443,8 +444,10 @@ def _fit_key(value: Any, form: Any) -> jax.Array:
 
 def pad_to(value: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Returns `value` with zeros at the ends of its dimensions, so that it has a given shape."""
-    widths = [(0, wanted - size) for size, wanted in zip(value.shape, shape, strict=True)]
-    return jnp.pad(value, widths) if any(width for _, width in widths) else value
+    if tuple(value.shape) == tuple(shape):
+        return value
+    added = [(0, wanted - size, 0) for size, wanted in zip(value.shape, shape, strict=True)]
+    return lax.pad(value, np.zeros((), value.dtype), added)
 
 
 def _bind(equation: core.JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:

@@ -81,8 +81,7 @@ def _trace_all(
         variants = [Variant(index, known) for index in range(num_variants)]
         traces = [_trace(call, flat, count, variant) for variant in variants]
         outcomes = [trace.outcome for trace in traces if trace.outcome is not None]
-        written = [variable for outcome in outcomes for variable in outcome.written]
-        if known.learn(variants, written):
+        if known.learn(variants, [outcome.written for outcome in outcomes]):
             continue
         for trace in traces:
             if trace.error is not None:

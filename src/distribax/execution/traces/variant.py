@@ -28,10 +28,18 @@ class Known:
     shapes: list[list[Shape]] = field(default_factory=list)
     written: dict[contracts.State, None] = field(default_factory=dict)
 
-    def learn(self, variants: Sequence[Variant], written: Sequence[contracts.State]) -> bool:
-        """Takes in what traces have shown; returns whether that makes other traces of them."""
-        is_new = not self.written.keys() >= set(written)
-        self.written.update(dict.fromkeys(written))
+    def learn(
+        self, variants: Sequence[Variant], written: Sequence[Sequence[contracts.State]]
+    ) -> bool:
+        """Takes in what traces have shown; returns whether that makes other traces of them.
+
+        Args:
+            variants: The variants, as they were traced.
+            written: What each of those that were traced to their end writes, in its order.
+        """
+        for states in written:
+            self.written.update(dict.fromkeys(states))
+        is_new = any(list(states) != list(self.written) for states in written)
         # A trace that has failed may have asked less often than others.
         for place, column in enumerate(zip(*(each.asked for each in variants), strict=False)):
             shapes = list(column)

@@ -21,7 +21,9 @@ def make_step(
     with strategy.scope():
         layers = [(dx.Variable(kernel), dx.Variable(bias)) for kernel, bias in problem.weights]
         optimizer = dx.Optimizer(optax.adam(mlp_problem.RATE))
-    variables = [variable for layer in layers for variable in layer]
+        variables = [variable for layer in layers for variable in layer]
+        # As the hand-written step has its state before the first call.
+        optimizer.build(variables)
 
     def loss_of(images: jax.Array, labels: jax.Array) -> jax.Array:
         hidden = images
