@@ -101,6 +101,24 @@ def test_a_variable_that_one_size_writes(pair: Case) -> None:
     assert _is_compiled(step)
 
 
+def test_each_size_is_traced_once(pair: Case) -> None:
+    """Tracing again would make the first step with a last batch slow."""
+    with pair.strategy.scope():
+        total = dx.Variable(0.0, aggregation="SUM")
+        count = dx.Variable(0, aggregation="SUM")
+    sizes: list[int] = []
+
+    def replica_step(x: Any) -> None:
+        sizes.append(x.shape[0])
+        total.assign_add(jnp.sum(x))
+        count.assign_add(jnp.asarray(x.shape[0]))
+
+    _step(pair, replica_step)(pair.split(ROWS))
+    assert sizes == [4, 3]
+    assert float(total) == ROWS.sum()
+    assert int(count) == 7
+
+
 def test_printing_and_static_results(pair: Case, capfd: pytest.CaptureFixture[str]) -> None:
     def replica_step(x: Any) -> Any:
         jax.debug.print("rows {}", x.shape[0])
