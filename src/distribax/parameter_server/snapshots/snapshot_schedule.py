@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -57,6 +58,7 @@ class SnapshotSchedule:
         """Restores the store from the newest snapshot if there is one, and begins to take more."""
         if self._folder is not None:
             self._restore(self._folder)
+            self._keep_tally(self._folder)
         if self._interval is not None:
             self._thread = threading.Thread(
                 target=self._run, name="distribax-parameters-snapshots", daemon=True
@@ -76,6 +78,7 @@ class SnapshotSchedule:
                     return self._path
                 state = snapshot_state.take(self._store)
             self._path = snapshot_file.write(self._folder, version, state, self._token)
+            self._keep_tally(self._folder)
             self._state = version, structure
             self._updates, self._time, self._error = state.header["num_updates"], time.time(), None
             return self._path
@@ -127,6 +130,12 @@ class SnapshotSchedule:
             self._updates = self._store.num_updates
             self._state = self._store.version, self._store.structure
             return
+
+    def _keep_tally(self, folder: Path) -> None:
+        """Has changes counted in the folder, too, if it can be used."""
+        with contextlib.suppress(OSError), self._store.lock:
+            snapshot_file.make_private(folder)
+            self._store.tally.keep_in(folder)
 
     def _run(self) -> None:
         assert self._interval is not None
