@@ -75,8 +75,11 @@ def is_replaced(epoch, dead):
 
 def recover(epoch, dead):
     # Until all have been replaced that are dead, and each worker has read from the server.
+    until = time.monotonic() + 400
     while not (is_replaced(epoch, dead) and is_ready()):
         time.sleep(0.1)
+        if time.monotonic() > until:
+            return {"late": [str(coordinator.status().workers), strategy.server_status()]}
     seen = set()
     while len(seen) < len(coordinator.status().workers):
         seen |= {one.fetch() for one in [coordinator.schedule(look) for _ in range(10)]}
