@@ -64,6 +64,9 @@ def look():
     v.numpy()
     return dx.coordinator.experimental_get_current_worker_index()
 
+def read_clock():
+    return time.time()
+
 def is_ready():
     return all(worker.state == "ready" for worker in coordinator.status().workers)
 
@@ -172,7 +175,7 @@ def do(command, *arguments):
     if command == "recovered":
         return recover(int(arguments[0]), set(map(int, arguments[1:])))
     if command == "clock":
-        return {"difference": coordinator.schedule(time.time).fetch() - float(arguments[0])}
+        return {"difference": coordinator.schedule(read_clock).fetch() - float(arguments[0])}
     if command == "add":
         count, seconds = int(arguments[0]), float(arguments[1])
         done = [coordinator.schedule(add, args=(seconds,)) for _ in range(count)]

@@ -20,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distribax import progress
+from distribax.cli import main
 from distribax.cli.launch import Launch
 from distribax.cluster.peers import cluster_secret
 from distribax.cluster.peers import meeting as meetings
@@ -336,6 +337,26 @@ def test_nobody_without_the_key_is_another_worker(line: bytes) -> None:
     watch._peers, watch._key = {1: ("127.0.0.1", 1)}, "a key"
     assert watch._parse_hello(line) is None
     watch.close()
+
+
+def test_launcher_of_several_machines_says_how_to_make_a_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    options = ["run", "--nnodes", "2", "--rdzv-endpoint"]
+    assert main([*options, "host.invalid:1", str(script)]) == 0
+    said = capfd.readouterr().err
+    assert "there is no secret: whoever reaches host.invalid:1 can join" in said
+    assert "openssl rand -hex 32 > ~/cluster-secret; chmod 600 ~/cluster-secret\n" in said
+    assert "export DISTRIBAX_CLUSTER_SECRET_FILE=~/cluster-secret\n" in said
+    assert main([*options, "127.0.0.1:1", str(script)]) == 0
+    monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, SECRET)
+    assert main([*options, "host.invalid:1", str(script)]) == 0
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, "short")
+    assert main([*options, "host.invalid:1", str(script)]) == 2
+    assert "has 5 characters" in capfd.readouterr().err
 
 
 # Other users of this machine, where there is no secret.

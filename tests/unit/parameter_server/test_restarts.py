@@ -22,7 +22,7 @@ from distribax.parameter_server import (
     ParameterSpec,
     RestartReport,
 )
-from distribax.parameter_server.snapshots import snapshot_file
+from distribax.parameter_server.snapshots import snapshot_file, snapshot_schedule
 from tests.unit.parameter_server.conftest import TIMEOUT, Cluster
 
 VALUE = ParameterSpec("v", "value", (100, 300), "float32", 0)
@@ -299,3 +299,12 @@ def test_settings_are_checked(cluster: Cluster, tmp_path: Path) -> None:
         cluster.start().snapshot()
     with pytest.raises(ValueError, match="token is empty"):
         cluster.start(token=b"")
+
+
+def test_a_server_that_has_nothing_new_still_uses_its_folder(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_schedule, "_TOUCH_SECONDS", 0.01)
+    cluster.start(snapshot_dir=tmp_path, snapshot_interval=3600.0)
+    os.utime(tmp_path, (0, 0))
+    _until(lambda: tmp_path.stat().st_mtime > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,9 @@ from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
 
 _SETTLE_SECONDS: Final = 0.25
 """Creations come in groups: a snapshot is taken when there was none for so long."""
+
+_TOUCH_SECONDS: Final = 3600.0
+"""How often a folder is marked as used, also if there is nothing new to save."""
 
 _logger = logging.getLogger(__name__)
 
@@ -141,7 +145,11 @@ class SnapshotSchedule:
         assert self._interval is not None
         due = time.monotonic() + self._interval
         seen = self._state[1]
+        touch_at = 0.0
         while not self._ended.wait(min(_SETTLE_SECONDS, max(0.0, due - time.monotonic()))):
+            if time.monotonic() >= touch_at:
+                touch_at = time.monotonic() + _TOUCH_SECONDS
+                self._touch()
             structure = self._store.structure
             settled = structure == seen and structure != self._state[1]
             seen = structure
@@ -149,6 +157,12 @@ class SnapshotSchedule:
                 continue
             self._try()
             due = time.monotonic() + self._interval
+
+    def _touch(self) -> None:
+        """Marks the folder as used: old ones are removed."""
+        assert self._folder is not None
+        with contextlib.suppress(OSError):
+            os.utime(self._folder)
 
     def _try(self) -> None:
         try:
