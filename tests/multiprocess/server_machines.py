@@ -126,7 +126,7 @@ class Work(threading.Thread):
 
     def list_returned(self):
         # As a user would know: the result is there.
-        return {number for number, value in list(self.history.results.items()) if value.is_settled}
+        return {number for number, value in self.history.results.copy().items() if value.is_settled}
 
     def save(self):
         returned = self.list_returned()
