@@ -7,6 +7,7 @@ own. All traffic stays inside the namespaces.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import shutil
 import subprocess
@@ -77,6 +78,17 @@ class Machine:
         """Bounds what this machine sends, for example to "1mbit" per second."""
         limit = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
         _call("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *limit)
+
+    def count_packets(self) -> tuple[int, int]:
+        """Returns how many packets this machine has received and sent, and so the others saw."""
+        text = _call("ip", "-j", "-s", "-n", self.namespace, "link", "show", "eth0")
+        counts = json.loads(text)[0]["stats64"]
+        return counts["rx"]["packets"], counts["tx"]["packets"]
+
+    def count_delays(self) -> int:
+        """Returns how often a packet had to wait since `slow_down`."""
+        text = _call("tc", "-j", "-s", "-n", self.namespace, "qdisc", "show", "dev", "eth0")
+        return int(json.loads(text)[0]["overlimits"])
 
     def speed_up(self) -> None:
         """Ends what `slow_down` does."""
@@ -149,6 +161,7 @@ def _require_namespaces() -> None:
         pytest.skip(f"several machines: no bridges ({bridged.stderr.strip()})")
 
 
-def _call(*command: str) -> None:
+def _call(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout

@@ -5,12 +5,17 @@ DISTRIBAX_CHAOS_SEED and DISTRIBAX_CHAOS_ROUNDS change the seed and how often ea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -21,7 +26,7 @@ from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.marked_programs import Program
 from tests.multiprocess.server_machines import (
     ServerMachines,
-    hear_log,
+    find_processes,
     kill_processes,
     server_machines,
 )
@@ -61,72 +66,185 @@ def cluster(tmp_path: Path) -> Iterator[ServerMachines]:
         "DISTRIBAX_SERVER_ANSWER_SECONDS": "20",
     }
     with server_machines(tmp_path, **settings) as made:
+        others = {"ps": made.ps, "worker-0": made.workers[0], "worker-1": made.workers[1]}
+        for name, program in others.items():
+            for kind in ("stdout", "stderr"):
+                stream = getattr(program.process, kind)
+                copy = (stream, tmp_path / f"{name}.{kind}")
+                threading.Thread(target=_copy, args=copy, daemon=True).start()
         made.ask("ready")
-        yield made
+        try:
+            yield made
+        finally:
+            (tmp_path / "chief.log").write_text("\n".join(made.heard))
+            print("logs are in", tmp_path, flush=True)
 
 
-def _cut(cluster: ServerMachines, *numbers: int) -> None:
-    for number in numbers:
-        cluster.machines[number].cut()
+def _copy(stream: IO[str], path: Path) -> None:
+    """Reads all that a program writes: it must not wait for a reader."""
+    with contextlib.suppress(ValueError), path.open("w", buffering=1) as file:
+        for line in stream:
+            file.write(line)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a fault has done.
+
+    Args:
+        replaced: The processes that must be replaced, as they were killed or go with those.
+        restarts_ray: Whether Ray has to be started again on the coordinator's machine.
+    """
+
+    replaced: list[int] = field(default_factory=list)
+    restarts_ray: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of faults.
+
+    Args:
+        strike: Makes it happen, checks that it has, and returns when it is over.
+        bound: How many seconds may pass until everything works again.
+        may_lose: Whether a server's process may end without the time to save.
+    """
+
+    strike: Callable[[], Fault]
+    bound: float = 150.0
+    may_lose: bool = False
+
+
+def _cut(cluster: ServerMachines, *numbers: int) -> Fault:
+    cut = [cluster.machines[number] for number in numbers]
+    for machine in cut:
+        machine.cut()
+    before = [machine.count_packets() for machine in cut]
     time.sleep(_CUT_SECONDS)
-    for number in numbers:
-        cluster.machines[number].heal()
+    after = [machine.count_packets() for machine in cut]
+    for machine in cut:
+        machine.heal()
+    for (received, sent), (received_after, sent_after) in zip(before, after, strict=True):
+        assert received_after == received, "packets have come through"
+        assert sent_after > sent, "nobody has tried to send"
+    return Fault()
 
 
-def _kill_raylet(program: Program) -> None:
-    assert kill_processes(program, "raylet")
-    hear_log(program, "It tries to join again")
+def _kill(*victims: tuple[Program, str]) -> Fault:
+    dead = [kill_processes(program, name) for program, name in victims]
+    assert all(dead), f"not all of {[name for _, name in victims]} were there to be killed"
+    return Fault(replaced=[pid for pids in dead for pid in pids])
 
 
-def _slow_down(cluster: ServerMachines) -> None:
+def _kill_raylet(program: Program) -> Fault:
+    # The actors of a node end with its raylet.
+    actors = [process.pid for process in find_processes(program, "ray::")]
+    assert actors and kill_processes(program, "raylet/raylet")
+    return Fault(replaced=actors)
+
+
+def _kill_of_head(cluster: ServerMachines, name: str) -> Fault:
+    assert kill_processes(cluster.chief, name)
+    return Fault(restarts_ray=True)
+
+
+def _slow_down(cluster: ServerMachines) -> Fault:
     cluster.ps_machine.slow_down("1mbit")
-    cluster.ask("mark 10 0")
+    finished = cluster.ask("tell")["finished"]
+    time.sleep(_CUT_SECONDS)
+    # The ledger is larger than what may be sent at once.
+    assert cluster.ask("check")["finished"] > finished, "nothing works in a slow network"
+    assert cluster.ps_machine.count_delays() > 0, "no packet had to wait"
     cluster.ps_machine.speed_up()
+    return Fault()
 
 
-def _jump(cluster: ServerMachines, folder: Path) -> None:
-    for offset in ("-86400", "86400", "0"):
-        (folder / "clock").write_text(offset)
-        cluster.ask("mark 5 0")
+def _jump(cluster: ServerMachines, folder: Path) -> Fault:
+    for offset in (-86400, 86400, 0):
+        (folder / "clock").write_text(str(offset))
+        difference = cluster.ask(f"clock {time.time()}")["difference"]
+        assert abs(difference - offset) < 3600, "the clock of a worker has not jumped"
+        time.sleep(2.0)
+    return Fault()
+
+
+def _list_kinds(cluster: ServerMachines, folder: Path) -> dict[str, Kind]:
+    ps, (one, other) = cluster.ps, cluster.workers
+    return {
+        "network cut, server": Kind(lambda: _cut(cluster, 1)),
+        "network cut, worker": Kind(lambda: _cut(cluster, 2)),
+        "network cut, both workers": Kind(lambda: _cut(cluster, 2, 3)),
+        "network cut, server and worker": Kind(lambda: _cut(cluster, 1, 2)),
+        "network cut, coordinator": Kind(lambda: _cut(cluster, 0)),
+        "slow network, server": Kind(lambda: _slow_down(cluster), bound=60.0),
+        "kill raylet, worker": Kind(lambda: _kill_raylet(one)),
+        "kill raylet, server": Kind(lambda: _kill_raylet(ps), may_lose=True),
+        "kill raylet, coordinator": Kind(
+            lambda: _kill_of_head(cluster, "raylet/raylet"), may_lose=True
+        ),
+        "kill gcs": Kind(lambda: _kill_of_head(cluster, "gcs_server"), may_lose=True),
+        "kill server": Kind(lambda: _kill((ps, "ray::")), may_lose=True),
+        "kill worker": Kind(lambda: _kill((one, "ray::"))),
+        "kill server and worker": Kind(
+            lambda: _kill((ps, "ray::"), (other, "ray::")), may_lose=True
+        ),
+        "clock jumps": Kind(lambda: _jump(cluster, folder), bound=60.0),
+    }
+
+
+def _strike(cluster: ServerMachines, name: str, kind: Kind) -> tuple[float, dict[str, Any]]:
+    """Has a fault happen under work; returns how long the recovery took and what was lost."""
+    before = cluster.ask("check")
+    assert before["pending"] and not before["error"], before
+    fault = kind.strike()
+    began = time.monotonic()
+    during = cluster.ask("tell")
+    assert during["pending"] or during["finished"] > before["finished"], "there was no work"
+    epoch = before["epoch"] + fault.restarts_ray
+    recovered = cluster.ask(f"recovered {epoch} {' '.join(map(str, fault.replaced))}")
+    assert recovered == {"workers": [0, 1]}, (name, recovered)
+    seconds = time.monotonic() - began
+    after = cluster.ask("check")
+    assert not after["error"], (name, after)
+    assert seconds < kind.bound, (name, seconds)
+    assert after["finished"] > during["finished"] > 0
+    # What had returned when a snapshot was taken is there for ever.
+    assert after["unsafe"] == [], (name, after)
+    missing = after["missing"] - before["missing"]
+    reported = after["reported"] - before["reported"]
+    if not kind.may_lose:
+        assert missing == reported == 0, (name, before, after)
+    # Nothing is missing that was not reported. More is reported than missing if functions ran
+    # again, or were under way: three processes have one push each that is not acknowledged.
+    again = after["retried"] - before["retried"]
+    restarts = after["restarts"] - before["restarts"]
+    assert missing <= reported <= missing + again + 3 * restarts, (name, before, after)
+    return seconds, {"missing": missing, "reported": reported, "again": again}
 
 
 def test_faults_of_machines_lose_nothing(cluster: ServerMachines, tmp_path: Path) -> None:
-    kinds: dict[str, Callable[[], object]] = {
-        "network cut, server": lambda: _cut(cluster, 1),
-        "network cut, worker": lambda: _cut(cluster, 2),
-        "network cut, both workers": lambda: _cut(cluster, 2, 3),
-        "network cut, server and worker": lambda: _cut(cluster, 1, 2),
-        "network cut, coordinator": lambda: _cut(cluster, 0),
-        "slow network, server": lambda: _slow_down(cluster),
-        "kill raylet, worker": lambda: _kill_raylet(cluster.workers[0]),
-        "kill raylet, server": lambda: _kill_raylet(cluster.ps),
-        "kill raylet, coordinator": lambda: kill_processes(cluster.chief, "raylet"),
-        "kill gcs": lambda: kill_processes(cluster.chief, "gcs_server"),
-        "kill server and worker": lambda: [
-            kill_processes(program, "ray::") for program in (cluster.ps, cluster.workers[1])
-        ],
-        "clock jumps": lambda: _jump(cluster, tmp_path),
-    }
+    kinds = _list_kinds(cluster, tmp_path)
     chosen = os.environ.get("DISTRIBAX_CHAOS_KINDS", "")
     order = [kind for kind in kinds if chosen in kind] * _ROUNDS
-    random.Random(_SEED).shuffle(order)
+    decide = random.Random(_SEED)
+    decide.shuffle(order)
     longest: dict[str, float] = dict.fromkeys(order, 0.0)
-    cluster.ask("mark 20 0")
-    for kind in order:
-        # What is in a snapshot must survive everything.
-        cluster.ask("snapshot")
-        kinds[kind]()
-        began = time.monotonic()
-        # Work that is acknowledged after the fault must survive it, too.
-        time.sleep(1.0)
-        cluster.ask("ready")
-        told = cluster.ask("mark 10 0.01")
-        seconds = time.monotonic() - began
+    lost: Counter[str] = Counter()
+    cluster.ask("work")
+    for number, kind in enumerate(order):
+        # Sometimes there is a snapshot shortly before, and always work that is in none.
+        if number == 0 or decide.random() < 0.5:
+            cluster.ask("save")
+        time.sleep(decide.uniform(1.0, 4.0))
+        seconds, told = _strike(cluster, kind, kinds[kind])
         longest[kind] = max(longest[kind], seconds)
+        lost[kind] += told["reported"]
         print(f"seed {_SEED}: {kind}: works again after {seconds:.1f} s, {told}", flush=True)
-        assert told["lost"] == 0, kind
+    final = cluster.ask("finish")
+    assert final["unsafe"] == [] and not final["error"] and not final["pending"], final
     for kind, seconds in longest.items():
-        print(f"| {kind} | {order.count(kind)} | {seconds:.0f} s | {_SEED} |")
+        print(f"| {kind} | {order.count(kind)} | {seconds:.0f} s | {lost[kind]} | {_SEED} |")
+    print(f"seed {_SEED}: in all {final}", flush=True)
 
 
 def test_a_full_disk_ends_no_training(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 PROGRAM = """
 import json, os
-from distribax.cluster.ray import engine
+import distribax as dx
 
 counts = []
 for _ in range(4):
-    engine.start_embedded(1, 1).close()
+    strategy = dx.ParameterServerStrategy(num_workers=1, num_ps=1)
+    coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
+    coordinator.schedule(int).fetch()
+    strategy.close()
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     counts.append(
         sum(os.readlink(link).startswith("socket:") for link in links if os.path.islink(link))

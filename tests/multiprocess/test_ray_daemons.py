@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+from distribax.cluster.ray.cluster_token import make_token
+from distribax.cluster.ray.ports import find_free_ports
+from tests.multiprocess.marked_programs import MarkedPrograms, Program, marked_programs
+from tests.multiprocess.server_machines import COORDINATOR_HERE, SERVER_HERE, kill_processes
 
 # Each starts a Ray cluster and waits for time limits: `make chaos` runs them.
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
@@ -70,4 +75,41 @@ def test_a_program_goes_on_when_processes_of_ray_die(programs: MarkedPrograms) -
     for reason in ("the process gcs_server has ended", "the process raylet has ended"):
         assert reason in err
     assert err.count("Ray has been started again.") == 3
+    assert programs.left() == []
+
+
+def _ask(program: Program, command: str) -> Any:
+    program.say(command)
+    while "answer" not in (told := program.hear()):
+        pass
+    return told["answer"]
+
+
+# Takes more than 10 s: Ray is started six times.
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet/raylet"])
+def test_a_head_without_chief_is_started_again_in_place(
+    programs: MarkedPrograms, victim: str
+) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    spec = {"ps": addresses[:1], "worker": addresses[1:]}
+    shared = {"RAY_AUTH_TOKEN": make_token(), "DISTRIBAX_HEAD_LOST_SECONDS": "5"}
+
+    def start(source: str, **task: Any) -> Program:
+        config = {"cluster": spec} | task
+        return programs.start(source, TF_CONFIG=json.dumps(config), **shared)
+
+    head = start(SERVER_HERE, task={"type": "ps", "index": 0})
+    worker = start(SERVER_HERE, task={"type": "worker", "index": 0})
+    coordinator = start(COORDINATOR_HERE)
+    assert _ask(coordinator, "add 3 0")["total"] == 3
+    _ask(coordinator, "snapshot")
+    assert kill_processes(head, victim)
+    assert _ask(coordinator, "recovered 1") == {"workers": [0]}
+    assert _ask(coordinator, "add 3 0")["total"] >= 6
+    coordinator.say("end")
+    assert coordinator.finish()[0] == 0
+    for program in (head, worker):
+        code, out, err = program.finish()
+        assert code == 0, err
+        assert out.splitlines()[-1] == '{"ended": true}'
     assert programs.left() == []

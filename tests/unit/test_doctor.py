@@ -17,6 +17,7 @@ import pytest
 
 from distribax.cli import main
 from distribax.cli.checks import clocks, devices, memory, ports, ray_parts
+from distribax.cluster.peers.cluster_secret import SECRET_VARIABLE
 from tests.forked import start_forked
 
 _VARIABLES = ("TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -151,6 +152,31 @@ def test_cluster_of_the_environment(
     )
     assert "is free" in findings["cluster own address"]["value"]
     assert address in findings["cluster tasks"]["value"]
+
+
+def test_the_secret_of_the_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_task(monkeypatch, "127.0.0.1:8")
+    assert "cluster secret" not in diagnose(capsys)[1], "nobody else reaches it"
+    # A name that is not known, so that nothing is sent to anybody.
+    set_task(monkeypatch, "host.invalid:8", index=1)
+    finding = diagnose(capsys)[1]["cluster secret"]
+    assert finding["verdict"] == "warning" and "openssl rand -hex 32" in finding["fix"]
+    monkeypatch.setenv(SECRET_VARIABLE, "too short")
+    code, findings = diagnose(capsys)
+    assert code == 1 and "9 characters" in findings["cluster secret"]["value"]
+    monkeypatch.setenv(SECRET_VARIABLE, "a secret that nobody can guess")
+    assert diagnose(capsys)[1]["cluster secret"]["verdict"] == "ok"
+    cluster = {"worker": ["127.0.0.1:8"], "ps": ["127.0.0.1:9"]}
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    finding = diagnose(capsys)[1]["cluster secret"]
+    assert finding["verdict"] == "problem" and "RAY_AUTH_TOKEN" in finding["fix"]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a token")
+    assert diagnose(capsys)[1]["cluster secret"]["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("broken", ["{", '{"cluster": {"worker": ["host0"]}}'])

@@ -16,6 +16,7 @@ from distribax.cli.checks.memory import check_memory
 from distribax.cli.checks.peers import check_peers
 from distribax.cli.checks.ports import check_ports
 from distribax.cli.checks.ray_parts import check_ray
+from distribax.cli.checks.secret import check_secret
 from distribax.cli.checks.versions import check_extras, check_versions
 from distribax.cli.findings import Finding, Verdict, is_healthy
 from distribax.cli.help_format import USAGE_ERROR, add_command
@@ -174,6 +175,8 @@ def _check_cluster(wait_seconds: float) -> Iterator[Finding]:
     if own not in addresses:
         return  # An evaluator need not be in it.
     others = {f"{job} {index}": at for (job, index), at in addresses.items() if (job, index) != own}
+    hosts = [at.host for at in addresses.values()]
+    yield from check_secret(hosts, has_servers="ps" in spec.jobs)
     own_host = find_own_address(addresses[own].host, [at.host for at in others.values()])
     yield from _check_leader(found.resolver, own, own_host)
     port = addresses[own].port or 0

@@ -22,6 +22,11 @@ from distribax.cli.restarts import (
     RestartPolicy,
 )
 from distribax.cli.task_processes import Failure, run_workers
+from distribax.cluster.peers.cluster_secret import (
+    SECRET_FILE_VARIABLE,
+    find_secret,
+    is_local_host,
+)
 from distribax.types import RESTARTABLE_EXIT_CODE
 
 _INDENT: Final = "    "
@@ -111,11 +116,27 @@ def run(options: argparse.Namespace) -> int:
         launch = Launch(**settings)
         if launch.log_dir is not None:
             _make_folder(launch.log_dir)
+        if launch.nnodes > 1 and not find_secret():
+            _explain_secret(launch)
     except ValueError as error:
         print(f"distribax run: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     with _collect_signals() as stops:
         return _run_with_restarts(launch, stops)
+
+
+def _explain_secret(launch: Launch) -> None:
+    """Says what to do where several machines meet and nobody has given them a secret."""
+    if is_local_host(launch.parse_leader().host):
+        return
+    _say(
+        f"warning: --nnodes={launch.nnodes}, and there is no secret: whoever reaches "
+        f"{launch.parse_leader()} can join the workers, or end them. Make one on this machine:\n"
+        f"{_INDENT}openssl rand -hex 32 > ~/cluster-secret; chmod 600 ~/cluster-secret\n"
+        "copy that file to the other machines (scp -p), and say on each where it is, before "
+        "`distribax run`:\n"
+        f"{_INDENT}export {SECRET_FILE_VARIABLE}=~/cluster-secret"
+    )
 
 
 def _make_folder(log_dir: str) -> None:

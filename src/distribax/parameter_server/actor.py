@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,7 @@ class ServerHealth:
         counts: How many changes of each kind it had made then, "assign_add" for example.
         answered: When it last answered, in seconds of `time.monotonic()`.
         lost: What the last restart has lost, in a sentence; empty if there was none.
+        lost_counts: How many changes of each kind all restarts have lost, as far as is known.
         status: What it said last.
     """
 
@@ -176,6 +178,7 @@ class ServerHealth:
     counts: dict[str, int] = field(default_factory=dict)
     answered: float = field(default_factory=time.monotonic)
     lost: str = ""
+    lost_counts: dict[str, int] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
 
 
@@ -322,14 +325,18 @@ def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
             f"parameter server {health.index} died and was restarted with nothing, as there is no "
             "snapshot: its variables are gone. Restore them with dx.Checkpoint(...).restore(...)."
         )
-    # Not the counts of now: there may have been changes since its start.
-    kept = status["restored_counts"]
-    lost = {kind: count - kept.get(kind, 0) for kind, count in health.counts.items()}
-    named = ", ".join(f"{count} x {kind}" for kind, count in sorted(lost.items()) if count > 0)
-    before, after = sum(health.counts.values()), sum(kept.values())
+    exact, known = status["lost_counts"], Counter(health.lost_counts)
+    if exact is None:
+        # Not the counts of now: there may have been changes since its start.
+        lost = Counter(health.counts) - Counter(status["restored_counts"])
+        word, note = "at least ", "what came after its last answer is not known"
+    else:
+        lost = Counter(exact) - known
+        word, note = "", "what it had not acknowledged is sent again"
+    health.lost_counts = dict(known + lost)
+    named = ", ".join(f"{count} x {kind}" for kind, count in sorted(lost.items()))
     return (
         f"parameter server {health.index} died and was restarted from its snapshot "
-        f"{status['restored']}: it had made at least {before} changes when it last answered, "
-        f"{after} are in the snapshot. Lost are at least: {named or 'none'} (at most those since "
-        "the snapshot was taken)."
+        f"{status['restored']}, which holds {sum(status['restored_counts'].values())} changes. "
+        f"Lost are {word}{named or 'none'} ({note})."
     )

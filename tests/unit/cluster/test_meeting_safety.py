@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +20,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distribax import progress
+from distribax.cli import main
 from distribax.cli.launch import Launch
 from distribax.cluster.peers import cluster_secret
 from distribax.cluster.peers import meeting as meetings
 from distribax.cluster.peers.cluster_secret import ClusterSecretError, find_secret
-from distribax.cluster.peers.gate import GREETING_SIZE, HELLO_SIZE, Gate, Introduction
+from distribax.cluster.peers.gate import (
+    GREETING_SIZE,
+    HELLO_SIZE,
+    Gate,
+    Introduction,
+    is_own_socket,
+)
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member
 from distribax.cluster.peers.pair_watch import PairWatch
 from distribax.cluster.ray.ports import find_free_ports
@@ -41,7 +50,7 @@ def make_crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Crew]]:
     with contextlib.ExitStack() as stack:
 
         def make(*args: Any, **kwargs: Any) -> Crew:
-            crew = Crew(*args, secret=SECRET, **kwargs)
+            crew = Crew(*args, **({"secret": SECRET} | kwargs))
             stack.callback(crew.close)
             return crew
 
@@ -328,3 +337,91 @@ def test_nobody_without_the_key_is_another_worker(line: bytes) -> None:
     watch._peers, watch._key = {1: ("127.0.0.1", 1)}, "a key"
     assert watch._parse_hello(line) is None
     watch.close()
+
+
+def test_launcher_of_several_machines_says_how_to_make_a_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    options = ["run", "--nnodes", "2", "--rdzv-endpoint"]
+    assert main([*options, "host.invalid:1", str(script)]) == 0
+    said = capfd.readouterr().err
+    assert "there is no secret: whoever reaches host.invalid:1 can join" in said
+    assert "openssl rand -hex 32 > ~/cluster-secret; chmod 600 ~/cluster-secret\n" in said
+    assert "export DISTRIBAX_CLUSTER_SECRET_FILE=~/cluster-secret\n" in said
+    assert main([*options, "127.0.0.1:1", str(script)]) == 0
+    monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, SECRET)
+    assert main([*options, "host.invalid:1", str(script)]) == 0
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, "short")
+    assert main([*options, "host.invalid:1", str(script)]) == 2
+    assert "has 5 characters" in capfd.readouterr().err
+
+
+# Other users of this machine, where there is no secret.
+
+_CALL = """
+import socket, sys
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60)
+try:
+    print(len(link.recv(1000)))
+except ConnectionResetError:
+    print(0)
+"""
+_LISTEN = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+def _start_as(user: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+    command = ["/usr/bin/env", "python3", "-ISc", program, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, user=user, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_of_this_machine_is_no_worker(
+    make_crew: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(cluster_secret.SECRET_VARIABLE)
+    crew = make_crew(2, secret="")
+    for user, said in ((65534, 0), (0, GREETING_SIZE)):
+        out, err = _start_as(user, _CALL, str(crew.port)).communicate()
+        if err:
+            pytest.skip(f"another user cannot run Python here: {err[-200:]}")
+        assert int(out) == said
+    assert [answer.exception() for answer in crew.join(*_BOTH)] == [None, None]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_of_this_machine_is_no_hub() -> None:
+    for user, is_own in ((65534, False), (0, True)):
+        with _start_as(user, _LISTEN) as listening:
+            assert listening.stdout is not None
+            port = listening.stdout.readline()
+            if not port:
+                pytest.skip("another user cannot run Python here")
+            assert is_own_socket(("127.0.0.1", int(port))) is is_own
+            listening.communicate()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_own_sockets_are_known(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as caller,
+        listener.accept()[0] as accepted,
+    ):
+        assert is_own_socket(listener.getsockname())
+        assert is_own_socket(accepted.getpeername(), accepted.getsockname())
+        caller.close()
+        # Linux shows it as root's now.
+        assert sys.platform != "linux" or not is_own_socket(
+            accepted.getpeername(), accepted.getsockname()
+        )
+    assert is_own_socket(("10.0.0.1", 80)), "of other machines nothing is known"

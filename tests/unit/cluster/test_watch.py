@@ -34,6 +34,7 @@ class Crew:
         seconds: float = 30.0,
         peer_timeout: float = 30.0,
         trouble: Exception | None = None,
+        is_service_stuck: bool = False,
         secret: str = "",
         proof_seconds: float = 30.0,
     ) -> None:
@@ -45,9 +46,9 @@ class Crew:
         self.losses: dict[int, list[Loss]] = {number: [] for number in range(count)}
         self.endings: dict[int, list[Exception]] = {number: [] for number in range(count)}
         self._service: Future[object] = Future()
-        if trouble is None:
+        if trouble is None and not is_service_stuck:
             self._service.set_result(None)
-        else:
+        elif trouble is not None:
             self._service.set_exception(trouble)
         named = [(member.name, member.host, member.port) for member in self.members]
         gate = Gate(secret, "a cluster", count)
@@ -158,6 +159,13 @@ def test_service_that_does_not_start_is_an_error_in_all(make_crew: Callable[...,
     for answer in crew.join("a cluster", "a cluster"):
         assert isinstance(answer.exception(), RuntimeError)
         assert "did not start on there:1: no port" in str(answer.exception())
+
+
+def test_service_that_takes_too_long_is_an_error_in_all(make_crew: Callable[..., Crew]) -> None:
+    crew = make_crew(2, seconds=2.0, is_service_stuck=True)
+    for answer in crew.join("a cluster", "a cluster"):
+        assert isinstance(answer.exception(), RuntimeError)
+        assert "did not start on there:1: it took more than 3 s" in str(answer.exception())
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\n" * 10, b"[" * 60_000, b""])

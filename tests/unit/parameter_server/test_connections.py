@@ -68,6 +68,12 @@ def test_another_token_is_refused(any_cluster: Cluster) -> None:
     client = any_cluster.client(token=b"wrong")
     with pytest.raises(PermissionError, match=r"server 0 .* do not have the same token"):
         client.pull([COUNT])
+    # One that does not care whether the server has the token.
+    with sockets.call(any_cluster.locate(0), 60.0) as stranger:
+        assert stranger.recv(55, socket.MSG_WAITALL).startswith(b"distribax-parameters-2\n")
+        stranger.sendall(bytes(64))
+        assert stranger.recv(33, socket.MSG_WAITALL) == b"-" + bytes(32)
+        assert stranger.recv(1) == b""
     assert any_cluster.client().get_note("key") is None
 
 

@@ -22,7 +22,7 @@ from distribax.parameter_server import (
     ParameterSpec,
     RestartReport,
 )
-from distribax.parameter_server.snapshots import snapshot_file
+from distribax.parameter_server.snapshots import snapshot_file, snapshot_schedule
 from tests.unit.parameter_server.conftest import TIMEOUT, Cluster
 
 VALUE = ParameterSpec("v", "value", (100, 300), "float32", 0)
@@ -209,7 +209,7 @@ def test_two_snapshots_are_kept(cluster: Cluster, tmp_path: Path) -> None:
     for _ in range(4):
         _step(client)
         paths.append(server.snapshot())
-    assert sorted(tmp_path.iterdir()) == paths[2:]
+    assert sorted(tmp_path.iterdir()) == [*paths[2:], tmp_path / "tally"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "array", "magic", "length", "empty"])
@@ -235,7 +235,11 @@ def test_a_damaged_snapshot_is_passed_over(
     assert str(newest) in caplog.text
     assert server.status()["restored"] == str(good)
     assert client.pull([COUNT]) == [0]
-    assert sorted(tmp_path.iterdir()) == [good, newest.with_suffix(".damaged")]
+    assert sorted(tmp_path.iterdir()) == [
+        good,
+        newest.with_suffix(".damaged"),
+        tmp_path / "tally",
+    ]
 
 
 def test_if_all_snapshots_are_damaged_the_loss_is_explained(
@@ -255,8 +259,8 @@ def test_a_snapshot_that_fails_does_not_end_the_server(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "snapshots"
-    server = cluster.start(snapshot_dir=folder, snapshot_interval=0.05)
     folder.write_text("a file is in the way")
+    server = cluster.start(snapshot_dir=folder, snapshot_interval=0.05)
     client = cluster.client()
     _prepare(client)
     with caplog.at_level(logging.WARNING, "distribax"):
@@ -285,7 +289,7 @@ def test_a_full_disk_leaves_the_last_good_snapshot(
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space"):
             server.snapshot()
-    assert list(tmp_path.iterdir()) == [good]
+    assert list(tmp_path.glob("*.*")) == [good]
 
 
 def test_settings_are_checked(cluster: Cluster, tmp_path: Path) -> None:
@@ -295,3 +299,12 @@ def test_settings_are_checked(cluster: Cluster, tmp_path: Path) -> None:
         cluster.start().snapshot()
     with pytest.raises(ValueError, match="token is empty"):
         cluster.start(token=b"")
+
+
+def test_a_server_that_has_nothing_new_still_uses_its_folder(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_schedule, "_TOUCH_SECONDS", 0.01)
+    cluster.start(snapshot_dir=tmp_path, snapshot_interval=3600.0)
+    os.utime(tmp_path, (0, 0))
+    _until(lambda: tmp_path.stat().st_mtime > 0)

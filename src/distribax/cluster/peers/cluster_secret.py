@@ -17,10 +17,11 @@ SECRET_FILE_VARIABLE: Final = "DISTRIBAX_CLUSTER_SECRET_FILE"
 
 _SHORTEST: Final = 16
 _LONGEST: Final = 4096
-_HOW_TO: Final = (
+HOW_TO: Final = (
     f"Make one, `openssl rand -hex 32 > secret; chmod 600 secret`, copy it to every machine, and "
     f"set {SECRET_FILE_VARIABLE} in every worker."
 )
+"""What to do where there is no secret."""
 _log = logging.getLogger("distribax.cluster")
 
 
@@ -45,7 +46,7 @@ def find_secret() -> str:
     except OSError as error:
         raise ValueError(f"{field}: the secret cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{field}: the secret is not text. {_HOW_TO}") from error
+        raise ValueError(f"{field}: the secret is not text. {HOW_TO}") from error
     return _check(text.strip(), f"{field}: the secret")
 
 
@@ -55,12 +56,12 @@ def warn_without_secret(host: str) -> None:
     Args:
         host: The host of the address.
     """
-    if not _is_loopback(host):
+    if not is_local_host(host):
         _log.warning(
             "The workers meet at %s without a secret: whoever reaches that address can take a "
             "worker's place or end the training. %s",
             host,
-            _HOW_TO,
+            HOW_TO,
         )
 
 
@@ -70,7 +71,7 @@ def _read(path: str, field: str) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{field} is no ordinary file. {_HOW_TO}")
+            raise ValueError(f"{field} is no ordinary file. {HOW_TO}")
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
             raise ValueError(
                 f"{field} can be read or changed by others: it has the permissions "
@@ -83,12 +84,13 @@ def _check(secret: str, field: str) -> str:
     if not _SHORTEST <= len(secret) <= _LONGEST:
         raise ValueError(
             f"{field} has {len(secret)} characters. Expected {_SHORTEST} to {_LONGEST}, which "
-            f"nobody can guess. {_HOW_TO}"
+            f"nobody can guess. {HOW_TO}"
         )
     return secret
 
 
-def _is_loopback(host: str) -> bool:
+def is_local_host(host: str) -> bool:
+    """Tells whether only processes of this machine can reach an address with this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -3,7 +3,8 @@
 The hub greets with a random challenge. The worker answers with its number, a challenge of its own,
 a digest of what it believes the cluster to be, and an HMAC of all that; the hub with an HMAC of
 both challenges. All messages have a fixed size, and nothing is parsed before the proof. Without a
-secret the same is said, and proves nothing.
+secret the same is said, and proves nothing; but on a loopback address Linux tells to whom the other
+end of a connection belongs, and those of other users are refused.
 
 The hub loads this file by its path: it imports nothing of distribax.
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
 import struct
-from typing import Final, NamedTuple
+import sys
+from typing import Any, Final, NamedTuple
 
 PROOF_SECONDS: Final = 10.0
 """How long a proof may take, however its bytes come."""
@@ -24,6 +27,8 @@ _SIZE: Final = 32
 _CLAIM: Final = struct.Struct("<I32s32s")
 _ACCEPTED: Final = b"+"
 _REFUSED: Final = b"-" + bytes(_SIZE)
+_ESTABLISHED: Final = "01"
+_LISTENING: Final = "0A"
 
 GREETING_SIZE: Final = len(_GREETING) + _SIZE
 HELLO_SIZE: Final = _CLAIM.size + _SIZE
@@ -64,8 +69,17 @@ class Gate:
         self.hello_size = HELLO_SIZE
         self.proof_seconds = PROOF_SECONDS
 
-    def greet(self) -> bytes:
-        """Returns what to say first; it has another challenge for each caller."""
+    def greet(self, connection: socket.socket | None = None) -> bytes:
+        """Returns what to say first; it has another challenge for each caller.
+
+        Args:
+            connection: The connection with the caller, to refuse other users.
+
+        Raises:
+            PermissionError: There is no secret, and it is another user of this machine.
+        """
+        if connection is not None and not self._secret:
+            _refuse_other_user(connection)
         return _GREETING + os.urandom(_SIZE)
 
     def check(self, greeting: bytes, hello: bytes) -> Caller:
@@ -102,6 +116,54 @@ class Introduction:
     def is_proved_by(self, reply: bytes) -> bool:
         """Tells whether the hub has the same secret."""
         return hmac.compare_digest(reply, self._expected)
+
+
+def _refuse_other_user(connection: socket.socket) -> None:
+    if not is_own_socket(connection.getpeername(), connection.getsockname()):
+        connection.close()
+        raise PermissionError("another user of this machine calls")
+
+
+def is_own_socket(address: Any, peer: Any = None) -> bool:
+    """Tells whether a socket at a loopback address is this user's, or root's.
+
+    Args:
+        address: Its address, as the socket module has it.
+        peer: The address of the other end; None for a socket that listens.
+
+    Returns:
+        Whether it is; also if it is no loopback address, or the system does not tell.
+    """
+    host = str(address[0])
+    if not host.startswith("127.") and host != "::1":
+        return True
+    try:
+        with open("/proc/net/tcp6" if ":" in host else "/proc/net/tcp") as file:
+            rows = [line.split() for line in file.readlines()[1:]]
+    except OSError:
+        return True
+    places = {_write_address(address)}
+    if peer is None:
+        places.add(_write_address(("::" if ":" in host else "0.0.0.0", address[1])))
+    # Not one that was closed: nobody owns it, and root's number is shown. What has not been
+    # accepted has no inode either, but this is about those that call, and those that listen.
+    wanted = _LISTENING if peer is None else f"{_write_address(peer)} {_ESTABLISHED}"
+    found = [
+        int(row[7]) if row[9] != "0" else -1
+        for row in rows
+        if row[1] in places and wanted in (row[3], f"{row[2]} {row[3]}")
+    ]
+    return bool(found) and {0, os.geteuid()}.issuperset(found)
+
+
+def _write_address(address: Any) -> str:
+    """Returns an address as Linux writes it in its tables."""
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    packed = socket.inet_pton(family, address[0])
+    words = [packed[start : start + 4] for start in range(0, len(packed), 4)]
+    if sys.byteorder == "little":
+        words = [word[::-1] for word in words]
+    return f"{b''.join(words).hex().upper()}:{address[1]:04X}"
 
 
 def _make_digest(cluster: str) -> bytes:

@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 _LONGEST_BEAT_SECONDS = 2.0
@@ -43,6 +44,8 @@ _LEAVE_SECONDS = 60.0
 _LATE_SECONDS = 30.0
 # How often those who are here are told who is missing.
 _TELL_SECONDS = 1.0
+# How long JAX's coordination service may take at least: less than workers wait for an answer.
+_SERVICE_SECONDS = 3.0
 # Longer lists help nobody, and have to fit into the buffers of a connection.
 _MOST_NAMED = 8
 # How many connections may be without a proof; of more, the oldest is ended.
@@ -187,7 +190,10 @@ class Hub:
         self._selector.unregister(self._listener)
         self._listener.close()
         self._drop_strangers(-math.inf)
-        if (error := service.exception()) is not None:
+        left = max(_SERVICE_SECONDS, deadline - time.monotonic())
+        late = TimeoutError(f"it took more than {left:.0f} s. Is the machine overloaded?")
+        error = service.exception() if wait_for([service], left).done else late
+        if error is not None:
             text = f"JAX's coordination service did not start on {address}: {error}"
             self._tell_all({"failed": text})
             return False
@@ -352,7 +358,7 @@ class Hub:
             if key.data is None:
                 with contextlib.suppress(OSError):
                     connection, (caller, *_) = self._listener.accept()
-                    link = _Link(connection, caller, self._gate.greet())
+                    link = _Link(connection, caller, self._gate.greet(connection))
                     link.send_bytes(link.greeting)
                     self._links.append(link)
                     self._selector.register(link.connection, selectors.EVENT_READ, link)

@@ -30,6 +30,7 @@ from distribax.cluster.peers.gate import (
     PROOF_SECONDS,
     REPLY_SIZE,
     Introduction,
+    is_own_socket,
 )
 from distribax.errors import DistribaxError
 from distribax.jax_private import coordination_service
@@ -137,7 +138,8 @@ def _meet(
         with contextlib.ExitStack() as stack:
             stack.callback(link.close)
             answer: dict[str, Any] = {}
-            if _prove(link, own, cluster, secret):
+            # Another user of this machine may pretend to be the first worker.
+            if (secret or is_own_socket(link.getpeername())) and _prove(link, own, cluster, secret):
                 answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
             if "address" in answer:
                 stack.pop_all()

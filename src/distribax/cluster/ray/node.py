@@ -27,6 +27,11 @@ from distribax.cluster.ray.cluster_token import (
     TOKEN_VARIABLE,
     make_token_environment,
 )
+from distribax.cluster.ray.left_snapshots import (
+    DIGEST_SIZE,
+    FOLDER_PREFIX,
+    remove_left_snapshots,
+)
 from distribax.cluster.ray.node_main import NodeEvent, NodeLimits, NodeSettings, NodeState
 from distribax.errors import DistribaxError
 
@@ -73,6 +78,8 @@ class RayNode:
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
+        for left in remove_left_snapshots(Path(_choose_parent_folder())):
+            _logger.info("%s was removed: no server has used these snapshots for long", left)
         self.folder = Path(tempfile.mkdtemp(prefix="distribax-", dir=_choose_parent_folder()))
         self.ray_folder = self.folder / node_main.RAY_FOLDER
         self._changed = threading.Condition()
@@ -175,8 +182,8 @@ class RayNode:
         """
         settings = self.settings
         secret = "\n".join((settings.token, settings.spec, settings.task)).encode()
-        name = f"distribax-{hashlib.blake2b(secret, digest_size=12).hexdigest()}"
-        return Path(_choose_parent_folder(), name)
+        digest = hashlib.blake2b(secret, digest_size=DIGEST_SIZE).hexdigest()
+        return Path(_choose_parent_folder(), FOLDER_PREFIX + digest)
 
     def _make_error(self, end: NodeEvent) -> ClusterJoinError:
         if end.state is NodeState.LOST:

@@ -134,7 +134,7 @@ class NodeState(enum.Enum):
     UP = "up"  # It is part of the cluster.
     ENDED = "ended"  # The cluster has ended, or the program has closed the node.
     REFUSED = "refused"  # It cannot be part of the cluster; the reason is meant for the user.
-    LOST = "lost"  # The head is out of reach or has given it up; another node may join for it.
+    LOST = "lost"  # It has lost the head, or as the head itself; another node may take its place.
     FAILED = "failed"  # Ray has failed on this machine.
 
 
@@ -208,6 +208,7 @@ class Node:
         self.client: Any = None
         self.has_ended = False
         self._leaving = threading.Lock()
+        self._has_left = False
 
     def start(self) -> None:
         """Starts Ray here: the head of a new cluster, or a member of an existing one."""
@@ -293,15 +294,14 @@ class Node:
         """Waits until the cluster has ended, and returns why.
 
         Raises:
-            Lost: The head is out of reach, or has given up this node, whose processes then end.
-            RuntimeError: One of the head's own processes has ended.
+            Lost: The head is out of reach, or has given up this node, whose processes then end; or
+                one of the head's own processes has ended.
         """
         last_seen = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
             if dead := self.ray_node.dead_processes():
-                problem = f"the process {dead[0][0]} has ended unexpectedly"
-                raise RuntimeError(problem) if self.settings.is_head else Lost(problem)
+                raise Lost(f"the process {dead[0][0]} has ended unexpectedly")
             try:
                 if self.client.internal_kv_get(_ENDED, _NAMESPACE, self.limits.call):
                     self.has_ended = True
@@ -319,6 +319,9 @@ class Node:
             is_over: Whether the program of this node has ended it, and with a head the cluster.
         """
         with self._leaving:
+            if self._has_left:
+                return
+            self._has_left = True
             is_over = end_cluster or self.has_ended or (is_over and self.settings.is_head)
             if not is_over:
                 self._await_snapshots()

@@ -18,7 +18,7 @@ from typing import Final
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
-from distribax.cluster.ray.left_sockets import note_listeners
+from distribax.cluster.ray.left_sockets import note_callers, note_listeners
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
@@ -92,7 +92,7 @@ class RaySession:
             settings = dataclasses.replace(settings, timeout=REJOIN_SECONDS)
         with _forbid_automatic_start():
             for attempt in range(_MAX_ATTEMPTS):
-                import_ray().shutdown()
+                _shut_down_ray()
                 self._node.close()
                 try:
                     self._node = RayNode(settings)
@@ -138,7 +138,7 @@ class RaySession:
             return
         _current = None
         if self._owned:
-            import_ray().shutdown()
+            _shut_down_ray()
             if self._node is not None:
                 cluster_token.reload_token()
         if self._node is not None:
@@ -234,6 +234,11 @@ def get_resources() -> dict[str, float]:
     """Returns the sums of the resources of the cluster's live nodes."""
     found: dict[str, float] = import_ray().cluster_resources()
     return found
+
+
+def _shut_down_ray() -> None:
+    note_callers()
+    import_ray().shutdown()
 
 
 def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:

@@ -73,7 +73,7 @@ class ParameterServer:
     def start(self) -> Endpoint:
         """Restores the newest snapshot if there is one, begins to listen, and returns where."""
         self._snapshots.start()
-        self._restored_counts = dict(self._store.counts)
+        self._restored_counts = dict(self._store.tally.counts)
         listener = sockets.listen(self._host)
         self._listeners.append(listener)
         machine, unix = sockets.get_machine_id(), ""
@@ -123,7 +123,8 @@ class ParameterServer:
 
         Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
         restored snapshot included), `counts` (all changes by kind, likewise),
-        `restored_counts` (those in the restored snapshot), `connections`,
+        `restored_counts` (those in the restored snapshot), `lost_counts` (those that all restarts
+        have lost; None if that is not known), `connections`,
         `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
         (the snapshot that it began with).
         """
@@ -141,7 +142,8 @@ class ParameterServer:
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
             "updates": store.num_updates,
-            "counts": dict(store.counts),
+            "counts": dict(store.tally.counts),
+            "lost_counts": dict(store.tally.lost) if store.tally.is_kept else None,
             "restored_counts": self._restored_counts,
             "connections": len(self._connections),
             "rounds": rounds,

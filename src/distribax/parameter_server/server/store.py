@@ -30,6 +30,7 @@ from distribax.parameter_server.server.push_checks import (
 )
 from distribax.parameter_server.server.rounds import Round
 from distribax.parameter_server.server.stored_parameter import Form, StoredParameter
+from distribax.parameter_server.server.tally import Tally
 from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
 from distribax.topology.host_memory import aligned_copy, aligned_empty
@@ -75,8 +76,8 @@ class Store:
         self.answers: dict[str, Answer] = {}
         self.history: list[tuple[str, int]] | None = [] if record_history else None
         self.num_updates = 0
-        # How many changes of each kind were made, optimizer updates among them.
-        self.counts: Counter[str] = Counter()
+        # Optimizer updates are among what it counts.
+        self.tally = Tally()
         # Versions never repeat, not even after a restart: callers cache by them.
         self.version = time.time_ns()
         self.structure = 0
@@ -297,6 +298,7 @@ class Store:
             self._closed = True
             self._rounds_changed.notify_all()
             self.arena.close()
+            self.tally.close()
 
     def add(self, uid: str, form: Form, value: ArrayLike) -> None:
         """Adds a new parameter."""
@@ -368,7 +370,7 @@ class Store:
                 else:
                     self.get_parameter(uid).write(change, version)
         self.num_updates += transaction.num_updates
-        self.counts.update(transaction.counts)
+        self.tally.add(transaction.counts)
         for uid in transaction.closed:
             self.rounds[uid].close()
         if transaction.closed:

@@ -64,7 +64,7 @@ def write(folder: Path, number: int, state: SnapshotState, token: bytes) -> Path
     Raises:
         PermissionError: The folder belongs to another user.
     """
-    _make_private(folder)
+    make_private(folder)
     arrays = [np.asarray(array, order="C") for array in state.arrays]
     described = [[a.dtype.name, a.shape, _digest(a)] for a in arrays]
     header = json.dumps({"state": state.header, "arrays": described}).encode()
@@ -159,7 +159,7 @@ def _view_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Creates a folder, and those above it that are missing, for this user alone."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,9 @@ from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
 
 _SETTLE_SECONDS: Final = 0.25
 """Creations come in groups: a snapshot is taken when there was none for so long."""
+
+_TOUCH_SECONDS: Final = 3600.0
+"""How often a folder is marked as used, also if there is nothing new to save."""
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +62,7 @@ class SnapshotSchedule:
         """Restores the store from the newest snapshot if there is one, and begins to take more."""
         if self._folder is not None:
             self._restore(self._folder)
+            self._keep_tally(self._folder)
         if self._interval is not None:
             self._thread = threading.Thread(
                 target=self._run, name="distribax-parameters-snapshots", daemon=True
@@ -76,6 +82,7 @@ class SnapshotSchedule:
                     return self._path
                 state = snapshot_state.take(self._store)
             self._path = snapshot_file.write(self._folder, version, state, self._token)
+            self._keep_tally(self._folder)
             self._state = version, structure
             self._updates, self._time, self._error = state.header["num_updates"], time.time(), None
             return self._path
@@ -128,11 +135,21 @@ class SnapshotSchedule:
             self._state = self._store.version, self._store.structure
             return
 
+    def _keep_tally(self, folder: Path) -> None:
+        """Has changes counted in the folder, too, if it can be used."""
+        with contextlib.suppress(OSError), self._store.lock:
+            snapshot_file.make_private(folder)
+            self._store.tally.keep_in(folder)
+
     def _run(self) -> None:
         assert self._interval is not None
         due = time.monotonic() + self._interval
         seen = self._state[1]
+        touch_at = 0.0
         while not self._ended.wait(min(_SETTLE_SECONDS, max(0.0, due - time.monotonic()))):
+            if time.monotonic() >= touch_at:
+                touch_at = time.monotonic() + _TOUCH_SECONDS
+                self._touch()
             structure = self._store.structure
             settled = structure == seen and structure != self._state[1]
             seen = structure
@@ -140,6 +157,12 @@ class SnapshotSchedule:
                 continue
             self._try()
             due = time.monotonic() + self._interval
+
+    def _touch(self) -> None:
+        """Marks the folder as used: old ones are removed."""
+        assert self._folder is not None
+        with contextlib.suppress(OSError):
+            os.utime(self._folder)
 
     def _try(self) -> None:
         try:

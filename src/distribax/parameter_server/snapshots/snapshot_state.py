@@ -39,7 +39,7 @@ def take(store: Store) -> SnapshotState:
         header = {
             "version": store.version,
             "num_updates": store.num_updates,
-            "counts": dict(store.counts),
+            "counts": dict(store.tally.counts),
             "entries": {
                 uid: [dataclasses.asdict(parameter.form), arrays.place(parameter.read())]
                 for uid, parameter in store.parameters.items()
@@ -89,7 +89,7 @@ def _fill(store: Store, state: SnapshotState) -> None:
         if store.history is not None:
             store.history.extend((client, number) for client, number in header["history"] or ())
         store.num_updates = header["num_updates"]
-        store.counts = Counter(header.get("counts", {}))
+        store.tally.counts = Counter(header.get("counts", {}))
 
 
 def _describe_optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
