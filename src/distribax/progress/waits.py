@@ -84,7 +84,7 @@ class _Board:
             _draw(_CLEAR_LINE)
 
     def _wait_for_late(self, seconds: float) -> list[Wait] | None:
-        """Returns, after a while, what has taken long; None if there is nothing to show any more."""
+        """Returns, after a while, what has taken long; None if there is nothing more to show."""
         this = threading.current_thread()
         with self._changed:
             self._changed.wait_for(lambda: self._thread is not this, seconds)

@@ -24,7 +24,7 @@ Probe: TypeAlias = Callable[["Node"], "Element | None"]
 
 
 class UnknownSpecError(DistribaxError, ValueError):
-    """The `element_spec` of a data set is not known, because it has no element to derive it from."""
+    """The `element_spec` of a data set is not known: it has no element to derive it from."""
 
 
 @runtime_checkable
