@@ -118,7 +118,8 @@ def _text(x: int, y: int, text: str, style: str = "") -> str:
 
 def _shorten(label: str) -> str:
     """Returns a label that fits beside its bar."""
-    return label.replace("its own SGD operation, one thread per worker", "fused SGD")
+    label = label.replace("its own SGD operation, one thread per worker", "fused SGD")
+    return label.replace("fused Adam and gradients in buckets", "fused Adam, buckets")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ FACES = (
     "distribax.experimental",
     "distribax.contrib.distribute",
     "distribax.estimator",
+    "distribax.integrations.keras",
     "distribax.testing",
 )
 """The modules whose names users may use. An object belongs to the first face that shows it."""
@@ -39,6 +40,7 @@ _GROUPS_OF_FACES = {
     "distribax.contrib.distribute": "tower_api",
     "distribax.estimator": "estimator",
     "distribax.experimental": "strategies",
+    "distribax.integrations.keras": "keras",
     "distribax.testing": "testing",
 }
 
@@ -73,6 +75,18 @@ _GROUPS_OF_NAMES = {
     "ValueContext": "contexts",
 }
 
+CONSTANTS = {
+    "distribax.data.AUTOTUNE": "Lets the library choose a number of threads or a buffer size.",
+    "distribax.data.INFINITE_CARDINALITY": "The cardinality of a data set that never ends.",
+    "distribax.data.UNKNOWN_CARDINALITY": "The cardinality of a data set of unknown length.",
+    "distribax.data.experimental.SHARD_HINT": "The arguments of `shard` under the policy HINT.",
+    "distribax.contrib.distribute.AUTO_REUSE": "Creates a variable or finds it by its name.",
+    "distribax.types.RESTARTABLE_EXIT_CODE": "42: the process was told to stop, and has saved.",
+    "distribax.types.PEER_LOST_EXIT_CODE": "43: the process has lost another worker.",
+    "distribax.types.COLLECTIVE_ERROR_EXIT_CODE": "44: the workers made different calls.",
+}
+"""Public values that are neither classes nor functions, and what the list of names says of them."""
+
 TITLES = {
     "strategies": "Strategies",
     "contexts": "Contexts",
@@ -87,7 +101,8 @@ TITLES = {
     "parameter_servers": "Coordinator and partitioners",
     "devices": "Devices",
     "logging": "Logging, progress, summaries",
-    "errors": "Errors",
+    "errors": "Exceptions and exit codes",
+    "keras": "Keras",
     "estimator": "Estimator",
     "tower_api": "Tower API",
     "testing": "Testing",
@@ -108,9 +123,7 @@ class PublicName:
     @property
     def short(self) -> str:
         """The name as users write it."""
-        if self.path.startswith(("distribax.contrib", "distribax.testing")):
-            return self.path
-        return "dx" + self.path.removeprefix("distribax")
+        return _shorten(self.path)
 
     @property
     def summary(self) -> str:
@@ -129,6 +142,36 @@ class PublicName:
             return _GROUPS_OF_FACES[face]
         layer = self.value.__module__.split(".")[1]
         return _GROUPS_OF_LAYERS.get(layer, "other")
+
+
+@dataclass(frozen=True)
+class PublicConstant:
+    """A value that users can reach."""
+
+    path: str
+    summary: str
+
+    @property
+    def short(self) -> str:
+        """The name as users write it."""
+        return _shorten(self.path)
+
+    @property
+    def group(self) -> str:
+        """The page that it is on."""
+        face = self.path.rpartition(".")[0]
+        return "errors" if face == "distribax.types" else _GROUPS_OF_FACES[face]
+
+
+def _shorten(path: str) -> str:
+    if path.startswith(("distribax.contrib", "distribax.testing", "distribax.types")):
+        return path
+    return "dx" + path.removeprefix("distribax")
+
+
+def _label(short: str) -> str:
+    """Returns a name that fits the table of contents, in which longer ones are cut off."""
+    return short if len(short) <= 30 else short.rpartition(".")[2]
 
 
 def issubclass_of_exception(value: object) -> bool:
@@ -166,21 +209,36 @@ def _import(face: str) -> ModuleType:
     return found if isinstance(found, ModuleType) else importlib.import_module(face)
 
 
+def find_constants() -> list[PublicConstant]:
+    """Returns the public values that are neither classes nor functions."""
+    return [PublicConstant(path, summary) for path, summary in CONSTANTS.items()]
+
+
 def make_pages() -> dict[str, str]:
     """Returns the Markdown of each page by its path below docs/."""
     names = find_public_names()
     public = {id(name.value) for name in names}
     pages = {"reference/index.md": _make_index(names)}
     for group, title in TITLES.items():
-        members = sorted((n for n in names if n.group == group), key=lambda n: n.path.lower())
-        if members:
+        members = _members_of(group, names)
+        if members or any(constant.group == group for constant in find_constants()):
             parts = [f"# {title}", *(_make_entry(name, public) for name in members)]
+            parts += [_make_constant(each) for each in find_constants() if each.group == group]
             pages[f"reference/{group}.md"] = "\n\n".join(parts) + "\n"
     return pages
 
 
+def _members_of(group: str, names: list[PublicName]) -> list[PublicName]:
+    return sorted((n for n in names if n.group == group), key=lambda n: n.path.lower())
+
+
+def _make_constant(constant: PublicConstant) -> str:
+    options = f'heading: "{constant.short}"\n      toc_label: "{_label(constant.short)}"'
+    return f"::: {constant.path}\n    options:\n      {options}"
+
+
 def _make_entry(name: PublicName, public: set[int]) -> str:
-    options = [f'heading: "{name.short}"', f'toc_label: "{name.short}"']
+    options = [f'heading: "{name.short}"', f'toc_label: "{_label(name.short)}"']
     if inherited := _inherited(name.value, public):
         options.append(f"inherited_members: [{', '.join(inherited)}]")
     lines = [f"::: {name.path}", "    options:", *(f"      {option}" for option in options)]
@@ -209,7 +267,10 @@ def _make_index(names: list[PublicName]) -> str:
         "`dx` is `import distribax as dx`.",
     ]
     for group, title in TITLES.items():
-        members = sorted((n for n in names if n.group == group), key=lambda n: n.path.lower())
+        members = [
+            *_members_of(group, names),
+            *(constant for constant in find_constants() if constant.group == group),
+        ]
         if not members:
             continue
         lines += ["", f"## [{title}]({group}.md)", "", "| name | |", "|---|---|"]

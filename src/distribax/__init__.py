@@ -29,6 +29,8 @@ from distribax.errors import ParameterServerUnreachableError as ParameterServerU
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.errors import PeerLostError as PeerLostError
 from distribax.errors import ReplicaInputError as ReplicaInputError
+from distribax.errors import UnsupportedKerasError as UnsupportedKerasError
+from distribax.errors import VariableInJitError as VariableInJitError
 from distribax.execution import function as function
 from distribax.progress import get_progress as get_progress
 from distribax.progress import set_progress as set_progress

@@ -19,11 +19,13 @@ FACES = (
     "distribax.data.experimental",
     "distribax.estimator",
     "distribax.experimental",
+    "distribax.integrations.keras",
     "distribax.logging",
     "distribax.metrics",
     "distribax.partitioners",
     "distribax.random",
     "distribax.testing",
+    "distribax.train",
 )
 """The modules whose names users may use."""
 

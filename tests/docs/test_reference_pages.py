@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from distribax import data, types
 from tests.architecture.reference import public_objects
 
 _ROOT = Path(__file__).parents[2]
@@ -30,11 +32,22 @@ def reference() -> ModuleType:
 def test_every_public_name_has_an_entry(reference: ModuleType) -> None:
     entries = set(re.findall(r"^::: (\S+)$", "\n".join(reference.make_pages().values()), re.M))
     names = reference.find_public_names()
-    assert {name.path for name in names} == entries
+    assert {name.path for name in names} | set(reference.CONSTANTS) == entries
     shown = {id(name.value) for name in names}
     missing = [path for path, value in public_objects().items() if id(value) not in shown]
     # Every face answers for missing names with this function.
     assert [path for path in missing if not path.endswith("explain_missing")] == []
+
+
+def test_every_public_constant_has_an_entry(reference: ModuleType) -> None:
+    found = set()
+    for face in ("distribax.data", "distribax.data.experimental", "distribax.contrib.distribute"):
+        module = importlib.import_module(face)
+        found |= {f"{face}.{name}" for name in vars(module) if name.isupper()}
+    # tf.data.experimental repeats the names of tf.data.
+    found -= {f"distribax.data.experimental.{name}" for name in vars(data) if name.isupper()}
+    found |= {f"distribax.types.{name}" for name in vars(types) if name.endswith("EXIT_CODE")}
+    assert found == set(reference.CONSTANTS)
 
 
 def test_every_page_of_the_reference_is_in_the_navigation(reference: ModuleType) -> None:

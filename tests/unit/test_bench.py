@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from distribax.cli import main
-from distribax.cli.bench import command, harness, peers
+from distribax.cli.bench import command, harness, peers, png
 from distribax.cli.bench.cases.case import Advance, Case, add_rates, select_available
 from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
@@ -79,6 +80,37 @@ def test_sides_take_turns_and_the_report_is_read_again(
     assert "--devices=0" in capsys.readouterr().err
     assert main(["bench", "--from", str(folder / "missing.json")]) == 1
     assert "missing.json" in capsys.readouterr().err
+
+
+def test_charts_can_be_png(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(__file__).parents[2] / "docs" / "images" / "bench.json"
+    chart = tmp_path / "pictures" / "bench.png"
+    command_line = ["bench", "--from", str(source), "ps", "--png", str(chart)]
+    if any(shutil.which(name) for name in png.BROWSERS):
+        assert main(command_line) == 0
+        assert "parameter-server training" in capsys.readouterr().out, "a case of a file"
+        assert chart.read_bytes().startswith(b"\x89PNG")
+    broken = tmp_path / "chromium"
+    broken.write_text("#!/bin/sh\necho no display >&2\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(command_line) == 1
+    assert "has drawn nothing: no display" in capsys.readouterr().err
+    broken.unlink()
+    assert main(command_line) == 1
+    assert "needs a browser to draw with: chromium, " in capsys.readouterr().err
+
+
+def test_a_library_has_one_colour_in_all_charts() -> None:
+    names = ("JAX by hand", "distribax", "AllReduce", "HierarchicalCopy")
+    bars = [Chart("one", "s", "bars"), Chart("two", "s", "bars")]
+    for chart, shown in zip(bars, (names, names[1:2]), strict=True):
+        chart.series += [Series(name, [Point(0, 1, 1, 1)]) for name in shown]
+    boxes = [each for each in ElementTree.fromstring(draw(bars)).iter() if "rect" in each.tag]
+    colours = [box.get("fill") for box in boxes]
+    assert colours[1] == colours[4] and len(set(colours[:4])) == 4
 
 
 def test_what_was_measured_before_ctrl_c_is_reported(

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,3 +132,27 @@ def test_joining_shows_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         meet(members, 0, 4.0, "cluster", 20.0)
     shown = f"joining the cluster: waiting for worker 1 (127.0.0.1:{second}), "
     assert shown in terminal.getvalue()
+
+
+def test_a_stopped_terminal_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-S keeps a terminal from taking output; the work neither begins nor ends later."""
+    is_writing, may_go_on = threading.Event(), threading.Event()
+
+    class Stopped(Terminal):
+        def write(self, text: str) -> int:
+            is_writing.set()
+            assert may_go_on.wait(60)
+            return super().write(text)
+
+    terminal = Stopped()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(waits, "_ERASE_SECONDS", 0.01)
+    with progress.show("saving x"):
+        assert is_writing.wait(60)
+        (thread,) = [each for each in threading.enumerate() if "progress" in each.name]
+        with progress.show("saving y"):
+            pass
+    assert terminal.getvalue() == "", "all work has ended before the terminal takes anything"
+    may_go_on.set()
+    thread.join()
+    assert terminal.getvalue().endswith("\r\x1b[2K")

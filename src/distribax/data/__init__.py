@@ -23,6 +23,7 @@ from distribax.data.formats.tfrecord import TFRecordWriter as TFRecordWriter
 from distribax.data.iterator import DatasetIterator as DatasetIterator
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from distribax.data.plan.plan_node import UnknownSpecError as UnknownSpecError
 from distribax.data.readers import ArrayRecordDataset as ArrayRecordDataset
 from distribax.data.readers import FixedLengthRecordDataset as FixedLengthRecordDataset
 from distribax.data.readers import ParquetDataset as ParquetDataset

@@ -104,7 +104,7 @@ def load_adapter() -> adapters.Adapter:
     problem = _find_problem(keras)
     if problem is None:
         try:
-            adapter: adapters.Adapter = importlib.import_module(_INTEGRATION).adapt
+            adapter: adapters.Adapter = importlib.import_module(_INTEGRATION).adapter.adapt
             return adapter
         except UnsupportedKerasError as error:
             problem = str(error)

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distribax.progress.modes import ProgressMode, decide
@@ -15,6 +15,8 @@ from distribax.progress.modes import ProgressMode, decide
 SHOW_AFTER_SECONDS: Final = 1.0
 """Shorter work is not shown."""
 _REDRAW_SECONDS: Final = 0.25
+_ERASE_SECONDS: Final = 2.0
+"""How long the work waits until what is shown of it is gone: a terminal may be stopped."""
 _CLEAR_LINE: Final = "\r\x1b[2K"
 _WIDTH: Final = 100
 
@@ -69,33 +71,44 @@ class _Board:
                 self._thread = None
                 self._changed.notify_all()
         if thread is not None:
-            thread.join()
+            thread.join(_ERASE_SECONDS)
 
     def _show(self) -> None:
-        is_drawn = False
-        with self._changed:
-            pause = SHOW_AFTER_SECONDS
-            while self._thread is threading.current_thread():
-                self._changed.wait(pause)
-                if self._thread is not threading.current_thread():
-                    break
-                pause = _REDRAW_SECONDS
-                now = time.monotonic()
-                late = [each for each in self._waits if now - each.started >= SHOW_AFTER_SECONDS]
-                mode = decide()
-                if late and mode is ProgressMode.LIVE:
-                    seconds = now - late[-1].started
-                    _draw(f"{_CLEAR_LINE}{late[-1].describe()[:_WIDTH]}, {seconds:.0f} s")
-                    is_drawn = True
-                elif is_drawn:
-                    _draw(_CLEAR_LINE)
-                    is_drawn = False
-                for wait in late if mode is ProgressMode.LOG else ():
-                    if not wait.is_told:
-                        wait.is_told = True
-                        _logger.info("%s ...", wait.describe())
-        if is_drawn:
+        line = ""
+        pause = SHOW_AFTER_SECONDS
+        while (late := self._wait_for_late(pause)) is not None:
+            pause = _REDRAW_SECONDS
+            # Written without the lock: a terminal that is stopped does not stop the work.
+            line = _redraw(late, line)
+        if line:
             _draw(_CLEAR_LINE)
+
+    def _wait_for_late(self, seconds: float) -> list[Wait] | None:
+        """Returns, after a while, what has taken long; None if there is nothing more to show."""
+        this = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is not this, seconds)
+            if self._thread is not this:
+                return None
+            now = time.monotonic()
+            return [each for each in self._waits if now - each.started >= SHOW_AFTER_SECONDS]
+
+
+def _redraw(late: Sequence[Wait], line: str) -> str:
+    """Shows the newest work that takes long; returns the line that is now in the terminal."""
+    mode = decide()
+    for wait in late if mode is ProgressMode.LOG else ():
+        if not wait.is_told:
+            wait.is_told = True
+            _logger.info("%s ...", wait.describe())
+    if late and mode is ProgressMode.LIVE:
+        seconds = time.monotonic() - late[-1].started
+        drawn = f"{late[-1].describe()[:_WIDTH]}, {seconds:.0f} s"
+    else:
+        drawn = ""
+    if drawn != line:
+        _draw(_CLEAR_LINE + drawn)
+    return drawn
 
 
 def _draw(text: str) -> None:

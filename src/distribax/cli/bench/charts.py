@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,16 @@ _RIGHT: Final = 90
 _BAR: Final = 22
 _GAP: Final = 6
 _LINES_HEIGHT: Final = 260
-_COLOURS: Final = ("#3f51b5", "#e8710a", "#12805c", "#c5221f", "#8e24aa", "#5f6368", "#00838f")
+_LIBRARIES: Final = {
+    "distribax": "#3f51b5",
+    "JAX": "#12805c",
+    "TensorFlow": "#e8710a",
+    "torch": "#c5221f",
+}
+"""A library has the same colour in all charts; anything else takes the next of the others."""
+_OTHERS: Final = ("#8e24aa", "#00838f", "#3f51b5", "#e8710a", "#c5221f", "#5f6368")
+_MARGIN: Final = 8
+_SPACE: Final = 16
 _STROKE: Final = 'stroke="currentColor"'
 _TEXT: Final = 'font-family="sans-serif" font-size="12" fill="currentColor"'
 
@@ -65,11 +75,11 @@ def draw(charts: Sequence[Chart]) -> str:
     parts: list[str] = []
     top = 0.0
     for chart in charts:
-        drawn, height = _draw_bars(chart) if chart.kind == "bars" else _draw_lines(chart)
+        drawn, height = _draw(chart)
         parts.append(f'<g transform="translate(0 {top:.0f})">{drawn}</g>')
-        top += height + 16
+        top += height + _SPACE
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-_MARGIN} 0 {WIDTH} {top:.0f}" '
         f'width="{WIDTH}" height="{top:.0f}" role="img">\n'
         # Dark pages: what is drawn in the colour of the text follows them.
         "<style>svg { color: #202124; background: transparent } "
@@ -77,6 +87,15 @@ def draw(charts: Sequence[Chart]) -> str:
         + "\n".join(parts)
         + "\n</svg>\n"
     )
+
+
+def get_height(charts: Sequence[Chart]) -> int:
+    """Returns how high the picture of the charts is; it is `WIDTH` wide."""
+    return round(sum(_draw(chart)[1] + _SPACE for chart in charts))
+
+
+def _draw(chart: Chart) -> tuple[str, float]:
+    return _draw_bars(chart) if chart.kind == "bars" else _draw_lines(chart)
 
 
 def format_value(value: float) -> str:
@@ -100,11 +119,12 @@ def _draw_bars(chart: Chart) -> tuple[str, float]:
     largest = max((point.high for _, point in bars), default=1.0) or 1.0
     scale = (WIDTH - _LEFT - _RIGHT) / largest
     parts = [_write_title(chart)]
+    colours = _choose_colours([name for name, _ in bars])
     for index, (name, point) in enumerate(bars):
         top = 34 + index * (_BAR + _GAP)
         middle = top + _BAR / 2
         end, low, high = (_LEFT + each * scale for each in (point.value, point.low, point.high))
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = colours[index]
         box = f'x="{_LEFT}" y="{top}" width="{end - _LEFT:.1f}" height="{_BAR}"'
         parts.append(_write_text(name, _LEFT - 8, middle + 4, "end"))
         parts.append(f'<rect {box} fill="{colour}" rx="2"/>')
@@ -128,8 +148,8 @@ def _draw_lines(chart: Chart) -> tuple[str, float]:
         y = place_y(value)
         parts.append(_write_text(format_value(value), left - 8, y + 4, "end"))
         parts.append(f'<path d="M{left} {y:.1f}H{right}" {_STROKE} stroke-opacity="0.15"/>')
-    for index, series in enumerate(chart.series):
-        colour = _COLOURS[index % len(_COLOURS)]
+    colours = _choose_colours([series.name for series in chart.series])
+    for index, (series, colour) in enumerate(zip(chart.series, colours, strict=True)):
         places = [(place_x(point.x), place_y(point.value)) for point in series.points]
         route = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         line = f'fill="none" stroke="{colour}" stroke-width="2"'
@@ -139,6 +159,15 @@ def _draw_lines(chart: Chart) -> tuple[str, float]:
         parts.append(f'<rect {box} fill="{colour}"/>')
         parts.append(_write_text(series.name, right + 30, 54 + index * 20))
     return "".join(parts), bottom + 44.0
+
+
+def _choose_colours(names: Sequence[str]) -> list[str]:
+    others = itertools.cycle(_OTHERS)
+    libraries = [
+        next((colour for library, colour in _LIBRARIES.items() if library in name), None)
+        for name in names
+    ]
+    return [colour or next(others) for colour in libraries]
 
 
 def _write_text(text: str, x: float, y: float, anchor: str = "start") -> str:
@@ -184,7 +213,3 @@ def _choose_ticks(values: Sequence[float], is_log: bool) -> list[float]:
     while high / step > 6:
         step *= 2
     return [index * step for index in range(int(high / step) + 1)]
-
-
-def _log10(value: float) -> float:
-    return math.log10(max(value, 1e-30))

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,11 @@ from distribax.cli.bench.cases.all_reduce import ALL_REDUCE
 from distribax.cli.bench.cases.case import Case
 from distribax.cli.bench.cases.pipelines import INPUT, PARAMETER_SERVERS
 from distribax.cli.bench.cases.steps import SCALING, STEP
-from distribax.cli.bench.charts import Chart, Point, Series, draw
+from distribax.cli.bench.charts import WIDTH, Chart, Point, Series, draw, get_height
 from distribax.cli.bench.figures import Report, Table, machine
 from distribax.cli.bench.harness import Settings
 from distribax.cli.bench.html_report import write_html
+from distribax.cli.bench.png import write_png
 from distribax.cli.help_format import USAGE_ERROR, add_command
 from distribax.cli.terminal import make_console
 
@@ -63,6 +64,7 @@ distribax bench --from report.json --svg charts.svg""",
     add("--json", metavar="FILE", help="write all samples to this file")
     add("--html", metavar="FILE", help="write a report with charts to this file")
     add("--svg", metavar="FILE", help="write the charts alone to this file")
+    add("--png", metavar="FILE", help="write the charts as PNG; needs Chromium or Chrome")
     add("--from", metavar="FILE", dest="source", help="measure nothing: read an earlier --json")
     parser.set_defaults(run=run)
 
@@ -90,8 +92,12 @@ def run(options: argparse.Namespace) -> int:
         return 1
     for report in reports:
         report.show(console)
-    for path in _write_files(options, reports, about):
-        console.print(f"written: {path}", highlight=False)
+    try:
+        for path in _write_files(options, reports, about):
+            console.print(f"written: {path}", highlight=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        print(f"distribax bench: error: {error}", file=sys.stderr)
+        return 1
     return int(any(report.failures for report in reports))
 
 
@@ -135,7 +141,8 @@ def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
 
 def _write_files(
     options: argparse.Namespace, reports: Sequence[Report], about: dict[str, Any]
-) -> list[Path]:
+) -> Iterator[Path]:
+    """Writes the files that were asked for, and yields each when it is written."""
     charts = [chart for report in reports for chart in report.charts]
     texts: dict[str, str] = {}
     if options.json:
@@ -148,7 +155,11 @@ def _write_files(
     for name, text in texts.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
-    return [Path(name) for name in texts]
+        yield Path(name)
+    if options.png:
+        Path(options.png).parent.mkdir(parents=True, exist_ok=True)
+        write_png(draw(charts), WIDTH, get_height(charts), Path(options.png))
+        yield Path(options.png)
 
 
 def _read(path: Path, cases: Sequence[str]) -> tuple[list[Report], dict[str, Any]]:

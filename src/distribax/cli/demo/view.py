@@ -16,6 +16,7 @@ from rich.text import Text
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _MOST_BARS: Final = 40
+_STARTING: Final = "starting, and compiling the first step ..."
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class DemoView:
     def show(self) -> AbstractContextManager[object]:
         """Shows the live view in a block, if the console is a terminal."""
         if not self._console.is_terminal:
-            self._console.print(self._title, highlight=False)
+            self._console.print(f"{self._title}: {_STARTING}", highlight=False)
             return nullcontext()
         self._live = Live(self._draw(), console=self._console, refresh_per_second=8)
         return self._live
@@ -74,15 +75,17 @@ class DemoView:
         if self._live is not None:
             self._live.update(self._draw())
         else:
+            note = " (with compiling)" if figures.epoch == 1 else ""
+            rate = f"{figures.examples_per_second:,.0f} examples/s{note}"
             self._console.print(
                 f"epoch {figures.epoch}/{figures.epochs}: loss {figures.loss:.4f}, "
-                f"accuracy {figures.accuracy:.1%}, {figures.examples_per_second:,.0f} examples/s",
+                f"accuracy {figures.accuracy:.1%}, {rate}",
                 highlight=False,
             )
 
     def report(self, outcome: Outcome, pages: Sequence[str]) -> None:
         """Shows what has come out, and where to read on."""
-        table = Table(title=self._title, show_header=False)
+        table = Table(show_header=False)
         table.add_row("accuracy on unseen digits", f"{outcome.accuracy:.1%}")
         # The first epoch compiles.
         rates = [each.examples_per_second for each in self._epochs[1:] or self._epochs]
@@ -95,7 +98,7 @@ class DemoView:
 
     def _draw(self) -> Group:
         if not self._epochs:
-            return Group(Text(self._title), Text("starting, and compiling the first step ..."))
+            return Group(Text(self._title), Text(_STARTING))
         last = self._epochs[-1]
         grid = Table.grid(padding=(0, 2))
         grid.add_row("loss", f"{last.loss:.4f}", draw_bars([each.loss for each in self._epochs]))

@@ -14,7 +14,7 @@ from typing_extensions import override
 from distribax.data.dataset import Dataset
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
-from distribax.data.plan.plan_node import UnknownSpec
+from distribax.data.plan.plan_node import UnknownSpecError
 from distribax.values.layout import Shape
 
 
@@ -161,7 +161,7 @@ def _has_static_elements(dataset: Dataset) -> bool:
         return False  # Only its elements can tell, and a generator gives them once.
     try:
         return is_static(dataset.element_spec)
-    except UnknownSpec:
+    except UnknownSpecError:
         return False  # It has no element, and so nothing to leave out.
 
 

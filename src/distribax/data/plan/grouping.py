@@ -18,7 +18,7 @@ from distribax.data.plan.plan_node import (
     Node,
     Probe,
     UnaryNode,
-    UnknownSpec,
+    UnknownSpecError,
 )
 from distribax.data.plan.sources import Items, open_batch_dim
 
@@ -105,7 +105,7 @@ class GroupByWindow(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         group = self._first_group(probe)
         if group is None:
-            raise UnknownSpec(
+            raise UnknownSpecError(
                 "the element_spec of group_by_window over an empty data set cannot be known."
             )
         return group.spec(probe)

@@ -19,7 +19,7 @@ from distribax.data.plan.plan_node import (
     Node,
     Probe,
     UnaryNode,
-    UnknownSpec,
+    UnknownSpecError,
 )
 
 
@@ -281,7 +281,7 @@ class Interleave(UnaryNode):
         except Exception as error:
             if not empty:
                 raise
-            raise UnknownSpec(
+            raise UnknownSpecError(
                 f"the element_spec of {self.step} over an empty data set cannot be known: its "
                 f"function failed on an element of zeros ({type(error).__name__}: {error})."
             ) from error

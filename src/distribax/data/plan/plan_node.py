@@ -15,14 +15,16 @@ from distribax.data.elements import Element
 from distribax.errors import DistribaxError
 
 INFINITE_CARDINALITY = -1
+"""The `cardinality()` of a data set that never ends."""
 UNKNOWN_CARDINALITY = -2
+"""The `cardinality()` of a data set whose number of elements only reading it would tell."""
 
 Probe: TypeAlias = Callable[["Node"], "Element | None"]
 """Runs a plan up to its first element; None if it has none."""
 
 
-class UnknownSpec(DistribaxError, ValueError):
-    """Raised where an element_spec cannot be known, because there is no element to look at."""
+class UnknownSpecError(DistribaxError, ValueError):
+    """The `element_spec` of a data set is not known: it has no element to derive it from."""
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from distribax.data.plan.plan_node import (
     UNKNOWN_CARDINALITY,
     Node,
     Probe,
-    UnknownSpec,
+    UnknownSpecError,
 )
 from distribax.data.write_protection import align_rows, keep_as_given
 from distribax.topology.host_memory import aligned_empty
@@ -341,7 +341,7 @@ def probe_spec(node: Node, probe: Probe) -> Spec:
     """Returns the spec of a source's first element."""
     first = probe(node)
     if first is None:
-        raise UnknownSpec(
+        raise UnknownSpecError(
             f"the element_spec of {node.label} cannot be known: it yields no element. Give its "
             "spec, for example from_generator(fn, output_signature=dx.data.TensorSpec(...))."
         )

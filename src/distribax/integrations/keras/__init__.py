@@ -4,7 +4,7 @@ Nothing is to be called: it is loaded by the first `strategy.scope()` of a progr
 Keras.
 """
 
-from distribax.integrations.keras.adapter import adapt as adapt
+from distribax.integrations.keras import adapter as adapter
 from distribax.integrations.keras.backup import BackupAndRestore as BackupAndRestore
 from distribax.integrations.keras.dataset_creator import DatasetCreator as DatasetCreator
 from distribax.integrations.keras.normalization import (

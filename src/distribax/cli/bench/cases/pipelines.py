@@ -75,7 +75,7 @@ def _count_server_turns(settings: Settings) -> int:
 
 
 def _measure_servers(settings: Settings, advance: Advance) -> Report:
-    report = Report("parameter_servers")
+    report = Report("ps")
     if importlib.util.find_spec("ray") is None:
         report.failures.append("parameter servers need Ray: pip install 'distribax[ray]'")
         return report
