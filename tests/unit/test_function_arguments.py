@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import types
 from typing import Any
 
 import jax
@@ -107,3 +109,82 @@ def test_a_concrete_function_of_its_own_signature_and_of_input() -> None:
 
     with pytest.raises(ValueError, match="loop is not one program"):
         loop.get_concrete_function(dx.data.Dataset.range(3))
+
+
+def test_a_signature_takes_arguments_by_name() -> None:
+    @dx.function(input_signature=[Spec([2], np.float32), Spec([], np.float32)])
+    def scale(x: Any, by: Any, *, sign: int = 1) -> Any:
+        return sign * x * by
+
+    assert scale(by=3, x=[1, 2]).tolist() == scale([1, 2], by=3).tolist() == [3.0, 6.0]
+    assert scale.trace_count == 1
+    with pytest.raises(TypeError, match=r"\['sign'\] can be given by name only"):
+        scale([1, 2], 3, sign=-1)
+    with pytest.raises(TypeError, match="missing a required argument: 'by'"):
+        scale([1, 2], bye=3)
+
+
+def test_class_methods_and_static_methods() -> None:
+    class Scaler:
+        factor = 2.0
+
+        @classmethod
+        @dx.function
+        def scale(cls, x: Any) -> Any:
+            return x * cls.factor
+
+        @staticmethod
+        @dx.function
+        def double(x: Any) -> Any:
+            return 2 * x
+
+    class Other(Scaler):
+        factor = 3.0
+
+    for _ in range(2):
+        assert [float(each.scale(1.0)) for each in (Scaler, Other, Other())] == [2.0, 3.0, 3.0]
+        assert float(Scaler.double(2.0)) == float(Other().double(2.0)) == 4.0
+    assert Scaler.scale is Scaler.scale and Scaler.scale.trace_count == 1
+
+
+def test_generators_and_coroutines_are_refused() -> None:
+    def count(x: Any) -> Any:
+        yield x
+
+    async def wait(x: Any) -> Any:
+        return x
+
+    class Counter:
+        def __call__(self, x: Any) -> Any:
+            yield x
+
+    for fn in (count, Counter()):
+        with pytest.raises(TypeError, match=r"is a generator, .*return a list"):
+            dx.function(fn)
+    with pytest.raises(TypeError, match=r"wait is a coroutine, .*call it from the coroutine"):
+        dx.function(wait)
+
+
+def test_static_arguments_that_do_not_exist() -> None:
+    def repeat(x: Any, n: int = 2) -> Any:
+        return [x] * n
+
+    with pytest.raises(ValueError, match=r"static_argnames has \['m'\], but .* are \['x', 'n'\]"):
+        dx.function(repeat, static_argnames="m")
+    with pytest.raises(ValueError, match=r"has \[2\], but .*\['x', 'n'\].*`self`.* not counted"):
+        dx.function(repeat, static_argnums=2)(1.0)
+    assert dx.function(lambda *xs: xs[2], static_argnums=2)(1, 2, "c") == "c"
+    assert dx.function(lambda **named: named["n"], static_argnames="n")(n="c") == "c"
+    assert dx.function(max, static_argnums=(0, 1), static_argnames="n")(1, 2) == 2
+
+
+@pytest.mark.parametrize("make", [types.MappingProxyType, collections.UserDict, dict])
+def test_static_arguments_after_containers(make: Any) -> None:
+    @dx.function(static_argnums=1, donate_argnums=2)
+    def repeat(x: Any, n: int, last: Any) -> Any:
+        return [x["a"] + x["b"] + last] * n
+
+    last = jnp.ones(())
+    held = make({"a": jnp.ones(()), "b": jnp.zeros(())})
+    assert [float(each) for each in repeat(held, 2, last)] == [2.0, 2.0]
+    assert last.is_deleted() and not held["b"].is_deleted()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from typing_extensions import override
@@ -18,6 +19,7 @@ from distribax.collectives.cross_device_ops import (
     mirror,
     resolve_destinations,
     sum_on_one_device,
+    widen,
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.packing import PackLimits, choose_pack_limits, reduce_packed
@@ -75,6 +77,7 @@ class AllReduce(CrossDeviceOps):
             own = [jax_private.to_varying(value, REPLICA_AXIS) for value in values]
             return self.sum_in_program(own, mesh)
 
+        values = [jnp.asarray(widen(value, reduce_op)) for value in values]
         if self.num_packs == 0:
             sums = add_up(values)
         else:
@@ -116,7 +119,11 @@ class AllReduce(CrossDeviceOps):
             # The values are not spread over a mesh (Python numbers, several on one device).
             return [
                 mirror(
-                    divide(sum_on_one_device(value.values, None), reduce_op, len(value.values)),
+                    divide(
+                        sum_on_one_device([widen(each, reduce_op) for each in value.values], None),
+                        reduce_op,
+                        len(value.values),
+                    ),
                     destinations,
                 )
                 for value, destinations in value_destination_pairs

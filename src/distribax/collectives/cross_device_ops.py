@@ -322,14 +322,23 @@ def divide(total: jax.Array, reduce_op: ReduceOp, count: int) -> jax.Array:
     return total / count if reduce_op is ReduceOp.MEAN else total
 
 
+def widen(value: ArrayLike, reduce_op: ReduceOp) -> ArrayLike:
+    """Returns a value of a type that holds the sum whose mean is wanted; small integers do not."""
+    dtype = jnp.result_type(value)
+    is_small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
+    return (
+        jnp.asarray(value).astype(jnp.int32) if is_small and reduce_op is ReduceOp.MEAN else value
+    )
+
+
 def as_uncommitted(value: ArrayLike) -> jax.Array:
     """Returns `value` as an array that can be mixed with those of other devices."""
     return jax_private.uncommit(value) if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
 def add_all(values: Sequence[jax.Array]) -> jax.Array:
-    """Adds arrays in their order."""
-    total = values[0]
+    """Adds arrays in their order; truth values are counted."""
+    total = values[0].astype(jnp.int32) if values[0].dtype == jnp.bool_ else values[0]
     for value in values[1:]:
         total = jnp.add(total, value)
     return total

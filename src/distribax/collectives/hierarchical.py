@@ -28,6 +28,9 @@ class HierarchicalCopyAllReduce(AllReduce):
 
 
 def _sum_in_levels(value: jax.Array, mesh: Mesh) -> jax.Array:
+    if value.dtype == jnp.bool_:
+        # Counted, as `lax.psum` does.
+        value = value.astype(jnp.int32)
     size = choose_group_size(mesh.size)
     near = [[first + k for k in range(size)] for first in range(0, mesh.size, size)]
     far = [[first + k for first in range(0, mesh.size, size)] for k in range(size)]

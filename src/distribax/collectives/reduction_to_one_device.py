@@ -20,6 +20,7 @@ from distribax.collectives.cross_device_ops import (
     divide,
     mirror,
     sum_on_one_device,
+    widen,
 )
 from distribax.topology import REPLICA_AXIS, Renew, follow, resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
@@ -85,7 +86,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         check_same_shape(per_replica_value)
         values = per_replica_value.values
         device = self.reduce_to_device or _find_device(values[0])
-        total = sum_on_one_device(values, device, self.accumulation_fn)
+        wide = [widen(value, reduce_op) for value in values]
+        total = sum_on_one_device(wide, device, self.accumulation_fn)
         if destinations is None and not jax_private.is_tracer(total):
             destinations = [
                 device for value in values if (device := _find_device(value)) is not None
@@ -104,7 +106,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return [self._reduce_on(root, reduce_op, value, mesh) for value in values]
 
     def _reduce_on(self, root: int, reduce_op: ReduceOp, value: jax.Array, mesh: Mesh) -> jax.Array:
-        value = jax_private.to_varying(value, REPLICA_AXIS)
+        value = jax_private.to_varying(jnp.asarray(widen(value, reduce_op)), REPLICA_AXIS)
         index = lax.axis_index(REPLICA_AXIS)
         pieces = []
         for source in range(mesh.size):

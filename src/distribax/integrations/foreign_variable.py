@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
+from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Placement
 
@@ -73,9 +74,11 @@ class Cell:
         """Returns the copy of the device with this index, or the only one there is."""
         placement = self._placement
         assert placement is not None
-        self._shared = True
         local = index if len(placement.devices) > 1 else 0
-        return _each(lambda array: placement.pieces(array)[local], self._value)
+        # A program that another thread starts either copies the arrays or has replaced them.
+        with launch_lock:
+            self._shared = True
+            return _each(lambda array: placement.pieces(array)[local], self._value)
 
     def keep_pieces(self, pieces: list[Arrays], placement: Placement) -> None:
         """Replaces the value by copies that are on their devices already."""

@@ -41,7 +41,9 @@ from distribax import jax_private
 launch_lock: Final = threading.RLock()
 """Held while a compiled program is started on several CPU devices: one thread at a time does so.
 
-It is only for the call of the compiled program: user code must not run under it.
+Programs overwrite the memory of the variables that they write, so it is also held from the moment
+that a variable's memory is taken until the new value is stored, and wherever else the memory of a
+variable is looked up. Neither user code nor a wait for another process may run under it.
 """
 
 _POOL_VARIABLE: Final = "PJRT_NPROC"

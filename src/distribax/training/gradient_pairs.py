@@ -93,6 +93,24 @@ def list_targets(variable: Target) -> list[Target]:
     return [variable]
 
 
+def are_served(targets: Sequence[Target]) -> bool:
+    """Tells whether the targets of an optimizer live on parameter servers.
+
+    Raises:
+        ValueError: Some do, and others do not.
+    """
+    source = targets[0].source
+    for target in targets:
+        if target.source is not source:
+            served, other = (targets[0], target) if source is not None else (target, targets[0])
+            raise ValueError(
+                f"dx.Optimizer: {served.described} lives on parameter servers, and "
+                f"{other.described} does not live there. Create both inside one "
+                "`with strategy.scope():`, or make one optimizer for each."
+            )
+    return source is not None
+
+
 def _check(index: int, grad: Grad | None, variable: Target) -> None:
     if not isinstance(variable, (Variable, ShardedVariable)):
         raise TypeError(

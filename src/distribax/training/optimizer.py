@@ -176,7 +176,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                     f"{_list_names(targets)}. Use one optimizer for each list of variables."
                 )
             return
-        if targets[0].source is not None:
+        if gradient_pairs.are_served(targets):
             self._build_served(targets)
             return
         # Those of this process are not divided: each shard is a target.

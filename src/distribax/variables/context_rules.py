@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from jax import lax
 from distribax import context, contracts, jax_private
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay, remote_writes
-from distribax.topology import REPLICA_AXIS
+from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import DistributedValues, Local, Mirrored, PerReplica, is_wrapped
+from distribax.values import ArrayLike, DistributedValues, Local, Mirrored, PerReplica, is_wrapped
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -156,7 +156,8 @@ def _combine_local(variable: PlacedVariable, value: jax.Array) -> jax.Array:
         return take_first_replica(value)
     total = lax.psum(value, REPLICA_AXIS)
     if variable.aggregation is VariableAggregation.SUM:
-        return total
+        # JAX counts truth values; the variable keeps its type.
+        return total.astype(value.dtype)
     return total / lax.axis_size(REPLICA_AXIS)
 
 
@@ -188,10 +189,12 @@ def write(
     if variable.placement.mesh is not None:
         _check_strategy(variable, here, str(kind))
     if not _is_one_of_several(here):
-        if here.copy_id is None and variable.per_replica:
-            _write_across(variable, value, kind, index)
-        else:
-            _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
+        # No other thread may write between the read and the write of `assign_add`.
+        with launch_lock:
+            if here.copy_id is None and variable.per_replica:
+                _write_across(variable, value, kind, index)
+            else:
+                _put(variable, _compute_new(variable, unwrap(value), kind, index), here)
         return
     if variable.distribute_strategy is not here.strategy:
         raise ValueError(
@@ -200,10 +203,11 @@ def write(
             "`with strategy.scope():`."
         )
     if variable.per_replica:
-        new = _compute_new(variable, unwrap(value), kind, index)
-        if here.replica_context is not None and here.replica_context.runner.is_idle:
-            new = _leave_out(variable, new)
-        _put(variable, new, here)
+        with launch_lock:
+            new = _compute_new(variable, unwrap(value), kind, index)
+            if here.replica_context is not None and here.replica_context.runner.is_idle:
+                new = _leave_out(variable, new)
+            _put(variable, new, here)
         return
     _write_together(variable, value, kind, index, here)
 
@@ -367,11 +371,11 @@ def fit(
     index: object = WHOLE,
 ) -> jax.Array:
     """Returns `value` as an array of the data type of the variable, and of its part's shape."""
-    array = frames.detach(jnp.asarray(_leave_foreign_mesh(variable, value)))
+    array = frames.detach(_as_array(variable, value, kind))
     given, wanted = array.dtype, variable.dtype
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
-    if rank[0] > rank[1] and not (is_python_number(value) and value == int(value.real)):
+    if rank[0] > rank[1] and not _is_whole(value):
         raise ValueError(
             f"{kind}: a value of data type {given.name} does not fit {variable.described} of data "
             f"type {wanted.name}. Convert it first: value.astype({wanted.name!r})."
@@ -387,6 +391,31 @@ def fit(
             f"{variable.described}. Expected shape {shape}."
         )
     return array.astype(wanted)
+
+
+def _as_array(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:
+    try:
+        array = jnp.asarray(_leave_foreign_mesh(variable, value))
+    except (TypeError, ValueError) as error:
+        if isinstance(value, ArrayLike):
+            raise
+        raise ValueError(
+            f"{kind}: the value {value!r} for {variable.described} is not an array of numbers. "
+            f"{error}"
+        ) from error
+    if jax_private.is_key(array):
+        raise ValueError(
+            f"{kind}: the value for {variable.described} is an array of random keys. Write their "
+            "numbers: jax.random.key_data(key)."
+        )
+    return array
+
+
+def _is_whole(value: Any) -> bool:
+    """Tells whether a Python number has no fraction, so that an integer can be it."""
+    if not is_python_number(value):
+        return False
+    return bool(np.isfinite(value)) and value == int(value.real)
 
 
 def _leave_foreign_mesh(

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames, named_objects, overlay
+from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
@@ -100,13 +101,17 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.
         self._shared = False
-        registry.note(self)
-        if self.per_replica:
-            frames.per_replica_states.add(self)
+        self._announce()
         # Whether somebody may have a value for it, who has not found it yet.
         self._awaited = late_values.is_somebody_waiting()
         if self.source is not None:
             named_objects.register(self._placement.specs[0].uid, self)
+
+    def _announce(self) -> None:
+        """Makes the new variable known to those who must find all of them."""
+        registry.note(self)
+        if self.per_replica:
+            frames.per_replica_states.add(self)
 
     # What it is.
 
@@ -313,7 +318,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
     def values(self) -> tuple[VariableCopy, ...]:
         """The local copies, one for each device that has one."""
         return tuple(
-            VariableCopy(self, i) for i in range(len(self._placement.pieces(self._buffer)))
+            VariableCopy(self, i) for i in range(len(self._placement.pieces(self._hold())))
         )
 
     def distributed(self) -> DistributedValues:
@@ -372,7 +377,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     def host_value(self) -> np.ndarray:
         """Returns the first copy's stored value, whatever is being traced."""
-        return np.array(self._placement.pieces(self._buffer)[0])
+        return np.array(self._placement.pieces(self._hold())[0])
 
     @property
     @override
@@ -384,8 +389,13 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         """Returns the buffer itself, and remembers that somebody may hold it."""
         if self._awaited:
             late_values.ask_givers()
-        self._shared = True
-        return self._placement.current(self._buffer)
+        return self._placement.current(self._hold())
+
+    def _hold(self) -> jax.Array:
+        # A program that another thread starts either copies the buffer or has replaced it.
+        with launch_lock:
+            self._shared = True
+            return self._buffer
 
     def store(self, buffer: jax.Array) -> None:
         """Replaces the buffer by one that somebody else may hold too.
@@ -393,8 +403,9 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         Args:
             buffer: The new buffer.
         """
-        self._buffer = buffer
-        self._shared = True
+        with launch_lock:
+            self._buffer = buffer
+            self._shared = True
 
     def __repr__(self) -> str:
         if len(self.devices) == 1 and self._placement.label == "Variable":
@@ -414,6 +425,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         vars(clone).update(vars(self), _buffer=jnp.copy(self.share()), _shared=False)
+        clone._announce()
         return clone
 
     @override

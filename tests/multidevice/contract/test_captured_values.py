@@ -193,3 +193,37 @@ def test_a_value_of_other_replicas_is_refused(compiled: bool) -> None:
     value = Case("mirrored", 3, compiled).each(lambda index: jnp.asarray(1.0))
     with pytest.raises(ValueError, match=r"(?s)made for 3 replicas.*strategy with 2.*gather"):
         Case("mirrored", 2, compiled).run(lambda: value + 1)
+
+
+def test_values_that_only_a_later_trace_finds() -> None:
+    case = Case("mirrored", 2, compiled=True)
+    values = [case.each(lambda index, by=by: jnp.asarray(by * index)) for by in (1.0, 10.0)]
+    made: list[dx.Variable] = []
+    traces = iter(range(100))
+
+    @dx.function
+    def step() -> Any:
+        number = min(next(traces), 2)
+
+        def replica() -> Any:
+            if not made:
+                made.append(dx.Variable(5.0))
+                return jnp.zeros(())
+            return values[number - 1] + made[0]
+
+        return case.strategy.run(replica)
+
+    assert [float(x) for x in case.strategy.experimental_local_results(step())] == [0.0, 0.0]
+    assert [float(x) for x in case.strategy.experimental_local_results(step())] == [5.0, 15.0]
+
+
+def test_values_that_every_trace_finds_anew() -> None:
+    case = Case("mirrored", 2, compiled=True)
+
+    @dx.function
+    def step() -> Any:
+        value = dx.PerReplica([np.ones(2), np.ones(2)])
+        return case.strategy.run(lambda: value + 1)
+
+    with pytest.raises(RuntimeError, match=r"step reads other distributed values.*args=\(x,\)"):
+        step()

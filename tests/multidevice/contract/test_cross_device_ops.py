@@ -198,3 +198,25 @@ def test_names_of_one_algorithm() -> None:
     assert dx.AllReduce() == dx.AllReduce()
     assert dx.AllReduce() != dx.HierarchicalCopyAllReduce()
     assert len({dx.AllReduce(), dx.AllReduce(), dx.AllReduce(2)}) == 2
+
+
+@pytest.mark.parametrize(
+    "ops", [dx.AllReduce, dx.HierarchicalCopyAllReduce, dx.ReductionToOneDevice], ids=str
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_small_types_are_counted_and_averaged(ops: Any, compiled: bool) -> None:
+    strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(4)], ops())
+    numbers = dx.PerReplica([jnp.asarray([200, 4 * index], jnp.uint8) for index in range(4)])
+    seen = dx.PerReplica([jnp.asarray([True, False])] * 4)
+
+    def combine() -> Any:
+        def replica() -> Any:
+            own = dx.get_replica_context()
+            return own.all_reduce("MEAN", numbers), own.all_reduce("SUM", seen)
+
+        outside = strategy.reduce("MEAN", numbers, axis=None), strategy.reduce("SUM", seen, None)
+        return outside, strategy.run(replica)
+
+    for mean, count in (dx.function(combine) if compiled else combine)():
+        assert np.asarray(mean).ravel()[:2].tolist() == [200.0, 6.0]
+        assert np.asarray(count).ravel()[:2].tolist() == [4, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax.numpy as jnp
@@ -184,3 +185,22 @@ def test_reducing_and_gathering_a_variable(case: Case) -> None:
     numbers = [index + 1.0 for index in range(case.num_replicas)]
     assert np.asarray(total).tolist() == [sum(numbers)] * 2
     assert joined.tolist() == [number for number in numbers for _ in range(2)]
+
+
+def test_copies_of_a_variable_are_variables(mirrored: Case) -> None:
+    total = mirrored.variable(np.zeros(2, np.float32), synchronization="ON_READ", aggregation="SUM")
+    twin = copy.deepcopy(total)
+    for _ in range(2):
+        mirrored.run(lambda: twin.assign_add(jnp.ones(2)))
+    assert (twin.numpy() == 2 * mirrored.num_replicas).all() and not total.numpy().any()
+
+
+def test_truth_values_stay_truth_values(mirrored: Case) -> None:
+    seen = mirrored.variable(np.zeros(2, bool), synchronization="ON_READ", aggregation="SUM")
+
+    def step() -> Any:
+        seen.assign(jnp.asarray([True, False]))
+        return dx.get_replica_context().merge_call(lambda strategy: seen.read_value())
+
+    found = mirrored.parts(mirrored.run(step))[0]
+    assert found.dtype == bool and found.tolist() == seen.numpy().tolist() == [True, False]

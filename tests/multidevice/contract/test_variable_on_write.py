@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -233,3 +234,25 @@ def test_a_reduced_value_is_assigned_outside(case: Case) -> None:
 
     assert float(case.across(across)) == sum(_numbers(case))
     assert float(variable) == sum(_numbers(case))
+
+
+def test_values_that_are_no_numbers_for_it(any_strategy: Any) -> None:
+    refused = [
+        ("abc", "value 'abc' for variable 'w'.*not an array of numbers"),
+        (None, "value None for variable 'w'.*not an array of numbers"),
+        ([[1], [2, 3]], "not an array of numbers"),
+        (jax.random.key(0), "variable 'w'.*array of random keys.*key_data"),
+        (float("nan"), "float32 does not fit variable 'w'.*int32"),
+        (float("inf"), "float32 does not fit variable 'w'.*int32"),
+    ]
+    with any_strategy.scope():
+        variable = dx.Variable([1, 2], name="w")
+        for value, message in refused:
+
+            def write(value: Any = value) -> None:
+                variable.assign(value)
+
+            for run in (write, dx.function(write)):
+                with pytest.raises(ValueError, match=message):
+                    run()
+        assert variable.numpy().tolist() == [1, 2]

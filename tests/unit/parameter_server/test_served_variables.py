@@ -264,3 +264,15 @@ def test_nnx_modules_are_refused(strategy: Any) -> None:
 
     with pytest.raises(NotImplementedError, match=r"flax\.nnx module .* Make a dx\.Variable"):
         step(jnp.ones((1, 3)))
+
+
+def test_an_optimizer_is_for_variables_of_one_kind() -> None:
+    with local_servers() as strategy:
+        with strategy.scope():
+            served = dx.Variable(1.0, name="served")
+        local = dx.Variable(1.0, name="local")
+        for variables in ([served, local], [local, served]):
+            optimizer = dx.Optimizer(optax.sgd(0.1))
+            with pytest.raises(ValueError, match=r"'served'.* lives on .*'local'.* does not live"):
+                optimizer.apply_gradients([(1.0, variable) for variable in variables])
+        assert float(served) == float(local) == 1.0

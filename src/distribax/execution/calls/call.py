@@ -159,15 +159,20 @@ def name_leaves(
 
 def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
     """Returns the names of the first `count` positional parameters."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # Some functions of other libraries do not tell.
-        parameters = []
+    parameters = list_parameters(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
     rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL]
     name = rest[0] if rest else "args"
     return [*names, *(f"{name}[{index}]" for index in range(count - len(names)))]
+
+
+def list_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
+    """Returns the parameters of a function; none if it does not tell, as some in C do not."""
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
 def rebuild(tree: PyTreeDef, slots: Sequence[signature.Slot], inputs: Iterable[Any]) -> Any:

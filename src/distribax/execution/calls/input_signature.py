@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
@@ -39,19 +40,31 @@ def is_spec(leaf: object) -> TypeGuard[ArraySpec | ReplicaSpecs]:
 
 
 def fit(
-    fn: Callable[..., object], signature: Sequence[object], args: Sequence[object]
+    fn: Callable[..., object],
+    signature: Sequence[object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> tuple[Any, ...]:
     """Returns arguments as a signature wants them: numbers and lists become arrays.
 
     Args:
-        fn: The function, for messages.
+        fn: The function.
         signature: A nest of specs for each argument.
-        args: The arguments.
+        args: The positional arguments.
+        kwargs: The keyword arguments, each of which must be one that the signature describes.
 
     Raises:
         TypeError: The arguments do not fit.
     """
     name = getattr(fn, "__qualname__", repr(fn))
+    if kwargs:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+        if bound.kwargs:
+            raise TypeError(
+                f"{name}: input_signature describes positional arguments, but {list(bound.kwargs)} "
+                "can be given by name only. Leave input_signature out."
+            )
+        args = bound.args
     if len(args) != len(signature):
         raise TypeError(
             f"{name}: input_signature has {len(signature)} argument(s), but {len(args)} were given."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from distribax.execution.calls.call import list_parameters
 from distribax.execution.functions.function import Function, Settings
 
 
@@ -50,7 +52,8 @@ def function(
         autograph: Accepted as in TensorFlow; it changes nothing.
         jit_compile: Accepted as in TensorFlow; everything is compiled.
         reduce_retracing: Accepted as in TensorFlow; it changes nothing.
-        static_argnums: The positions of arguments that are part of the signature.
+        static_argnums: The positions of arguments that are part of the signature; `self` of a
+            method is not counted.
         static_argnames: The names of such arguments.
         donate_argnums: The positions of arguments whose memory is used for the results, as with
             `jax.jit`. Variables are always donated.
@@ -60,7 +63,9 @@ def function(
         The compiled function, which is called like `fn`.
 
     Raises:
-        TypeError: `fn` is not callable, or another argument is not known.
+        TypeError: `fn` is not callable, a generator or a coroutine, or another argument is not
+            known.
+        ValueError: `static_argnames` has a name that no argument of `fn` has.
 
     Example:
         >>> import distribax as dx
@@ -96,4 +101,34 @@ def _make(fn: object, settings: Settings) -> Function:
             f"dx.function: fn={fn!r} is not callable. Use it as @dx.function above a `def`, or as "
             "dx.function(fn)."
         )
+    _check_kind(fn)
+    _check_static(fn, settings)
     return Function(fn, settings)
+
+
+def _check_kind(fn: Callable[..., object]) -> None:
+    inner = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        kind, instead = "a generator", "return a list of them"
+    elif inspect.iscoroutinefunction(inner):
+        kind, instead = "a coroutine", "write `def`, and call it from the coroutine"
+    else:
+        return
+    name = getattr(fn, "__qualname__", repr(fn))
+    raise TypeError(
+        f"dx.function: {name} is {kind}, whose code runs after the call has returned, so that it "
+        f"cannot be compiled. Compile a function that returns its results: {instead}."
+    )
+
+
+def _check_static(fn: Callable[..., object], settings: Settings) -> None:
+    """Raises if `static_argnames` names no argument: it would be traced without a word."""
+    parameters = list_parameters(fn)
+    names = [each.name for each in parameters]
+    takes_more = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    unknown = [name for name in settings.static_argnames if name not in names]
+    if unknown and names and not takes_more:
+        raise ValueError(
+            f"dx.function: static_argnames has {unknown}, but the arguments of "
+            f"{getattr(fn, '__qualname__', repr(fn))} are {names}."
+        )

@@ -16,7 +16,7 @@ from typing_extensions import override
 from distribax import context, contracts, jax_private, progress
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
-from distribax.execution.calls.call import Args, Call, Kwargs
+from distribax.execution.calls.call import Args, Call, Kwargs, list_parameters
 from distribax.execution.calls.input_signature import fit, is_spec, make_example
 from distribax.execution.functions.concrete_function import ConcreteFunction
 from distribax.execution.functions.known_calls import KnownCalls
@@ -32,6 +32,7 @@ from distribax.values import is_none_or_opaque, nests
 _logger = logging.getLogger(__name__)
 
 _MAX_HOST_RUNS = 64
+_MAX_TRACES = 8
 _NO_LEAVES: frozenset[int] = frozenset()
 
 
@@ -110,10 +111,12 @@ class Function:
         name = f"_distribax_function_{id(self)}"
         held = getattr(instance, "__dict__", None)
         bound = held.get(name) if held is not None else None
-        # The copy of an object has the function of the original.
+        # The copy of an object has the function of the original, a class that of its base.
         if bound is None or getattr(bound.python_function, "__self__", None) is not instance:
             bound = Function(self._python.__get__(instance, owner), self._settings)
-            if held is not None:
+            if isinstance(instance, type):
+                setattr(instance, name, bound)
+            elif held is not None:
                 held[name] = bound
         return bound
 
@@ -167,7 +170,8 @@ class Function:
         # What the compiled step writes changes.
         jax_private.forget_closures()
         if self._settings.input_signature is not None:
-            args = fit(self._python, self._settings.input_signature, args)
+            args = fit(self._python, self._settings.input_signature, args, kwargs)
+            kwargs = {}
         here = context.current()
         frame = frames.current()
         if frame is not None:
@@ -337,10 +341,21 @@ class Function:
                 if not first.has_created:
                     return first, None
             # What the code does where it creates variables, such as writing them, it does once.
-            program = trace(may_create=False)
+            program = self._trace_completely(trace)
         except HostOnly as signal:
             return signal.mode, None
         return program, None if first is None or program.does_same(first) else first
+
+    def _trace_completely(self, trace: Callable[..., Program]) -> Program:
+        """Traces until the replicas read nothing that is no input of theirs yet."""
+        for _ in range(_MAX_TRACES):
+            with contextlib.suppress(TraceAgain):
+                return trace(may_create=False)
+        raise RuntimeError(
+            f"dx.function: {self._name} reads other distributed values, or other ON_READ "
+            f"variables, each time that it is traced ({_MAX_TRACES} times). Do not create values "
+            "in the function that its replicas find: pass them with strategy.run(fn, args=(x,))."
+        )
 
     # Calls that the host makes.
 
@@ -382,15 +397,28 @@ class Function:
         """Returns the indices of the leaves of the arguments that are named."""
         if not argnums and not argnames:
             return frozenset()
-        parameters = list(inspect.signature(self._python).parameters)
+        described = list_parameters(self._python)
+        parameters = [each.name for each in described]
+        takes_more = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in described)
+        missing = [i for i in argnums if i >= len(parameters) > 0]
+        if missing and not takes_more:
+            raise ValueError(
+                f"dx.function: static_argnums or donate_argnums has {missing}, but the arguments "
+                f"of {self._name} are {parameters}, numbered from 0. `self` of a method is not "
+                "counted."
+            )
         positions = {i % len(args) for i in argnums if -len(args) <= i < len(args)}
         positions |= {i for i, name in enumerate(parameters[: len(args)]) if name in argnames}
         named = {*argnames, *(parameters[i] for i in argnums if i < len(parameters))}
-        marked = (
-            tuple(_mark(arg, index in positions) for index, arg in enumerate(args)),
-            {name: _mark(value, name in named) for name, value in kwargs.items()},
-        )
-        return frozenset(i for i, mark in enumerate(jax.tree.leaves(marked)) if mark)
+        marks = [(arg, index in positions) for index, arg in enumerate(args)]
+        marks += [(kwargs[name], name in named) for name in sorted(kwargs)]
+        found: list[int] = []
+        start = 0
+        for argument, is_chosen in marks:
+            end = start + len(nests.flatten_arguments(argument)[0])
+            found.extend(range(start, end) if is_chosen else ())
+            start = end
+        return frozenset(found)
 
     @override
     def __repr__(self) -> str:
@@ -433,10 +461,6 @@ class _ReplicaRun(Function):
     @override
     def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
         return self._eager(args, kwargs, pulled)
-
-
-def _mark(nest: object, value: bool) -> Any:
-    return jax.tree.map(lambda _: value, nest, is_leaf=is_none_or_opaque)
 
 
 def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:

@@ -127,29 +127,45 @@ class Program:
         return self._call(dynamic)
 
     def _call(self, dynamic: list[Any]) -> Any:
-        lift = self.lift
-        given = [variable.take_program_value() for variable in lift.donated]
-        read = self._read() if lift.read else []
         own, dynamic = _split(dynamic, self.donated) if self.donated else ([], dynamic)
+        # What takes long, or waits for other processes, is done before the variables are held.
+        far = self._fetch() if self.fetches else None
         if jax_private.joint_calls.is_watched:
             with self._record(dynamic) as call:
-                arrays, new, done = self._launch(given, own, read, dynamic)
+                arrays, new, done = self._launch(own, far, dynamic)
                 call.set_results((*new, *arrays))
         else:
-            arrays, new, done = self._launch(given, own, read, dynamic)
-        for variable, value in zip(lift.written, new, strict=True):
-            variable.store_program_value(value)
+            arrays, new, done = self._launch(own, far, dynamic)
         if done:
             self.effects.commit(done)
         return self.results.rebuild(arrays)
 
-    def _launch(self, *inputs: list[Any]) -> Any:
+    def _launch(self, own: list[Any], far: list[Any] | None, dynamic: list[Any]) -> Any:
+        """Starts the program with the values that its variables have now, and stores the new ones.
+
+        No other thread may use the variables in between: the program overwrites their memory.
+        """
         device = self.lift.device
+        if device is None:
+            return self._start(own, far, dynamic)
+        with jax.default_device(device):
+            return self._start(own, far, dynamic)
+
+    def _start(self, own: list[Any], far: list[Any] | None, dynamic: list[Any]) -> Any:
+        lift, call = self.lift, self.call
+        if isinstance(call, StagedCall):
+
+            def look() -> list[Any]:
+                given = [variable.program_value() for variable in lift.donated]
+                return jax.tree.leaves((given, own, self._read(far), dynamic))
+
+            call = functools.partial(call, call.fetch_rows(look))
         with launch_lock:
-            if device is None:
-                return self.call(*inputs)
-            with jax.default_device(device):
-                return self.call(*inputs)
+            given = [variable.take_program_value() for variable in lift.donated]
+            arrays, new, done = call(given, own, self._read(far), dynamic)
+            for variable, value in zip(lift.written, new, strict=True):
+                variable.store_program_value(value)
+        return arrays, new, done
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX has it before it is compiled, for some inputs."""
@@ -161,7 +177,8 @@ class Program:
         given = [variable.program_value() for variable in self.lift.donated]
         own, rest = _split(dynamic, self.donated)
         with jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext():
-            return self.call.lower(given, own, self._read(), rest)
+            far = self._fetch() if self.fetches else None
+            return self.call.lower(given, own, self._read(far), rest)
 
     def _record(
         self, dynamic: list[Any]
@@ -178,18 +195,22 @@ class Program:
         shardings = [variable.program_sharding for variable in variables]
         return any(each is not None and not each.is_fully_addressable for each in shardings)
 
-    def _read(self) -> list[Any]:
-        """Returns the values that the program reads; those of one source are fetched together."""
-        read = self.lift.read
-        if not self.fetches:
-            return [variable.program_value() for variable in read]
-        values: list[Any] = [None] * len(read)
+    def _fetch(self) -> list[Any]:
+        """Returns the values of other processes, those of one source together, at their places."""
+        values: list[Any] = [None] * len(self.lift.read)
         for fetch, places in self.fetches:
             for place, value in zip(places, fetch(), strict=True):
                 values[place] = value
-        for place in self.near:
-            values[place] = read[place].program_value()
         return values
+
+    def _read(self, far: list[Any] | None) -> list[Any]:
+        """Returns the values that the program reads, given those of other processes."""
+        read = self.lift.read
+        if far is None:
+            return [variable.program_value() for variable in read]
+        for place in self.near:
+            far[place] = read[place].program_value()
+        return far
 
 
 def build(
@@ -338,7 +359,7 @@ def _compile(
     """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
     cut = jaxprs.Cut(recorded)
     if cut.tables:
-        return StagedCall(cut, num_donated, form, _release_launch_lock)
+        return StagedCall(cut, num_donated, form)
 
     def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         inputs = jax.tree.leaves((given, own, read, dynamic))
@@ -368,13 +389,3 @@ def _sort_by_source(
         (functools.partial(source.pull, [read[place] for place in places]), places)
         for source, places in sources.items()
     ]
-
-
-@contextlib.contextmanager
-def _release_launch_lock() -> Iterator[None]:
-    """Lets other threads start programs while this one waits for rows."""
-    launch_lock.release()
-    try:
-        yield
-    finally:
-        launch_lock.acquire()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from distribax import contracts, jax_private
 from distribax.execution.state.roles import Exchange
 from distribax.execution.traces import frames
 from distribax.jax_private import jaxprs
+from distribax.topology import launch_lock
 
 
 def look_up(
@@ -57,7 +57,6 @@ class StagedCall:
         cut: The program, cut at its lookups.
         num_donated: How many of its inputs, the first ones, may be overwritten.
         form: The nest of its results.
-        unlocked: Lets other threads start programs while this one waits.
     """
 
     def __init__(
@@ -65,11 +64,9 @@ class StagedCall:
         cut: jaxprs.Cut,
         num_donated: int,
         form: PyTreeDef,
-        unlocked: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._num_donated = num_donated
         self._form = form
-        self._unlocked = unlocked
         self._tables = cut.tables
         self._stages: list[_Stage] = []
         known: list[int] = []
@@ -94,39 +91,54 @@ class StagedCall:
         made._tables = [exchange(table) for table in self._tables]
         return made
 
-    def __call__(self, *nests: object) -> Any:
+    def fetch_rows(self, look: Callable[[], list[Any]]) -> list[jax.Array]:
+        """Fetches the rows that a call needs.
+
+        Args:
+            look: Returns the inputs of the program as they are now. Other threads may change
+                variables while rows are fetched.
+
+        Returns:
+            The rows, for the call.
+        """
+        rows: list[Any] = [None] * len(self._tables)
+        for stage in self._stages:
+            self._fetch(stage, look, rows)
+        return rows
+
+    def __call__(self, rows: list[jax.Array], *nests: object) -> Any:
         """Runs the program.
 
         Args:
+            rows: The rows that it looks up.
             *nests: Its inputs.
 
         Returns:
             Its results.
         """
         inputs: list[Any] = jax.tree.leaves(nests)
-        rows: list[jax.Array | None] = [None] * len(self._tables)
-        for stage in self._stages:
-            self._fetch(stage, inputs, rows)
         given, others = inputs[: self._num_donated], inputs[self._num_donated :]
         return jax.tree.unflatten(self._form, self._whole(given, others, rows))
 
-    def _fetch(self, stage: _Stage, inputs: list[Any], rows: list[jax.Array | None]) -> None:
+    def _fetch(self, stage: _Stage, look: Callable[[], list[Any]], rows: list[Any]) -> None:
         """Fetches the rows of a stage, those of one source together, into `rows`."""
         computed: Iterator[jax.Array] = iter(())
-        if stage.compute is not None:
-            computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
+        with launch_lock:
+            inputs = look()
+            if stage.compute is not None:
+                computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
+            # Now, as an input may be a variable that another thread overwrites.
+            given = [_to_host(inputs[ids]) if isinstance(ids, int) else ids for ids in stage.given]
         by_source: dict[contracts.Source, list[tuple[int, np.ndarray]]] = {}
-        with self._unlocked():
-            for place, given in zip(stage.places, stage.given, strict=True):
-                ids = inputs[given] if isinstance(given, int) else given
-                source = self._tables[place].source
-                assert source is not None
-                on_host = _to_host(next(computed) if ids is None else ids)
-                by_source.setdefault(source, []).append((place, on_host))
-            for source, asked in by_source.items():
-                fetched = source.rows([(self._tables[place], ids) for place, ids in asked])
-                for (place, _), array in zip(asked, fetched, strict=True):
-                    rows[place] = array
+        for place, ids in zip(stage.places, given, strict=True):
+            source = self._tables[place].source
+            assert source is not None
+            on_host = _to_host(next(computed)) if ids is None else ids
+            by_source.setdefault(source, []).append((place, on_host))
+        for source, wanted in by_source.items():
+            fetched = source.rows([(self._tables[place], ids) for place, ids in wanted])
+            for (place, _), array in zip(wanted, fetched, strict=True):
+                rows[place] = array
 
 
 def _to_host(ids: jax.Array | np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
@@ -297,7 +298,7 @@ class Checkpoint:
 
         def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             values, notes = contents
-            _check_shapes(tracked.slots, values)
+            _check_forms(tracked.slots, values)
             own = {
                 name: select_position(name, notes["positions"][name], workers)
                 for name in tracked.iterators
@@ -345,7 +346,7 @@ class Checkpoint:
             if isinstance(slot.variable, Variable):
                 slot.variable.stop_waiting()
             if name in self._late:
-                _check_shapes({name: slot}, self._late)
+                _check_forms({name: slot}, self._late)
                 strategy = slot.variable.distribute_strategy
                 with context.enter(context.Entry(strategy)):
                     slot.write(self._late.pop(name), self._is_first_worker)
@@ -439,7 +440,7 @@ def _find_workers(tracked: Tracked, timeout_seconds: float) -> WorkerAgreement:
     return WorkerAgreement.of_targets("checkpoint", targets, timeout_seconds)
 
 
-def _check_shapes(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:
+def _check_forms(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:
     for name in slots.keys() & values.keys():
         shape = tuple(values[name].shape)
         if shape != slots[name].shape:
@@ -448,6 +449,23 @@ def _check_shapes(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:
                 f"{slots[name].described} has another. Build the model as it was when it was "
                 "saved."
             )
+        saved, wanted = np.dtype(values[name].dtype), slots[name].dtype
+        if wanted is not None and not _can_become(saved, wanted):
+            raise ValueError(
+                f"Checkpoint.restore: {name!r} was saved with data type {saved.name}, whose values "
+                f"{slots[name].described} of data type {wanted.name} cannot hold. Create it with "
+                f"dtype={saved.name!r}, and convert its value where it is used."
+            )
+
+
+def _can_become(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Tells whether numbers keep their meaning, if not all of their digits, as another type."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    ranks = [
+        next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(each, kind)), None)
+        for each in (saved, wanted)
+    ]
+    return None in ranks or ranks[0] <= ranks[1]  # type: ignore[operator]
 
 
 def _require_outside_replicas(what: str) -> None:

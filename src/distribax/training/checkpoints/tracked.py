@@ -61,6 +61,11 @@ class Slot(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any] | None:
+        """The data type that a saved value becomes; None if it keeps its own."""
+
+    @property
+    @abc.abstractmethod
     def described(self) -> str:
         """The place as error messages name it."""
 
@@ -83,6 +88,11 @@ class VariableSlot(Slot):
     @override
     def shape(self) -> tuple[int, ...]:
         return self.variable.shape
+
+    @property
+    @override
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.variable.dtype)
 
     @property
     @override
@@ -128,6 +138,16 @@ class ValueSlot(Slot):
 
     @property
     @override
+    def dtype(self) -> np.dtype[Any] | None:
+        return None if self._is_number else np.dtype(_to_data(self.value).dtype)
+
+    @property
+    def _is_number(self) -> bool:
+        """Whether it is a number of Python's, whose type may change."""
+        return isinstance(self.value, _NUMBERS) and not isinstance(self.value, np.generic)
+
+    @property
+    @override
     def described(self) -> str:
         return f"the value {self.name!r} of shape {self.shape}"
 
@@ -139,8 +159,10 @@ class ValueSlot(Slot):
     @override
     def write(self, value: np.ndarray, is_first: bool) -> None:
         old = self.value
-        if isinstance(old, _NUMBERS) and not isinstance(old, np.generic):
-            self.put(type(old)(value.item()))
+        if self._is_number:
+            number = value.item()
+            # As it was set here, unless it would lose its fraction.
+            self.put(type(old)(number) if type(old)(number) == number else number)
         elif isinstance(old, (np.ndarray, np.generic)):
             self.put(np.asarray(value, old.dtype)[() if isinstance(old, np.generic) else ...])
         elif jax_private.is_key(old):
