@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
+from tests.multidevice.keras.features import check_features, train_features, train_random
 from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.workers import run_workers
 
@@ -155,3 +157,28 @@ def test_launched_workers_go_on_after_a_restart(tmp_path: Path) -> None:
 
     assert len(found[0]) == 2
     assert sorted(found[0]) == sorted(found[1])
+
+
+FEATURES = """
+import pickle
+import distribax as dx
+
+dx.set_virtual_cpu_devices(1)
+strategy = dx.MultiWorkerMirroredStrategy()
+from tests.multidevice.keras.features import train_features
+
+with open("{folder}/%d" % strategy.cluster_resolver.task_id, "wb") as file:
+    pickle.dump(train_features(strategy), file)
+"""
+
+
+def test_workers_train_all_layers_and_optimizers(tmp_path: Path) -> None:
+    alone = train_features(None)
+    alike = train_random(dx.MirroredStrategy(["CPU:0", "CPU:1"]))
+
+    results = run_workers(FEATURES.format(folder=tmp_path), 2)
+
+    for result in results:
+        assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
+        found = pickle.loads((tmp_path / str(result.worker_id)).read_bytes())
+        check_features(found, alone, alike)

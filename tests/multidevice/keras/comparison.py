@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -74,7 +74,17 @@ def train(
     return Trained(model, history.history)
 
 
-def check_same(one: Trained, other: Trained, tolerance: float = TOLERANCE) -> None:
+class Learned(Protocol):
+    """What a model has learned, in numbers."""
+
+    @property
+    def history(self) -> dict[str, list[float]]: ...
+
+    @property
+    def numbers(self) -> list[np.ndarray]: ...
+
+
+def check_same(one: Learned, other: Learned, tolerance: float = TOLERANCE) -> None:
     """Checks that two models have learned the same."""
     assert one.history.keys() == other.history.keys()
     for a, b in zip(one.numbers, other.numbers, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -14,6 +15,8 @@ from tests.multidevice.keras.comparison import (
     STRATEGIES,
     TOLERANCE,
     check_same,
+    compile_classifier,
+    make,
     make_classifier,
     train,
 )
@@ -48,3 +51,32 @@ def test_variables_are_placed_by_the_strategy_and_plain_outside() -> None:
     seen: list[Any] = []
     strategy.run(lambda: seen.append(next(iter(kernel.value.devices()))))
     assert [device.id for device in seen] == [0, 1]
+
+
+def test_steps_do_not_look_at_all_variables() -> None:
+    class Counting(keras.Sequential):
+        num_looks = 0
+
+        @property
+        def variables(self) -> list[keras.Variable]:
+            Counting.num_looks += 1
+            return super().variables
+
+    def make_model() -> keras.Model:
+        model = Counting([keras.Input((5,)), keras.layers.Dense(3)])
+        compile_classifier(model)
+        return model
+
+    def count_looks(num_steps: int) -> int:
+        # A callback that reads a weight lets Keras fetch the state again at the next step.
+        sync = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: model.jax_state_sync()
+        )
+        before = Counting.num_looks
+        model.fit(INPUTS[: 8 * num_steps], LABELS[: 8 * num_steps], 8, callbacks=[sync], verbose=0)
+        return Counting.num_looks - before
+
+    model = make(STRATEGIES["mirrored2"](), make_model)
+    count_looks(1)
+
+    assert count_looks(5) == count_looks(2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,160 @@ def test_fit_goes_on_when_a_worker_is_killed(
     assert loaded.evaluate(INPUTS, LABELS, verbose=0) == pytest.approx(
         model.evaluate(INPUTS, LABELS, verbose=0), abs=1e-5
     )
+
+
+def test_fit_goes_on_when_a_server_is_killed(strategy: Any) -> None:
+    steps: list[int] = []
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._epoch = epoch
+            steps.append(int(model.optimizer.iterations.value))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3 and self._epoch in (1, 2):
+                # What came after a snapshot may be lost.
+                assert int(model.optimizer.iterations.value) >= 12 * self._epoch + 4
+                strategy.snapshot()
+            # The first one has changed nothing since; the second one is at work.
+            if (self._epoch, batch) in ((1, 3), (2, 5)):
+                os.kill(_find_server(strategy, self._epoch - 1), signal.SIGKILL)
+
+    before = [server.restarts for server in strategy.servers]
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1))
+    model = _make(_build_plain, strategy)
+    history = model.fit(
+        DatasetCreator(_make_dataset),
+        steps_per_epoch=12,
+        epochs=4,
+        validation_data=(INPUTS, LABELS),
+        callbacks=[schedule, Kill()],
+        verbose=0,
+    ).history
+    assert steps[:2] == [0, 12]
+    assert 24 <= steps[2] <= 28
+    assert 33 <= steps[3] <= 44
+    _wait_until(
+        lambda: all(s.restarts > old for s, old in zip(strategy.servers, before, strict=True))
+    )
+    assert history["loss"][-1] < history["loss"][0]
+    assert float(model.optimizer.learning_rate.value) == pytest.approx(0.05 / 4)
+    # What the servers have is a whole model.
+    plain = _make(_build_plain)
+    plain.set_weights(model.get_weights())
+    expected = plain.evaluate(INPUTS, LABELS, verbose=0)
+    assert [history["val_loss"][-1], history["val_accuracy"][-1]] == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
+def _find_server(strategy: Any, index: int) -> int:
+    """Returns the process of a server, once it has said which it is."""
+    find = lambda: next(each for each in strategy.server_status() if each["index"] == index)  # noqa: E731
+    _wait_until(lambda: "pid" in find())
+    return int(find()["pid"])
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not holds():
+        assert time.monotonic() < deadline, "it did not become true in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_a_worker_killed_in_the_middle_is_made_up_for(
+    strategy: Any, coordinator: Any, method: str
+) -> None:
+    class Kill(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                os.kill(coordinator.schedule(os.getpid).fetch(), signal.SIGKILL)
+
+        on_predict_batch_end = on_test_batch_end
+
+    served, plain = _make(_build_plain, strategy), _make(_build_plain)
+    own = getattr(served, method)
+    arguments = (INPUTS, LABELS) if method == "evaluate" else (INPUTS,)
+    found = own(*arguments, batch_size=6, callbacks=[Kill()], verbose=0)
+    expected = getattr(plain, method)(*arguments, batch_size=6, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+class _Waits(keras.layers.Layer):
+    """Doubles its input; the second call, and those after, return when a third has begun."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def call(self, x: Any) -> Any:
+        if not self.folder.exists():
+            return 2.0 * x
+        (self.folder / uuid.uuid4().hex).touch()
+        deadline = time.monotonic() + 120
+        while len(list(self.folder.iterdir())) == 2:
+            assert time.monotonic() < deadline, "no other batch is predicted at the same time"
+            time.sleep(0.02)
+        return 2.0 * x
+
+
+def test_workers_predict_at_the_same_time(strategy: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "calls"
+
+    def build() -> keras.Model:
+        inputs = keras.Input((4,))
+        hidden = _Waits(folder)(inputs)
+        model = keras.Model(inputs, {"double": hidden, "sum": keras.ops.sum(hidden, axis=1)})
+        model.compile(run_eagerly=True)
+        return model
+
+    seen: list[Any] = []
+    note = keras.callbacks.LambdaCallback(
+        on_predict_batch_end=lambda batch, logs: seen.append(logs["double"])
+    )
+    model = _make(build, strategy)
+    folder.mkdir()
+    found = model.predict(INPUTS, batch_size=5, callbacks=[note], verbose=0)
+    np.testing.assert_allclose(found["double"], 2 * INPUTS, rtol=1e-6)
+    np.testing.assert_allclose(found["sum"], 2 * INPUTS.sum(axis=1), rtol=1e-4, atol=1e-5)
+    # To callbacks they are arrays.
+    last, before = seen[-1], seen[-2]
+    assert (last.shape, len(before), before.dtype) == ((3, 4), 5, np.float32)
+    np.testing.assert_allclose(before[1], 2 * INPUTS[41], rtol=1e-6)
+    np.testing.assert_allclose(before - 1.0, 2 * INPUTS[40:45] - 1.0, rtol=1e-5)
+    np.testing.assert_allclose(list(last), 2 * INPUTS[45:], rtol=1e-6)
+    assert not hasattr(last, "__cuda_array_interface__")
+
+
+def test_dropout_goes_on_when_a_model_is_compiled_again(strategy: Any) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+        )
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    def train(seed: int) -> list[float]:
+        keras.utils.set_random_seed(seed)
+        with strategy.scope():
+            model = build()
+        model.set_weights([np.ones((4, 2)), np.zeros(2)])
+        batch = INPUTS, np.zeros((48, 2))
+        losses = [model.train_on_batch(*batch) for _ in range(2)]
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        losses.append(model.train_on_batch(*batch))
+        # As a checkpoint that was saved after the first step.
+        (state,) = (v for v in model.non_trainable_variables if "seed" in v.name)
+        assert int(state.numpy()[1]) == 3
+        state.assign([state.numpy()[0], 1])
+        return [float(loss) for loss in (*losses, model.train_on_batch(*batch))]
+
+    losses = train(3)
+    assert len(set(losses)) == 3
+    assert losses[3] == losses[1]
+    assert train(3) == losses
+    assert set(train(4)).isdisjoint(losses)
 
 
 def test_creators_data_is_weighted_by_class(strategy: Any) -> None:

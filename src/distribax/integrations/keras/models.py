@@ -13,6 +13,10 @@ from distribax import context, contracts
 from distribax.integrations.keras import variables
 
 _made_in: weakref.WeakKeyDictionary[keras.Model, contracts.Strategy] = weakref.WeakKeyDictionary()
+# What `find_strategy` has found last.
+_found: weakref.WeakKeyDictionary[keras.Model, contracts.Strategy | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def note_scope(initialize: Callable[..., None]) -> Callable[..., None]:
@@ -38,6 +42,19 @@ def get_home(model: keras.Model | None) -> contracts.Strategy | None:
     return home
 
 
+def recall_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
+    """Returns what `find_strategy` has found when a loop began, without looking at all variables.
+
+    Args:
+        model: The model.
+        what: The method that is called, for messages.
+
+    Raises:
+        ValueError: As `find_strategy`, if that was not called before.
+    """
+    return _found[model] if model in _found else find_strategy(model, what)
+
+
 def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model was made; None if it was made in none.
 
@@ -54,6 +71,7 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
     own = _made_in.get(model)
     strategies = [each for each in (*found, own) if each is not None]
     if not strategies and here is None:
+        _found[model] = None
         return None
     if not strategies or None in found:
         outside = found.get(None)
@@ -72,6 +90,7 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
             "call its methods in the scope of one strategy; to go on with another one, save the "
             "model and load it in the new scope."
         )
+    _found[model] = first
     return first
 
 

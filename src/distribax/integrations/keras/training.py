@@ -19,7 +19,7 @@ from distribax import contracts, jax_private
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
-from distribax.integrations.keras.models import find_strategy
+from distribax.integrations.keras.models import find_strategy, recall_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 
 _MODEL = ("trainable_variables", "non_trainable_variables")
@@ -160,7 +160,7 @@ def keep_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(get_state)
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if find_strategy(model, "fit") is None:
+        if recall_strategy(model, "fit") is None:
             return get_state(model, *args, **kwargs)
         return ()
 

@@ -17,7 +17,13 @@ from distribax.coordinator import ClusterCoordinator, RemoteValue
 from distribax.errors import OutOfRangeError
 from distribax.execution import Function, named_objects
 from distribax.integrations.keras.served.model_pickle import dump_model
-from distribax.integrations.keras.served.served_variables import find_target, serve
+from distribax.integrations.keras.served.predictions import Predictions
+from distribax.integrations.keras.served.served_variables import (
+    SeedCell,
+    find_target,
+    keep_seed,
+    serve,
+)
 from distribax.integrations.keras.served.update import KerasUpdate
 from distribax.integrations.keras.served.worker_model import Recipe, WorkerModel
 from distribax.parameter_server.strategy import ParameterServerStrategy
@@ -70,16 +76,14 @@ class ServedModel:
         self._model: Callable[[], keras.Model | None] = weakref.ref(model)
         self._coordinator = ClusterCoordinator(strategy, view="none")
         self._is_busy = False
-        self._num_steps = 0
+        # The states of the random generators, which go on when the model is compiled again.
+        self._seeds: list[SeedCell] = []
         self._next_look = 0.0
         self._last: tuple[Logs, RemoteValue] | None = None
         self._seen: dict[str, Logs] = {}
         with strategy.scope():
             trainable = [self._serve(variable) for variable in model.trainable_variables]
-            others = [
-                None if variable.name == "seed_generator_state" else self._serve(variable)
-                for variable in model.non_trainable_variables
-            ]
+            others = [self._serve_other(variable) for variable in model.non_trainable_variables]
             metrics = [self._serve(variable) for variable in model.metrics_variables]
             self._optimizer = self._serve_optimizer(model, trainable)
         tables = _find_tables(model, trainable)
@@ -87,6 +91,7 @@ class ServedModel:
         self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe)
         self._functions: dict[str, Callable[..., object]] = {}
         self._is_eager = model.run_eagerly
+        self._predictions = Predictions(self._fetch, 4 * strategy.engine.num_workers)
 
     def fits(self, model: keras.Model) -> bool:
         """Tells whether the steps are those of the model as it is now."""
@@ -101,6 +106,13 @@ class ServedModel:
         target = cast(Target, Variable(value, trainable=variable.trainable, name=name))
         serve(variable, target, join_all)
         return target
+
+    def _serve_other(self, variable: keras.Variable) -> Target | None:
+        """Puts a variable that is not trained on the servers, but for random generators."""
+        if variable.name != "seed_generator_state":
+            return self._serve(variable)
+        self._seeds.append(keep_seed(variable))
+        return None
 
     def _serve_optimizer(self, model: keras.Model, trainable: Sequence[Target]) -> Optimizer | None:
         """Puts the optimizer's state on the servers; its variables read and write it there."""
@@ -159,14 +171,10 @@ class ServedModel:
 
     def predict(self, batches: Iterable[Any], iterator: object | None) -> list[Any]:
         """Schedules predictions, and returns them as arrays that are fetched when they are used."""
-        results = [self._schedule("predict", batch, iterator) for batch in batches]
-        first = self._fetch(results[0])
-        leaves, tree = jax.tree.flatten(first)
-        found = [first]
-        for result in results[1:]:
-            pending = [PendingArray(self, result, number) for number in range(len(leaves))]
-            found.append(jax.tree.unflatten(tree, pending))
-        return found
+        return [
+            self._predictions.add(self._schedule("predict", batch, iterator), batch)
+            for batch in batches
+        ]
 
     def _schedule(self, kind: str, batch: Any, iterator: object | None) -> RemoteValue:
         name = kind if iterator is None else f"{kind}_next"
@@ -175,9 +183,9 @@ class ServedModel:
             self._functions[name] = method if self._is_eager else Function(method)
         data = jax.tree.map(np.asarray, batch) if iterator is None else iterator
         self._is_busy = True
-        self._num_steps += 1
+        seeds = [cell.draw() for cell in self._seeds]
         try:
-            return self._coordinator.schedule(self._functions[name], (data, self._num_steps))
+            return self._coordinator.schedule(self._functions[name], (data, seeds))
         except OutOfRangeError as error:
             raise _explain_end() from error
 
@@ -248,25 +256,6 @@ def _pair_slots(
         part and all(target.shape == tuple(each.shape) for target in part) for each, part in found
     )
     return pairs + found if is_clear else pairs
-
-
-class PendingArray:
-    """An array that a worker computes; NumPy gets it when it needs it.
-
-    Args:
-        model: The model that has scheduled it.
-        result: The future result, of which it is a part.
-        number: Which of the arrays in the result it is.
-    """
-
-    def __init__(self, model: ServedModel, result: RemoteValue, number: int) -> None:
-        self._model = model
-        self._result = result
-        self._number = number
-
-    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
-        leaves = jax.tree.leaves(self._model._fetch(self._result))
-        return np.array(leaves[self._number], dtype=dtype, copy=copy)
 
 
 def _list_parts(model: keras.Model) -> list[Any]:

@@ -46,6 +46,42 @@ class ServedCell(variables.VariableCell):
         self.target.assign(np.asarray(value))
 
 
+class SeedCell(variables.VariableCell):
+    """The state of a random generator, which stays here: each step is given its own numbers.
+
+    Args:
+        name: What messages call the variable.
+        state: A seed, and a number that grows.
+    """
+
+    def __init__(self, name: str, state: Arrays) -> None:
+        super().__init__(name, Rule(VariableAggregation.NONE), jnp.zeros(()))
+        self._state = np.array(state, np.uint32)
+
+    @override
+    def read(self) -> Any:
+        return jax_private.run_outside_trace(lambda: jnp.asarray(self._state))
+
+    @override
+    def write(self, value: Arrays) -> None:
+        self._state = np.array(value, np.uint32)
+
+    def draw(self) -> np.ndarray:
+        """Returns the state for one step, and goes on to the next."""
+        drawn = self._state.copy()
+        self._state[1] += np.uint32(1)
+        return drawn
+
+
+def keep_seed(variable: keras.Variable) -> SeedCell:
+    """Lets the state of a random generator be counted here from now on."""
+    cell = variables.get_cell(variable)
+    if not isinstance(cell, SeedCell):
+        cell = SeedCell(f"keras.Variable {variable.path!r}", variable.value)
+        variables.replace_cell(variable, cell)
+    return cell
+
+
 def serve(variable: keras.Variable, target: Target, join: Callable[[], None]) -> None:
     """Lets a variable have its value on the servers from now on."""
     name = f"keras.Variable {variable.path!r}"

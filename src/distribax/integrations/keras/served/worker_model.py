@@ -25,6 +25,7 @@ from distribax.variables.sharded.embedding import embedding_lookup
 
 Batch: TypeAlias = Any
 Values: TypeAlias = list[Any]
+Seeds: TypeAlias = Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -91,44 +92,44 @@ class WorkerModel:
 
     # Steps, which `coordinator.schedule` runs on a worker.
 
-    def train_next(self, iterator: Iterator[Batch], step: int) -> dict[str, Any]:
+    def train_next(self, iterator: Iterator[Batch], seeds: Seeds) -> dict[str, Any]:
         """Trains with the next batch of the worker's own data."""
-        return self.train(next(iterator), step)
+        return self.train(next(iterator), seeds)
 
-    def train(self, batch: Batch, step: int) -> dict[str, Any]:
+    def train(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
         """Trains with a batch.
 
         Args:
             batch: The batch.
-            step: The number of the step, which random numbers depend on.
+            seeds: The states of the random generators, which are other ones at each step.
 
         Returns:
             What the model's `train_step` logs.
         """
-        logs: dict[str, Any] = self._strategy.run(self._train, args=(batch, step))
+        logs: dict[str, Any] = self._strategy.run(self._train, args=(batch, seeds))
         return logs
 
-    def test_next(self, iterator: Iterator[Batch], step: int) -> dict[str, Any]:
+    def test_next(self, iterator: Iterator[Batch], seeds: Seeds) -> dict[str, Any]:
         """Evaluates the next batch of the worker's own data."""
-        return self.test(next(iterator), step)
+        return self.test(next(iterator), seeds)
 
-    def test(self, batch: Batch, step: int) -> dict[str, Any]:
+    def test(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
         """Evaluates a batch; see `train`."""
-        logs: dict[str, Any] = self._strategy.run(self._test, args=(batch, step))
+        logs: dict[str, Any] = self._strategy.run(self._test, args=(batch, seeds))
         return logs
 
-    def predict_next(self, iterator: Iterator[Batch], step: int) -> Any:
+    def predict_next(self, iterator: Iterator[Batch], seeds: Seeds) -> Any:
         """Returns what the model makes of the next batch of the worker's own data."""
-        return self.predict(next(iterator), step)
+        return self.predict(next(iterator), seeds)
 
-    def predict(self, batch: Batch, step: int) -> Any:
+    def predict(self, batch: Batch, seeds: Seeds) -> Any:
         """Returns what the model makes of a batch."""
-        return self._strategy.run(self._predict, args=(batch, step))
+        return self._strategy.run(self._predict, args=(batch, seeds))
 
     # In the step.
 
-    def _train(self, batch: Batch, step: jax.Array) -> dict[str, Any]:
-        others, metrics = self._read_others(step), self._read_metrics()
+    def _train(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
+        others, metrics = self._read_others(seeds), self._read_metrics()
         is_plain = type(self._model).train_step is keras.Model.train_step
         run = self._differentiate if is_plain else self._call_train_step
         logs, grads, new_others, new_metrics = run(batch, others, metrics)
@@ -188,8 +189,8 @@ class WorkerModel:
             )
         return logs, given[0], others, metrics
 
-    def _test(self, batch: Batch, step: jax.Array) -> dict[str, Any]:
-        others, metrics = self._read_others(step), self._read_metrics()
+    def _test(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
+        others, metrics = self._read_others(seeds), self._read_metrics()
         with self._looking_up_rows():
             state = (self._read_trainable(rows=True), others, metrics)
             logs, (_, new_others, new_metrics) = self._model.test_step(state, batch)
@@ -197,9 +198,9 @@ class WorkerModel:
         found: dict[str, Any] = logs
         return found
 
-    def _predict(self, batch: Batch, step: jax.Array) -> Any:
+    def _predict(self, batch: Batch, seeds: Seeds) -> Any:
         with self._looking_up_rows():
-            state = (self._read_trainable(rows=True), self._read_others(step))
+            state = (self._read_trainable(rows=True), self._read_others(seeds))
             outputs, _ = self._model.predict_step(state, batch)
         return outputs
 
@@ -219,13 +220,12 @@ class WorkerModel:
             for number, variable in enumerate(self._recipe.trainable)
         ]
 
-    def _read_others(self, step: jax.Array) -> Values:
-        """Returns the values; random numbers follow from the step, whichever worker runs it."""
+    def _read_others(self, seeds: Seeds) -> Values:
+        """Returns the values; random numbers are those of the step, whichever worker runs it."""
+        states = iter(seeds)
         return [
-            jnp.stack([jnp.uint32(number), jnp.asarray(step, jnp.uint32)])
-            if variable is None
-            else variable.value()
-            for number, variable in enumerate(self._recipe.others)
+            _begin_at(next(states)) if variable is None else variable.value()
+            for variable in self._recipe.others
         ]
 
     def _read_metrics(self) -> Values:
@@ -267,3 +267,10 @@ class WorkerModel:
 
 def _get_or_create(uid: str, strategy: contracts.Strategy, recipe: Recipe) -> WorkerModel:
     return named_objects.get_or_create(uid, lambda: WorkerModel(uid, strategy, recipe))
+
+
+def _begin_at(state: jax.Array) -> jax.Array:
+    """Returns where a generator begins in a step: far from where it comes to in others."""
+    seed, step = jnp.asarray(state, jnp.uint32)
+    key = jax.random.wrap_key_data(jnp.stack([seed, jnp.uint32(0)]), impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, step))

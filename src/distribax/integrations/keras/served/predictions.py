@@ -1,0 +1,97 @@
+"""Predictions that workers compute while the loop goes on with the next batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from distribax.coordinator import RemoteValue
+
+
+class Predictions:
+    """The predictions of a model that have been scheduled and not yet fetched.
+
+    Args:
+        fetch: Waits for a result, and returns it.
+        num_ahead: How many may be under way; the oldest is fetched before there are more.
+    """
+
+    def __init__(self, fetch: Callable[[RemoteValue], Any], num_ahead: int) -> None:
+        self._fetch = fetch
+        self._num_ahead = num_ahead
+        self._pending: deque[_Prediction] = deque()
+        # What a model makes of a batch, by the form of the batch.
+        self._forms: dict[object, Any] = {}
+
+    def add(self, result: RemoteValue, batch: Any) -> Any:
+        """Returns a future result as arrays that are fetched when they are used.
+
+        Args:
+            result: The result.
+            batch: What it is computed from.
+        """
+        leaves, tree = jax.tree.flatten(batch)
+        form = tree, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+        if form not in self._forms:
+            # Of what arrays it consists is known when it is there.
+            first = self._fetch(result)
+            self._forms[form] = jax.tree.structure(first)
+            return first
+        prediction = _Prediction(self._fetch, result)
+        self._pending.append(prediction)
+        if len(self._pending) > self._num_ahead:
+            self._pending.popleft().get()
+        made = self._forms[form]
+        arrays = [PendingArray(prediction, number) for number in range(made.num_leaves)]
+        return jax.tree.unflatten(made, arrays)
+
+
+class _Prediction:
+    def __init__(self, fetch: Callable[[RemoteValue], Any], result: RemoteValue) -> None:
+        self._fetch = fetch
+        self._result: RemoteValue | None = result
+        self._arrays: list[Any] = []
+
+    def get(self) -> list[Any]:
+        if self._result is not None:
+            self._arrays = jax.tree.leaves(self._fetch(self._result))
+            self._result = None
+        return self._arrays
+
+
+class PendingArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that a worker computes, which is fetched when it is used.
+
+    Args:
+        prediction: The result that it is a part of.
+        number: Which of the arrays in the result it is.
+    """
+
+    def __init__(self, prediction: _Prediction, number: int) -> None:
+        self._prediction = prediction
+        self._number = number
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._prediction.get()[self._number], dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        own = [np.asarray(each) if isinstance(each, PendingArray) else each for each in inputs]
+        return getattr(ufunc, method)(*own, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __len__(self) -> int:
+        return len(np.asarray(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self))
