@@ -141,6 +141,8 @@ def is_own_socket(address: Any, peer: Any = None) -> bool:
         with open("/proc/net/tcp6" if ":" in host else "/proc/net/tcp") as file:
             rows = [line.split() for line in file.readlines()[1:]]
     except OSError:
+        rows = []
+    if not rows:  # Some sandboxes hide them.
         return True
     places = {_write_address(address)}
     if peer is None:
