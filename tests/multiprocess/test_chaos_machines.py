@@ -119,6 +119,7 @@ def _cut(cluster: ServerMachines, *numbers: int) -> Fault:
     cut = [cluster.machines[number] for number in numbers]
     for machine in cut:
         machine.cut()
+    time.sleep(1.0)  # A packet may be on its way.
     before = [machine.count_packets() for machine in cut]
     time.sleep(_CUT_SECONDS)
     after = [machine.count_packets() for machine in cut]
