@@ -25,6 +25,8 @@ from distribax.testing import History
 from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.marked_programs import Program
 from tests.multiprocess.server_machines import (
+    SERVER_PROCESS,
+    WORKER_PROCESS,
     ServerMachines,
     find_processes,
     kill_processes,
@@ -139,7 +141,8 @@ def _kill(*victims: tuple[Program, str]) -> Fault:
 
 def _kill_raylet(program: Program) -> Fault:
     # The actors of a node end with its raylet.
-    actors = [process.pid for process in find_processes(program, "ray::")]
+    names = (SERVER_PROCESS, WORKER_PROCESS)
+    actors = [process.pid for name in names for process in find_processes(program, name)]
     assert actors and kill_processes(program, "raylet/raylet")
     return Fault(replaced=actors)
 
@@ -184,10 +187,10 @@ def _list_kinds(cluster: ServerMachines, folder: Path) -> dict[str, Kind]:
             lambda: _kill_of_head(cluster, "raylet/raylet"), may_lose=True
         ),
         "kill gcs": Kind(lambda: _kill_of_head(cluster, "gcs_server"), may_lose=True),
-        "kill server": Kind(lambda: _kill((ps, "ray::")), may_lose=True),
-        "kill worker": Kind(lambda: _kill((one, "ray::"))),
+        "kill server": Kind(lambda: _kill((ps, SERVER_PROCESS)), may_lose=True),
+        "kill worker": Kind(lambda: _kill((one, WORKER_PROCESS))),
         "kill server and worker": Kind(
-            lambda: _kill((ps, "ray::"), (other, "ray::")), may_lose=True
+            lambda: _kill((ps, SERVER_PROCESS), (other, WORKER_PROCESS)), may_lose=True
         ),
         "clock jumps": Kind(lambda: _jump(cluster, folder), bound=60.0),
     }
