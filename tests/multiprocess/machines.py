@@ -79,8 +79,19 @@ class Machine:
         limit = ["root", "tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
         _call("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *limit)
 
+    def reaches(self, other: Machine) -> bool:
+        """Tells whether the other machine answers this one: by a connection, or by refusing it."""
+        program = (
+            "import socket, sys\n"
+            "try: socket.create_connection((sys.argv[1], 7777), timeout=3)\n"
+            "except ConnectionRefusedError: pass"
+        )
+        command = [sys.executable, "-ISc", program, other.host]
+        own = ["ip", "netns", "exec", self.namespace, *command]
+        return subprocess.run(own, capture_output=True, check=False).returncode == 0
+
     def count_packets(self) -> tuple[int, int]:
-        """Returns how many packets this machine has received and sent, and so the others saw."""
+        """Returns how many packets this machine has received and sent."""
         text = _call("ip", "-j", "-s", "-n", self.namespace, "link", "show", "eth0")
         counts = json.loads(text)[0]["stats64"]
         return counts["rx"]["packets"], counts["tx"]["packets"]

@@ -207,6 +207,11 @@ tell(closed=True)
 CHIEF = ENTER + COORDINATOR_HERE
 
 
+SERVER_PROCESS = "ray::ServerActor"
+"""How Ray names the process of a parameter server."""
+WORKER_PROCESS = "ray::Worker"
+
+
 @dataclass
 class ServerMachines:
     """The programs of the tasks, and the machines that they run on."""
@@ -277,6 +282,11 @@ def kill_processes(program: Program, name: str) -> list[int]:
         assert time.monotonic() < deadline, f"still alive: {alive}"
         time.sleep(0.05)
     return [each.pid for each in victims]
+
+
+def describe_end(program: Program) -> str:
+    """Returns what a program has said at last, if it has ended."""
+    return "it is running" if program.process.poll() is None else str(program.finish())
 
 
 def find_processes(program: Program, name: str) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import distribax as dx
@@ -81,6 +82,28 @@ def test_a_server_waits_for_its_chief_for_a_bounded_time() -> None:
         pytest.raises(RuntimeError, match=f"worker 0 waited 0.5 s for chief 0 at {chief}"),
     ):
         server.join()
+
+
+def _kill_keeper() -> None:
+    """Kills the process that looks after the one node of this process."""
+    for child in psutil.Process().children():
+        if child.status() != psutil.STATUS_ZOMBIE and "node_main.py" in " ".join(child.cmdline()):
+            child.kill()
+            return
+    raise AssertionError("there is none")
+
+
+def test_a_server_whose_node_fails_tries_again_a_few_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with dx.Server(_spec(chief=1, worker=1, ps=1), "worker") as server:
+        for number in (1, 2):
+            _kill_keeper()
+            while caplog.text.count("It tries again") < number:
+                assert server.join(timeout=0.1) is False
+        _kill_keeper()
+        with pytest.raises(RuntimeError, match=r"worker 0: Ray failed .* looks after it has ended"):
+            server.join()
 
 
 def test_a_port_that_is_taken() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.multiprocess.server_machines import (
+    SERVER_PROCESS,
     ServerMachines,
+    describe_end,
     hear_log,
     kill_processes,
     server_machines,
@@ -83,10 +85,12 @@ def test_a_training_goes_on_after_a_server_was_cut_off_for_a_minute(
     before = cluster.ask("check")
     cluster.ps_machine.cut()
     # Without the time to save, what came after the snapshot is lost.
-    dead = kill_processes(cluster.ps, "ray::") if is_killed else []
+    dead = kill_processes(cluster.ps, SERVER_PROCESS) if is_killed else []
+    assert bool(dead) is is_killed
     time.sleep(60.0)
     cluster.ps_machine.heal()
-    assert cluster.ask(f"recovered 0 {' '.join(map(str, dead))}") == {"workers": [0, 1]}
+    recovered = cluster.ask(f"recovered 0 {' '.join(map(str, dead))}")
+    assert recovered == {"workers": [0, 1]}, describe_end(cluster.ps)
     after = cluster.ask("finish")
     assert after["finished"] > before["finished"] and not after["error"]
     assert after["restarts"] > before["restarts"] and after["unsafe"] == []

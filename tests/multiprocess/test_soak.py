@@ -41,6 +41,7 @@ def _measure() -> dict[str, float]:
 
 def _check(samples: list[dict[str, float]]) -> None:
     third = len(samples) // 3
+    print(f"{len(samples)} samples", flush=True)
     for name in samples[0]:
         early, late = (
             statistics.median(sample[name] for sample in part)

@@ -141,17 +141,16 @@ def is_own_socket(address: Any, peer: Any = None) -> bool:
         with open("/proc/net/tcp6" if ":" in host else "/proc/net/tcp") as file:
             rows = [line.split() for line in file.readlines()[1:]]
     except OSError:
+        rows = []
+    if not rows:  # Some sandboxes hide them.
         return True
     places = {_write_address(address)}
     if peer is None:
         places.add(_write_address(("::" if ":" in host else "0.0.0.0", address[1])))
-    # Not one that was closed: nobody owns it, and root's number is shown. What has not been
-    # accepted has no inode either, but this is about those that call, and those that listen.
+    # Not one that was closed: nobody owns it, and root's number is shown.
     wanted = _LISTENING if peer is None else f"{_write_address(peer)} {_ESTABLISHED}"
     found = [
-        int(row[7]) if row[9] != "0" else -1
-        for row in rows
-        if row[1] in places and wanted in (row[3], f"{row[2]} {row[3]}")
+        int(row[7]) for row in rows if row[1] in places and wanted in (row[3], f"{row[2]} {row[3]}")
     ]
     return bool(found) and {0, os.geteuid()}.issuperset(found)
 

@@ -65,6 +65,10 @@ class NodeLostError(ClusterJoinError):
     """This process is not part of its cluster any more; it may join again."""
 
 
+class NodeFailedError(ClusterJoinError):
+    """Ray has failed on this machine; another attempt may succeed."""
+
+
 class RayNode:
     """A node of a Ray cluster that this process has started; it ends with the process.
 
@@ -195,7 +199,7 @@ class RayNode:
                 f"{self.settings.task}: the cluster has another token. Give every process of the "
                 f"cluster the same one, in the environment variable {TOKEN_VARIABLE}."
             )
-        return ClusterJoinError(f"{self.settings.task}: Ray failed on this machine: {end.text}")
+        return NodeFailedError(f"{self.settings.task}: Ray failed on this machine: {end.text}")
 
     def close(self, *, end_cluster: bool = False) -> None:
         """Ends the node's processes and waits for their end; a second call does nothing.

@@ -10,13 +10,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.cluster_token import get_process_token
-from distribax.cluster.ray.node import ClusterJoinError, NodeLostError, RayNode
+from distribax.cluster.ray.node import (
+    ClusterJoinError,
+    NodeFailedError,
+    NodeLostError,
+    RayNode,
+)
+from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.ray.task_nodes import (
     JOIN_SECONDS,
@@ -37,6 +43,8 @@ _logger = logging.getLogger(__name__)
 
 _REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
 """How often a server that waits for its cluster logs that it does."""
+_MAX_STARTS: Final = 3
+"""How often Ray may fail to start here, on a machine that is very busy for example."""
 _PROTOCOL: Final = "grpc"
 
 Definition = ClusterSpec | ClusterResolver | ClusterLike | ServerLike | Mapping[str, Any]
@@ -159,6 +167,8 @@ class Server:
         self._claim: socket.socket | None = None
         # Why the cluster was lost, until it is joined again.
         self._loss: NodeLostError | None = None
+        # How often Ray has failed to start since this was last part of the cluster.
+        self._num_failures = 0
         self._closed = False
         if start:
             self.start()
@@ -238,6 +248,13 @@ class Server:
                 ended = self._node.wait_until_ended(_get_remaining(deadline))
             except NodeLostError as error:
                 self._rejoin(error)
+            except ClusterJoinError as error:
+                self._num_failures += 1
+                is_final = not isinstance(error, NodeFailedError)
+                if is_final or self._num_failures >= _MAX_STARTS:
+                    self._give_up(error)
+                _logger.warning("%s. It tries again.", error)
+                self._replace_node(self._node.settings)
             else:
                 return ended
 
@@ -245,23 +262,22 @@ class Server:
         """Waits until the node is part of the cluster; returns whether it is."""
         node = self._node
         assert node is not None
-        try:
-            while node.wait_until_up(_limit_wait(deadline)) is None:
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                head = describe_task(self._spec, *find_head_task(self._spec))
-                _logger.warning("%s waits for %s", self, head)
-        except NodeLostError:
-            raise
-        except ClusterJoinError as error:
-            if self._loss is None:
-                raise
-            lost = ClusterLostError(f"{self._loss}; it could not join again: {error}")
-            # Python prints nothing for an exception that is an exit.
-            _logger.error("%s. The program ends with code %d.", lost, lost.code)
-            raise lost from error
-        self._loss = None
+        while node.wait_until_up(_limit_wait(deadline)) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            head = describe_task(self._spec, *find_head_task(self._spec))
+            _logger.warning("%s waits for %s", self, head)
+        self._loss, self._num_failures = None, 0
         return True
+
+    def _give_up(self, error: ClusterJoinError) -> NoReturn:
+        """Raises what `join` raises when the node cannot be part of the cluster."""
+        if self._loss is None:
+            raise error
+        lost = ClusterLostError(f"{self._loss}; it could not join again: {error}")
+        # Python prints nothing for an exception that is an exit.
+        _logger.error("%s. The program ends with code %d.", lost, lost.code)
+        raise lost from error
 
     def _rejoin(self, loss: NodeLostError) -> None:
         """Starts another node in the place of one that has lost the cluster."""
@@ -269,8 +285,12 @@ class Server:
         assert node is not None
         self._loss = self._loss or loss
         _logger.warning("%s. It tries to join again for %g s.", loss, seconds)
-        node.close()
-        self._node = RayNode(dataclasses.replace(node.settings, timeout=seconds))
+        self._replace_node(dataclasses.replace(node.settings, timeout=seconds))
+
+    def _replace_node(self, settings: NodeSettings) -> None:
+        assert self._node is not None
+        self._node.close()
+        self._node = RayNode(settings)
 
     def close(self) -> None:
         """Removes this server from the cluster; a second call does nothing."""
