@@ -18,7 +18,7 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls.call import name_leaves
-from distribax.execution.programs.results import Held
+from distribax.execution.programs.results import Held, hold
 from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.traces import captured, frames, trace_errors
@@ -369,7 +369,7 @@ def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[
     outputs: list[jax.Array] = []
     for leaf in flat:
         if not jax_private.is_tracer(leaf):
-            plan.append(Held(leaf))
+            plan.append(hold(leaf))
             continue
         whole = runner.origins.find_whole([leaf])
         value, shared = runner.frame.find_shared(leaf)
