@@ -20,6 +20,9 @@ def test_replicas_have_the_settings_of_the_caller(mirrored: Case) -> None:
     with jax.enable_x64(True):
         assert {part.dtype.name for part in mirrored.parts(mirrored.run(third))} == {"float64"}
     assert {part.dtype.name for part in mirrored.parts(mirrored.run(third))} == {"float32"}
+
+
+def test_replicas_convert_types_as_the_caller_does(mirrored: Case) -> None:
     with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="promotion"):
         mirrored.run(lambda: jnp.ones(2, jnp.int32) + jnp.ones(2, jnp.float32))
 

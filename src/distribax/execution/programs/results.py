@@ -91,7 +91,7 @@ class Results:
         form: Plain | GlobalForm | PaddedForm
         for leaf in leaves:
             layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
-            if isinstance(layout, (Global, Padded)):
+            if isinstance(layout, (Global, Padded)) and jax_private.is_tracer(layout.array):
                 form = describe_form(leaf, layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
