@@ -60,6 +60,7 @@ from distribax.jax_private.recording import make_array_type as make_array_type
 from distribax.jax_private.recording import run_recorded as run_recorded
 from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.recording_trace import settle as settle
+from distribax.jax_private.thread_settings import copy_thread_settings as copy_thread_settings
 from distribax.jax_private.tracing import Trace as Trace
 from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined

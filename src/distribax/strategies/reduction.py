@@ -15,6 +15,7 @@ from distribax import jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import take_from_one_device
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
+from distribax.errors import HostMode, HostOnly
 from distribax.execution import captured, frames
 from distribax.strategies import idle_values
 from distribax.topology import REPLICA_AXIS, launch_lock
@@ -35,6 +36,7 @@ from distribax.values import (
     regroup,
 )
 from distribax.values.layout import cut_to
+from distribax.values.leaves import is_number
 from distribax.variables import Variable
 from distribax.variables.context_rules import take_first_replica
 
@@ -68,13 +70,22 @@ def as_distributed(extended: Combiner, value: object) -> Any:
         value = value.distributed()
     mesh = extended.mesh
     if frames.current() is not None:
-        return captured.lift(value) if is_wrapped(value) else value
+        return _lift(value, mesh) if is_wrapped(value) else value
     if mesh is None or not mesh.is_multi_process:
         return value
     if is_wrapped(value) and value.layout.mesh != mesh:
         # Made by hand, or by a strategy of this process: the other processes have theirs.
         return type(value).of(Pieces(value.values, mesh), value.idle)
     return value
+
+
+def _lift(value: DistributedValues, mesh: Mesh | None) -> DistributedValues:
+    """Returns a value as the function that is traced can compute with it."""
+    lifted: DistributedValues = captured.lift(value)
+    if mesh is not None and mesh.is_multi_process and lifted.layout.mesh != mesh:
+        # Made by hand, or not one array: a program of this process would leave the others' out.
+        raise HostOnly("the other processes have parts of a value", HostMode.EAGER)
+    return lifted
 
 
 def batch(
@@ -92,6 +103,7 @@ def batch(
         if slices is not None:
             results[index] = _reduce_slices(extended, op, slices, pairs[index][1], options)
         elif is_wrapped(value):
+            _check_numbers(value)
             wrapped.append(index)
         else:
             results[index] = _reduce_plain(extended, op, value)
@@ -104,6 +116,17 @@ def batch(
     for index, value in zip(wrapped, reduced, strict=True):
         results[index] = value
     return results
+
+
+def _check_numbers(value: DistributedValues) -> None:
+    layout = value.layout
+    others = [p for p in layout.pieces if not is_number(p)] if isinstance(layout, Pieces) else []
+    if others:
+        raise TypeError(
+            f"reduce: a replica's value is {others[0]!r:.200}, not an array of numbers. Wrap the "
+            "arrays one by one, {'loss': dx.PerReplica([...])}, not nests of them, and take other "
+            "values apart with strategy.experimental_local_results(x)."
+        )
 
 
 def _reduce_slices(

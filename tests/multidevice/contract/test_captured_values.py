@@ -227,3 +227,42 @@ def test_values_that_every_trace_finds_anew() -> None:
 
     with pytest.raises(RuntimeError, match=r"step reads other distributed values.*args=\(x,\)"):
         step()
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["distributed", "by_hand"])
+@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
+def test_values_of_any_form_count_in_all_replicas(several: Case, even: bool, by_hand: bool) -> None:
+    def make(index: int) -> Any:
+        return jnp.full((2 if even else index + 1, 2), index + 1.0)
+
+    strategy = several.strategy
+    value = dx.PerReplica(map(make, several.replicas)) if by_hand else several.each(make)
+    whole = np.concatenate([np.asarray(make(index)) for index in range(several.num_replicas)])
+
+    def combine(value: Any) -> Any:
+        sums = [strategy.run(jnp.sum, args=(value,)), strategy.run(lambda: jnp.sum(value))]
+        return (
+            strategy.reduce("MEAN", value, axis=0),
+            strategy.gather(value, axis=0),
+            *(strategy.reduce("SUM", each, axis=None) for each in sums),
+        )
+
+    expected = (whole.mean(axis=0), whole, whole.sum(), whole.sum())
+    close(several.step(lambda: combine(value))(), expected)
+    close(several.step(combine)(value), expected)
+
+
+def test_values_that_are_returned_as_they_were_found(several: Case) -> None:
+    mirrored = several.run(lambda: dx.get_replica_context().all_reduce("SUM", jnp.ones(2)))
+    uneven = several.each(lambda index: jnp.ones(index + 1))
+    for value in (several.each(lambda index: jnp.full(2, index)), mirrored, uneven):
+        expected = several.parts(value)
+        for _ in range(2):
+            close(several.parts(several.step(lambda value=value: value)()), expected)
+            close(several.parts(several.run(lambda value=value: value)), expected)
+
+
+def test_nests_cannot_be_reduced_as_one_value(several: Case) -> None:
+    nests = dx.PerReplica([{"a": 1.0} for _ in several.replicas])
+    with pytest.raises(TypeError, match=r"reduce: a replica's value is \{'a': 1.0\}.*one by one"):
+        several.across(lambda: several.strategy.reduce("SUM", nests, axis=None))

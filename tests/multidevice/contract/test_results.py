@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -327,3 +328,17 @@ def test_a_strategy_of_ones_own_says_what_it_must_override() -> None:
             with pytest.raises(NotImplementedError, match=rf"does not define {name}\(self, "):
                 use()
     assert make_strategy("default", 1) is dx.get_strategy()
+
+
+def test_objects_that_hide_computed_values_are_refused(any_strategy: Any) -> None:
+    def replica(x: Any) -> Any:
+        return types.SimpleNamespace(name="a", loss=x * 2)
+
+    steps = [lambda x: any_strategy.run(replica, args=(x,)), replica]
+    for step in steps:
+        with pytest.raises(TypeError, match=r"class SimpleNamespace, .*'loss'.*dict.*register"):
+            dx.function(step)(jnp.ones(()))
+    eager = any_strategy.experimental_local_results(any_strategy.run(replica, args=(1.0,)))
+    assert eager[0].loss == 2.0
+    plain = types.SimpleNamespace(name="a")
+    assert dx.function(lambda: plain)() is plain

@@ -17,8 +17,8 @@ CONTRACT = ROOT / "tests" / "multidevice" / "contract"
 SHAPES = {"2x1": 1, "2x2": 2}
 """The devices of each worker, by the shape of the cluster: workers times devices."""
 
-# Files with tests that are all about one process or its devices.
-APART = {"test_cross_device_ops.py", "test_devices.py"}
+# Files with tests that are all about one process: its devices, its threads.
+APART = {"test_cross_device_ops.py", "test_devices.py", "test_threads.py"}
 FILES = sorted(path.name for path in CONTRACT.glob("test_*.py") if path.name not in APART)
 
 # Those in which every worker does the same, and asks no other one for anything but its values.

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+from distribax import jax_private
+
 _CLOSE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 
@@ -94,9 +96,11 @@ class Prefetcher(Generic[_T]):
         self, produce: Callable[[], _T], size: int, release: Callable[[], None], name: str
     ) -> None:
         buffer = _Buffer[_T](size)
+        apply_settings = jax_private.copy_thread_settings()
 
         def fill() -> None:
             try:
+                apply_settings()
                 while buffer.put(produce()):
                     pass
             except BaseException as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from distribax import jax_private
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
@@ -141,7 +142,7 @@ class ParallelMapIterator(Stage):
     def _start_chunk(self, before: dict[str, Any], skipped: int, elements: list[Element]) -> _Chunk:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
-                self._num_threads, thread_name_prefix="distribax-map"
+                self._num_threads, "distribax-map", jax_private.copy_thread_settings()
             )
         return _Chunk(before, skipped, elements, self._executor.submit(_run, self._call, elements))
 

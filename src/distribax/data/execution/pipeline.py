@@ -56,6 +56,7 @@ from distribax.data.execution.streams import (
     MapIterator,
     MappedCall,
     Rows,
+    SettingsIterator,
     StrideIterator,
     TakeIterator,
     UserCall,
@@ -214,7 +215,9 @@ def _(node: transforms.Prefetch, context: Context) -> PipelineIterator:
 
 
 def _read_ahead(parent: PipelineIterator, buffer_size: int) -> PipelineIterator:
-    ahead: Any = grain.experimental.ThreadPrefetchDatasetIterator(parent, buffer_size)
+    ahead: Any = grain.experimental.ThreadPrefetchDatasetIterator(
+        SettingsIterator(parent), buffer_size
+    )
     return ahead
 
 

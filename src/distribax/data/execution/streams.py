@@ -6,12 +6,14 @@ about five microseconds an element, several times the work of a small NumPy func
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
+from distribax import jax_private
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
@@ -64,6 +66,22 @@ class MapIterator(Stage):
     @override
     def __next__(self) -> Element:
         return self._call(self._next())
+
+
+class SettingsIterator(Stage):
+    """Gives the thread that reads ahead the settings of JAX that hold where the pipeline starts."""
+
+    def __init__(self, parent: PipelineIterator) -> None:
+        super().__init__(parent)
+        self._apply = jax_private.copy_thread_settings()
+        self._thread = threading.get_ident()
+
+    @override
+    def __next__(self) -> Element:
+        if self._thread != threading.get_ident():
+            self._apply()
+            self._thread = threading.get_ident()
+        return self._next()
 
 
 class FilterIterator(Stage):

@@ -28,6 +28,7 @@ from distribax.values import (
     PaddedForm,
     describe_form,
     is_none_wrapped_or_opaque,
+    is_opaque,
     is_wrapped,
     nests,
 )
@@ -40,6 +41,25 @@ class Held:
     """A part of a result that is no array of the program, but an object known from the trace."""
 
     value: object
+
+
+def hold(value: object) -> Held:
+    """Returns an object as a part of a result.
+
+    Raises:
+        TypeError: It has values in it that are known only while the function is traced.
+    """
+    attributes = getattr(value, "__dict__", {})
+    traced = [name for name, each in attributes.items() if jax_private.is_tracer(each)]
+    if traced and not is_opaque(value):
+        kind = type(value).__name__
+        raise TypeError(
+            f"dx.function: a result is an object of the class {kind}, whose attribute "
+            f"{traced[0]!r} is computed by the function. It would never get its value, as JAX does "
+            f"not know what is in a {kind}. Return a dict, a tuple or a dataclass, or register the "
+            "class with jax.tree_util.register_dataclass."
+        )
+    return Held(value)
 
 
 class Plain:
@@ -71,7 +91,7 @@ class Results:
         form: Plain | GlobalForm | PaddedForm
         for leaf in leaves:
             layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
-            if isinstance(layout, (Global, Padded)):
+            if isinstance(layout, (Global, Padded)) and jax_private.is_tracer(layout.array):
                 form = describe_form(leaf, layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
@@ -79,7 +99,7 @@ class Results:
                 if frame.mesh is not None:
                     array = constrain(leaf, NamedSharding(frame.mesh, PartitionSpec()))
             else:
-                self._forms.append(Held(leaf))
+                self._forms.append(hold(leaf))
                 continue
             self._forms.append(form)
             arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)

@@ -18,7 +18,7 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls.call import name_leaves
-from distribax.execution.programs.results import Held
+from distribax.execution.programs.results import Held, hold
 from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.traces import captured, frames, trace_errors
@@ -259,7 +259,8 @@ def _run(
         with explained, frames.enter(frame), context.enter(context.Entry(strategy, replica)):
             result = fn(*local_args, **local_kwargs)
         flat, result_tree = _flatten_results(result, runner)
-        plan, outputs = _sort([runner.unwrap(leaf) for leaf in flat], runner)
+        own = [leaf if _is_found(leaf) else runner.unwrap(leaf) for leaf in flat]
+        plan, outputs = _sort(own, runner)
         # What another variant writes is written here too, with the value that it has.
         required = {} if variant is None else variant.known.written
         written = list(dict.fromkeys((*required, *frame.written)))
@@ -313,6 +314,13 @@ def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyT
     return flat, tree
 
 
+def _is_found(leaf: object) -> bool:
+    """Tells whether a result is a value of all replicas that the code has found as it is."""
+    if not isinstance(leaf, Mirrored) or isinstance(leaf.layout, Local):
+        return False
+    return not jax_private.is_tracer(leaf.get())
+
+
 def _merge(part: Bare | GlobalForm | PaddedForm, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
     if isinstance(part, Bare):
@@ -333,10 +341,15 @@ class _Input:
 def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
     """Returns what to feed for an argument; None if it is no array."""
     if is_wrapped(leaf):
-        layout: Global | Padded | None = captured.lift(leaf).on_mesh(mesh)
-        if layout is None and isinstance(leaf, Mirrored):
-            return _Input(leaf.get(), SAME, None)
-        layout = layout or leaf.pad(mesh)
+        # What one process has made by hand cannot be a part of the program of all.
+        is_known = leaf.layout.mesh == mesh or not mesh.is_multi_process
+        layout: Global | Padded | None = None
+        if is_known:
+            lifted = captured.lift(leaf, mesh)
+            layout = lifted.on_mesh(mesh)
+            if layout is None and isinstance(leaf, Mirrored):
+                return _Input(leaf.get(), SAME, None)
+            layout = layout or lifted.pad(mesh)
         if layout is None:
             raise HostOnly("the pieces of an argument cannot be one array", HostMode.EAGER)
         return _Input(layout.array, layout.spec, layout)
@@ -369,7 +382,7 @@ def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[
     outputs: list[jax.Array] = []
     for leaf in flat:
         if not jax_private.is_tracer(leaf):
-            plan.append(Held(leaf))
+            plan.append(hold(leaf))
             continue
         whole = runner.origins.find_whole([leaf])
         value, shared = runner.frame.find_shared(leaf)

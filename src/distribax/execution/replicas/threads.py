@@ -121,6 +121,7 @@ class _Replica(threading.Thread):
     def run(self) -> None:
         self._turn.acquire()
         try:
+            self.run_state.apply_settings()
             if not self._aborted:
                 self.result = self._context.run(self._call)
         except ReplicaAborted:
@@ -276,6 +277,8 @@ class _Run:
         self.first_replica: int = strategy.extended.first_replica
         self.ops = ops
         self.fn = fn
+        # What `with jax.enable_x64(True):` and its like set, around the run.
+        self.apply_settings = jax_private.copy_thread_settings()
         self.origins = Origins()
         # By line of code: replica 0 alone creates what is made once and kept (`if v is None:`).
         self.variables: dict[str, list[Any]] = {}

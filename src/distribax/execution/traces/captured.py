@@ -25,6 +25,7 @@ from distribax.values import (
     Layout,
     Local,
     Mirrored,
+    Padded,
     PerReplica,
     Pieces,
     describe_form,
@@ -37,7 +38,7 @@ class CapturedValue:
     """A distributed value as the state of a compiled program, which reads it at every call."""
 
     value: DistributedValues
-    layout: Global
+    layout: Global | Padded
 
     # Each time it is met, it is the same state. The object is kept, so that its id stays its own.
 
@@ -80,14 +81,19 @@ class CapturedValue:
 
     def take_local(self, value: jax.Array) -> jax.Array:
         """Returns a replica's part, given what a replica gets of the array."""
+        assert isinstance(self.layout, Global)
         return value[0] if self.layout.stacked else value
 
 
-def lift(value: DistributedValues) -> Any:
+def lift(value: DistributedValues, mesh: Mesh | None = None) -> Any:
     """Returns a distributed value as the code that runs now can compute with it.
 
     While a function is traced, a value that is no part of the trace becomes an input of the
     program; in the program of the replicas it is each replica's own part.
+
+    Args:
+        value: The value.
+        mesh: The mesh that it is for; by default, that of the devices it is on.
     """
     frame = frames.current()
     if frame is None or isinstance(value.layout, Local):
@@ -98,7 +104,10 @@ def lift(value: DistributedValues) -> Any:
         return PerReplica.of(Local(read_in_program(value, frame), frame.mesh))
     if jax_private.has_mesh():
         raise NeedsOwnMesh
-    state = None if _is_traced(value) else _find_state(value, value.layout.mesh)
+    if _is_traced(value):
+        return value
+    mesh = mesh or value.layout.mesh
+    state = _find_state(value, mesh) or _find_padded(value, mesh)
     if state is None:
         return value
     return describe_form(value, state.layout).wrap(frame.read(state))
@@ -109,7 +118,9 @@ def find_known(frame: frames.FunctionFrame, mesh: Mesh) -> list[CapturedValue]:
     return [
         state
         for state in frame.captured
-        if isinstance(state, CapturedValue) and state.layout.mesh == mesh
+        if isinstance(state, CapturedValue)
+        and isinstance(state.layout, Global)
+        and state.layout.mesh == mesh
     ]
 
 
@@ -136,6 +147,8 @@ register_own_part(find_own_part)
 def read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
     """Returns a replica's part of a value that its program has not been given."""
     if _is_traced(value):
+        if isinstance(value.layout, Padded):
+            raise HostOnly("the replicas' pieces of a value differ in shape", HostMode.EAGER)
         return _pick_own(value.layout, lax.axis_index(REPLICA_AXIS))
     state = _find_state(value, frame.mesh)
     if state is None:
@@ -169,6 +182,12 @@ def _find_state(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | 
     layout = jax_private.run_outside_trace(
         lambda: value.join() if mesh is None else value.on_mesh(mesh)
     )
+    return None if layout is None else CapturedValue(value, layout)
+
+
+def _find_padded(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | None:
+    """Returns pieces of different sizes as a state, or None if they differ in more than that."""
+    layout = jax_private.run_outside_trace(lambda: value.pad(mesh))
     return None if layout is None else CapturedValue(value, layout)
 
 
