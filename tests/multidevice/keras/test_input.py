@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -75,8 +79,30 @@ def test_input_is_divided(make_input: Callable[[], Any], settings: dict[str, Any
     check_same(ours, fit_plainly())
 
 
+def test_tensorflow_feeds_replicas_and_writes_logs(tmp_path: Path) -> None:
+    with patch.dict(os.environ):
+        # It sets variables of the environment.
+        tensorflow = pytest.importorskip("tensorflow", reason="tf.data needs TensorFlow")
+    data = tensorflow.data.Dataset.from_tensor_slices((INPUTS, LABELS)).batch(BATCH_SIZE)
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
+    settings = {"shuffle": False, "validation_data": data, "callbacks": [board]}
+
+    ours = train(make_pair(), make_classifier, data, None, **settings)
+
+    plain = fit_plainly(validation_data=(INPUTS, LABELS))
+    check_same(ours, plain)
+    predicted, expected = (
+        ours.model.predict(data, verbose=0),
+        plain.model.predict(INPUTS, verbose=0),
+    )
+    np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
+    assert {path.parent.name for path in tmp_path.rglob("events.*")} == {"train", "validation"}
+
+
 @pytest.mark.parametrize("name", ["one_device", "mirrored2"])
-def test_distributed_dataset_is_taken_as_it_is(name: str) -> None:
+def test_distributed_dataset_is_taken_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # There Keras itself would put whole batches on the first device.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     strategy = STRATEGIES[name]()
     dataset = strategy.experimental_distribute_dataset(make_dataset())
 

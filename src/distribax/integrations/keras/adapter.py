@@ -44,6 +44,8 @@ def _connect() -> None:
     model.make_train_function = training.make_train_function(model.make_train_function)
     model.make_test_function = training.make_test_function(model.make_test_function)
     model.make_predict_function = training.make_predict_function(model.make_predict_function)
+    epochs = private.epoch_iterator
+    epochs._get_iterator = training.take_from_host(epochs._get_iterator)
     for name in _LOOPS:
         setattr(model, name, training.run_in_scope(getattr(model, name)))
     for name in _WRITERS:

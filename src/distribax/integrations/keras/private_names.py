@@ -19,11 +19,13 @@ class PrivateNames:
         trainer: The class that gives `keras.Model` its loops.
         losses: The module with the functions that reduce losses.
         data_adapter: The base class of what feeds a loop.
+        epoch_iterator: The class of what a loop takes its batches from.
     """
 
     trainer: Any
     losses: Any
     data_adapter: Any
+    epoch_iterator: Any
 
 
 def find_private_names() -> PrivateNames:
@@ -33,7 +35,8 @@ def find_private_names() -> PrivateNames:
         UnsupportedKerasError: One is missing, or does something else.
     """
     try:
-        trainer: Any = importlib.import_module("keras.src.backend.jax.trainer").JAXTrainer
+        module: Any = importlib.import_module("keras.src.backend.jax.trainer")
+        trainer, epoch_iterator = module.JAXTrainer, module.JAXEpochIterator
         losses: Any = importlib.import_module("keras.src.losses.loss")
         adapters: Any = importlib.import_module("keras.src.trainers.data_adapters.data_adapter")
         for owner, name in (
@@ -42,11 +45,13 @@ def find_private_names() -> PrivateNames:
             (losses, "reduce_values"),
             (trainer, "_get_jax_state"),
             (trainer, "_symbolic_build"),
+            (epoch_iterator, "_get_iterator"),
+            (adapters.DataAdapter, "get_jax_iterator"),
             (keras.layers.BatchNormalization, "_moments"),
         ):
             getattr(owner, name)
         _check_behaviour(trainer)
-        return PrivateNames(trainer, losses, adapters.DataAdapter)
+        return PrivateNames(trainer, losses, adapters.DataAdapter, epoch_iterator)
     except (AssertionError, AttributeError, ImportError) as error:
         raise UnsupportedKerasError(
             f"Keras {keras.__version__} lacks what strategies need to train its models "

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distribax import contracts, jax_private
+from distribax import context, contracts, jax_private
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
@@ -151,6 +151,22 @@ def make_predict_function(make: Callable[..., Any]) -> Callable[..., Any]:
                 else served.ServedStep(model, strategy, "predict")
             )
         return model.predict_function
+
+    return call
+
+
+def take_from_host(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the method that gives a loop its batches: as they are, in a strategy's scope.
+
+    Keras puts whole batches on the first device before a step needs them. Here each device is given
+    its own part, and while one step runs the loop is at the next batch already.
+    """
+
+    @functools.wraps(get_iterator)
+    def call(epochs: Any) -> Any:
+        if context.has_strategy():
+            return epochs.data_adapter.get_jax_iterator()
+        return get_iterator(epochs)
 
     return call
 
