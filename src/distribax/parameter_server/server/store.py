@@ -368,7 +368,8 @@ class Store:
                 else:
                     self.get_parameter(uid).write(change, version)
         self.num_updates += transaction.num_updates
-        self.counts.update(transaction.counts)
+        for kind, count in transaction.counts.items():
+            self.counts[kind] += count
         for uid in transaction.closed:
             self.rounds[uid].close()
         if transaction.closed:
