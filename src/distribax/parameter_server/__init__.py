@@ -11,6 +11,7 @@ from distribax.errors import ParameterServerUnreachableError as ParameterServerU
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.parameter_server.client.connection import RestartReport as RestartReport
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
+from distribax.parameter_server.client.parameter_client import Selection as Selection
 from distribax.parameter_server.protocol.operations import AddRows as AddRows
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array

@@ -90,7 +90,11 @@ class ServedUpdate(PushedUpdate):
             for index, target in enumerate(self._targets)
             for place, variable in enumerate(shards_of(target))
         ]
-        self._servers = list(dict.fromkeys(part.spec.server for part in self._parts))
+        # The places of each server's parts among them.
+        self._places: dict[int, list[int]] = {}
+        for place, part in enumerate(self._parts):
+            self._places.setdefault(part.spec.server, []).append(place)
+        self._servers = list(self._places)
         self._check_shapes(state)
         if len(self._servers) > 1 or len(self._parts) > len(self._targets):
             check_separable(transformation, self._targets)
@@ -223,36 +227,33 @@ class ServedUpdate(PushedUpdate):
     ) -> list[ServerOp]:
         """Returns what each server is to do with the gradients, and with the extra arguments."""
         grads, extra_args = arrays
+        pieces: list[Gradient] = []
         for target, grad in zip(self._targets, grads, strict=True):
-            if isinstance(grad, IndexedSlices):
-                indices = np.asarray(grad.indices)
-                check_ids("apply_gradients", target.shape, target.described, indices)
-        pieces = [
-            _encode_gradient(piece)
-            for target, grad in zip(self._targets, grads, strict=True)
-            for piece in _divide(target, grad)
-        ]
-        by_server: dict[int, list[Gradient]] = {server: [] for server in self._servers}
-        for part, piece in zip(self._parts, pieces, strict=True):
-            by_server[part.spec.server].append(piece)
+            if isinstance(target, Variable) and not isinstance(grad, IndexedSlices):
+                pieces.append(grad)
+            else:
+                pieces += _divide(target, grad)
         operations: list[ServerOp] = [
-            (server, Apply(self._uid, tuple(gradients), dict(extra_args)))
-            for server, gradients in by_server.items()
+            (server, Apply(self._uid, tuple([pieces[place] for place in places]), extra_args))
+            for server, places in self._places.items()
         ]
         counter = spec_of(self.counter)
-        if counter.server not in by_server:
+        if counter.server not in self._places:
             # It was made before the variables were known, and no update runs where it is.
             operations.append((counter.server, AssignAdd(counter.uid, np.ones((), counter.dtype))))
         return operations
 
 
-def _divide(target: Target, grad: Grad | None) -> list[Grad | None]:
+def _divide(target: Target, grad: Grad | None) -> list[Gradient]:
     """Returns a gradient as one for each shard of its target."""
+    if isinstance(grad, IndexedSlices):
+        indices = np.asarray(grad.indices)
+        check_ids("apply_gradients", target.shape, target.described, indices)
     if isinstance(target, Variable):
-        return [grad]
+        return [_encode_gradient(grad)]
     if grad is None:
         return [None] * len(target.variables)
-    return list(target.divide(cast("jax.Array", grad)))
+    return [_encode_gradient(piece) for piece in target.divide(cast("jax.Array", grad))]
 
 
 def _encode_gradient(piece: Grad | None) -> Gradient:

@@ -26,8 +26,15 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray[An
     if nbytes < LARGE_BYTES or dtype.hasobject:
         return np.empty(shape, dtype)
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -address(raw) % ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+    return view_array(raw, -address(raw) % ALIGNMENT, shape, dtype)
+
+
+def view_array(
+    memory: np.ndarray[Any, Any], offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+) -> np.ndarray[Any, Any]:
+    """Returns the array that begins at a byte of some memory, as a view of it."""
+    # One call, where a slice, a view and a reshape would be three.
+    return np.ndarray(shape, dtype, memory, offset)
 
 
 def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from distribax.data.distributed import prefetch
 from distribax.data.distributed.prefetch import Prefetcher
 
 _NAME = "test-prefetch"
@@ -63,6 +64,20 @@ def test_the_thread_is_ahead_by_its_buffer_and_the_item_in_its_hand() -> None:
     assert numbers.made == 4
     prefetcher.next()
     _wait_until(lambda: numbers.made == 5)
+    prefetcher.close()
+    assert not _threads()
+
+
+def test_a_consumer_with_a_full_buffer_has_a_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_HEAD_START_SECONDS", 300.0)
+    numbers = _Numbers(100)
+    prefetcher = _prefetch(numbers, 2)
+    _wait_until(lambda: numbers.made == 2)
+    assert prefetcher.next() == 0
+    time.sleep(0.05)
+    assert numbers.made == 2  # It waits, as one item is still there.
+    # An empty buffer ends the head start, and so does the end.
+    assert [prefetcher.next() for _ in range(3)] == [1, 2, 3]
     prefetcher.close()
     assert not _threads()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import threading
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -17,23 +17,24 @@ from distribax.parameter_server.protocol.wire import FrameError, Message
 from tests.unit.parameter_server.conftest import TOKEN, Cluster
 
 
-def _frame(header: Any, payload: int = 0, magic: bytes = b"dxp2") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+def _frame(header: Any, payload: int = 0, magic: bytes = b"dxp3") -> bytes:
+    text = header if isinstance(header, bytes) else msgpack.packb(header)
     return struct.pack("<4sIQQ", magic, len(text), payload, 0) + text
 
 
 DAMAGED = {
     "a frame begins with b'HTTP'": _frame({}, magic=b"HTTP"),
-    "claims a header of 4294967295 bytes": struct.pack("<4sIQQ", b"dxp2", 2**32 - 1, 0, 0),
-    "and a payload of 2199023255552": struct.pack("<4sIQQ", b"dxp2", 2, 2**41, 0),
-    "cannot be read": _frame(b"not json"),
+    "claims a header of 4294967295 bytes": struct.pack("<4sIQQ", b"dxp3", 2**32 - 1, 0, 0),
+    "and a payload of 2199023255552": struct.pack("<4sIQQ", b"dxp3", 2, 2**41, 0),
+    "cannot be read": _frame(b"not a header"),
+    "header cannot be read: Unpack failed: incomplete input": _frame(b"\x92\x01"),
     "header cannot be read: 'list' object has no attribute 'get'": _frame(["do", "note"]),
     "3 bytes follow a frame": _frame({"do": "note", "key": "k"}) + b"dxp",
     "cannot be stored": _frame({"arrays": [["object", [1]]]}),
     "is not a NumPy or JAX type": _frame({"arrays": [["nonsense", [1]]]}),
     "announces 5 bytes and arrays of 4": _frame({"arrays": [["int32", [1]]]}, 5),
-    "header cannot be read: maximum recursion depth": _frame(b"[" * 60_000),
-    "cannot convert float infinity": _frame(b'{"arrays": [["int32", [Infinity]]]}', 4),
+    "header cannot be read: StackError": _frame(b"\x91" * 60_000),
+    "cannot convert float infinity": _frame({"arrays": [["int32", [float("inf")]]]}, 4),
     "arrays cannot be allocated": _frame({"arrays": [["int32", [-1, -1]]]}, 4),
     "announces 0 bytes and arrays of 0": _frame({"arrays": [["int32", [1]], ["int32", [-1]]]}),
 }

@@ -12,6 +12,9 @@ from distribax import jax_private
 
 _CLOSE_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
+_HEAD_START_SECONDS: Final = 0.001
+"""How long a consumer with a full buffer has Python's lock for itself after it took an item: it is
+about to start a step, and would wait for the lock while the thread makes the next item."""
 
 _T = TypeVar("_T")
 
@@ -27,12 +30,18 @@ class _Buffer(Generic[_T]):
         self._is_closed = False
 
     def put(self, item: _T) -> bool:
-        """Adds an item once there is room, and returns True; False when the consumer has gone."""
+        """Adds an item once there is room, and returns True; False when the consumer has gone.
+
+        It returns when it is time to make the next one: at once, or after the consumer's head start
+        if the buffer is full.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._ready) < self._size)
             if not self._is_closed:
                 self._ready.append(item)
                 self._changed.notify_all()
+            if len(self._ready) == self._size:
+                self._changed.wait_for(lambda: not self._ready, _HEAD_START_SECONDS)
             return not self._is_closed
 
     def end(self, error: BaseException) -> None:

@@ -386,6 +386,6 @@ def _sort_by_source(
         places = near if variable.source is None else sources.setdefault(variable.source, [])
         places.append(place)
     return near, [
-        (functools.partial(source.pull, [read[place] for place in places]), places)
+        (source.prepare_pull([read[place] for place in places]), places)
         for source, places in sources.items()
     ]

@@ -147,10 +147,13 @@ class Connection:
         with contextlib.suppress(*_BROKEN):
             self._send(message)
 
-    def settle(self) -> None:
-        """Waits until the last push is acknowledged; raises its error if the server had one."""
+    def settle(self) -> bool:
+        """Waits until the last push is acknowledged; raises its error if the server had one.
+
+        Returns whether the server has just answered.
+        """
         if self._unacknowledged is None:
-            return
+            return False
         deadline = self._make_deadline()
         if self._socket is not None:
             try:
@@ -159,8 +162,9 @@ class Connection:
                 pass
             else:
                 self._acknowledge(answer)
-                return
+                return True
         self._connect(deadline)
+        return True
 
     def request(self, message: Message) -> Message:
         """Sends a request that may be repeated, and returns the answer."""
@@ -195,7 +199,11 @@ class Connection:
 
     def prepare_read(self, specs: Sequence[ParameterSpec]) -> None:
         """Waits until this client reads its own writes, and may begin its share of a round."""
-        self.settle()
+        if not self.settle():
+            self._connect(self._make_deadline())
+            # No answer is expected now: if there is something to read, the connection has ended.
+            if self._is_readable(0):
+                self._disconnect()
         if self._worker is None:
             return
         new = {spec.uid for spec in specs} - self._begun
@@ -215,10 +223,6 @@ class Connection:
     def get_reader(self, specs: Sequence[ParameterSpec]) -> SharedReader | None:
         """Returns what reads these parameters from shared memory, or None if that is impossible."""
         self._connect(self._make_deadline())
-        # No answer is expected now: if there is something to read, the connection has ended.
-        if self._is_readable(0):
-            self._disconnect()
-            self._connect(self._make_deadline())
         reader = self._reader
         while reader is not None and (unknown := reader.find_unknown(specs)):
             answer = self.request(

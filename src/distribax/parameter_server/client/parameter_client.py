@@ -22,6 +22,24 @@ from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
 
 
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Parameters that are read together, and by server, in the order of the servers."""
+
+    specs: tuple[ParameterSpec, ...]
+    by_server: Mapping[int, Sequence[ParameterSpec]]
+
+    @classmethod
+    def of(cls, specs: Iterable[ParameterSpec]) -> Selection:
+        """Returns the selection of these parameters."""
+        chosen = tuple(specs)
+        servers = sorted({spec.server for spec in chosen})
+        return cls(
+            chosen,
+            {server: [spec for spec in chosen if spec.server == server] for server in servers},
+        )
+
+
 class ParameterClient:
     """Creates, reads and changes parameters on servers; its methods may be called by any thread.
 
@@ -90,22 +108,20 @@ class ParameterClient:
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
-        return [value for _, value in self.pull_versions(specs)]
+        return [value for _, value in self.pull_versions(Selection.of(specs))]
 
-    def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[tuple[int, Array]]:
+    def pull_versions(self, selection: Selection) -> list[tuple[int, Array]]:
         """Like `pull`, with each value's version: equal versions of a uid are equal values.
 
         Only values that have changed since this client's last pull are sent. The values of one
         server belong together: no push is seen in one and not in another. The arrays are read-only
         and never change, so that JAX may use them without a copy.
         """
-        by_server: dict[int, list[ParameterSpec]] = {}
-        for spec in specs:
-            by_server.setdefault(spec.server, []).append(spec)
+        by_server = selection.by_server
         with self._lock:
             # In the same order in every client: they wait for each other here.
-            for server in sorted(by_server):
-                self._get_connection(server).prepare_read(by_server[server])
+            for server, wanted in by_server.items():
+                self._get_connection(server).prepare_read(wanted)
             asked = {
                 server: wanted
                 for server, wanted in by_server.items()
@@ -113,7 +129,7 @@ class ParameterClient:
             }
             if asked:
                 self._ask(asked)
-            return [self._cache[spec.uid] for spec in specs]
+            return [self._cache[spec.uid] for spec in selection.specs]
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""

@@ -109,7 +109,7 @@ _WITH_ROWS: dict[str, Callable[[str, Array, Array], Op]] = {
 
 
 def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
-    """Returns the operations as JSON, and the arrays, to which the JSON refers by position."""
+    """Returns the operations as plain values, and the arrays that these refer to by position."""
     arrays: list[Array] = []
 
     def place(value: ArrayLike) -> int:

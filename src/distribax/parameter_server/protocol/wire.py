@@ -1,13 +1,13 @@
-"""Messages on a socket: a JSON header and arrays, sent from and received into their own memory.
+"""Messages on a socket: a header and arrays, sent from and received into their own memory.
 
-A frame is a fixed prefix (magic, length of the header, length of the payload, number), the header,
-and the bytes of the arrays one after the other. The header's "arrays" says the type and shape of
-each, so that a receiver allocates them, aligned for JAX, and the kernel copies each byte once.
+A frame is a fixed prefix (magic, length of the header, length of the payload, number), the header
+in MessagePack, and the bytes of the arrays one after the other. The header's "arrays" says the type
+and shape of each, so that a receiver allocates them, aligned for JAX, and the kernel copies each
+byte once.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import msgpack
 import numpy as np
 
 from distribax.errors import DistribaxError
@@ -24,13 +25,14 @@ from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain
 from distribax.topology.host_memory import aligned_empty
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
-_MAGIC: Final = b"dxp2"
+_MAGIC: Final = b"dxp3"
 _MAX_HEADER: Final = 64 << 20
 _MAX_PAYLOAD: Final = 1 << 40
 _INT_SIZE: Final = array("i").itemsize
 _RIGHTS_SIZE: Final = socket.CMSG_SPACE(253 * _INT_SIZE)
 _ARRAYS: Final = "arrays"
-_ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_TEXT_ERRORS: Final = "surrogatepass"
+"""Names of files, as Python has them, may not be valid UTF-8."""
 _CUT: Final = "the connection was closed in the middle of a frame"
 _FIRST_READ: Final = 4096
 """How many bytes are requested before it is known how many there are."""
@@ -44,7 +46,7 @@ class FrameError(DistribaxError, ConnectionError):
 
 
 class Message(NamedTuple):
-    """A header of JSON values, the arrays that go with it, and open files (unix sockets only).
+    """A header of plain values, the arrays that go with it, and open files (unix sockets only).
 
     Files are not closed by sending them; those received are the receiver's to close. Headers are
     not changed once they are sent or received. The number is the sender's.
@@ -69,7 +71,7 @@ def send(connection: socket.socket, message: Message) -> None:
 
 
 def _make_head(header: dict[str, Any], payload: int, number: int) -> bytes:
-    text = _ENCODE(header).encode()
+    text: bytes = msgpack.packb(header, unicode_errors=_TEXT_ERRORS)
     return _PREFIX.pack(_MAGIC, len(text), payload, number) + text
 
 
@@ -116,13 +118,14 @@ def _parse(
     text: memoryview, payload: int
 ) -> tuple[dict[str, Any], list[tuple[Any, tuple[int, ...]]]]:
     try:
-        header = json.loads(str(text, "utf-8"))
+        header = msgpack.unpackb(text, unicode_errors=_TEXT_ERRORS)
         described = header.get(_ARRAYS, ())
         if not described and not payload:
             return header, []
         forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise FrameError(f"a frame's header cannot be read: {error}") from error
+        reason = str(error) or type(error).__name__
+        raise FrameError(f"a frame's header cannot be read: {reason}") from error
     header = {key: value for key, value in header.items() if key != _ARRAYS}
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
     if sum(sizes) != payload or any(size < 0 for size in sizes):

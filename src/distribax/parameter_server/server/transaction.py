@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 import jax
@@ -48,7 +48,7 @@ class Transaction:
         self.contributions: list[Apply] = []
         self.closed: list[str] = []
         self.num_updates = 0
-        self.counts: Counter[str] = Counter()
+        self.counts: defaultdict[str, int] = defaultdict(int)
         self._parameter_of = parameter_of
         self._update_of = update_of
         self._round_of = round_of

@@ -24,7 +24,7 @@ import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
-from distribax.topology.host_memory import ALIGNMENT, aligned_empty
+from distribax.topology.host_memory import ALIGNMENT, aligned_empty, view_array
 
 CONTROL_SEGMENT: Final = 0
 """The segment whose first word is the sequence number."""
@@ -153,11 +153,9 @@ def view_block(
     memory: Array, offset: int, shape: tuple[int, ...], dtype: str
 ) -> tuple[memoryview[int], Array]:
     """Returns the header's words and the value of the block that begins there."""
-    form = plain_dtype(dtype)
     start = offset + _HEADER
-    stop = start + math.prod(shape) * form.itemsize
     words = view_words(memory[offset:start])
-    return words, memory[start:stop].view(form).reshape(tuple(shape))
+    return words, view_array(memory, start, tuple(shape), plain_dtype(dtype))
 
 
 def create_file(name: str, size: int) -> int:

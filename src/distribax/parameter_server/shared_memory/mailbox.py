@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from distribax.parameter_server.protocol.operations import Array, Op, decode
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.arena import create_file, map_file
-from distribax.topology.host_memory import ALIGNMENT
+from distribax.topology.host_memory import ALIGNMENT, view_array
 
 _SMALLEST: Final = 64 << 10
 """Fewer bytes are sent through the socket, which is as fast."""
 _KEY: Final = "mailbox"
+
+_Place: TypeAlias = tuple[str, tuple[int, ...], int]
+"""The type, shape and offset of an array in the mailbox."""
 
 
 class Mailbox:
@@ -40,8 +43,8 @@ class Mailbox:
             return message
         placed, size = _plan_places(arrays)
         memory = self._room_for(size)
-        for place, array in zip(placed, arrays, strict=True):
-            np.copyto(_view(memory, *place), array)
+        for (_, shape, offset), array in zip(placed, arrays, strict=True):
+            np.copyto(view_array(memory, offset, shape, array.dtype), array)
         descriptors = () if self._sent or self._descriptor is None else (self._descriptor,)
         self._sent = True
         box = {"placed": placed, "size": len(memory)}
@@ -84,23 +87,18 @@ class MailboxReader:
     def _view_array(self, dtype: str, shape: Sequence[int], offset: int) -> Array:
         if self._memory is None:
             raise ValueError("a push refers to a mailbox that was not sent")
-        nbytes = math.prod(shape) * plain_dtype(dtype).itemsize
+        form = plain_dtype(dtype)
+        nbytes = math.prod(shape) * form.itemsize
         if offset < 0 or offset % ALIGNMENT or offset + nbytes > len(self._memory):
             raise ValueError(f"a push refers to bytes outside of its mailbox: {offset}, {nbytes}")
-        return _view(self._memory, dtype, shape, offset)
+        return view_array(self._memory, offset, tuple(shape), form)
 
 
-def _plan_places(arrays: Sequence[Array]) -> tuple[list[tuple[str, Sequence[int], int]], int]:
+def _plan_places(arrays: Sequence[Array]) -> tuple[list[_Place], int]:
     """Returns the type, shape and offset of each array, one after the other, and the size."""
-    placed: list[tuple[str, Sequence[int], int]] = []
+    placed: list[_Place] = []
     offset = 0
     for array in arrays:
         placed.append((dtype_name(array.dtype), array.shape, offset))
         offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return placed, offset
-
-
-def _view(memory: Array, dtype: str, shape: Sequence[int], offset: int) -> Array:
-    form = plain_dtype(dtype)
-    nbytes = math.prod(shape) * form.itemsize
-    return memory[offset : offset + nbytes].view(form).reshape(tuple(shape))
