@@ -67,9 +67,11 @@ soak: $(VENV)/.test ## the long tests
 chaos: $(VENV)/.test ## kill and stop hundreds of workers and servers; nothing may be lost
 	$(BIN)/python -m pytest -m chaos -s --timeout 3600 $(PYTEST_ARGS)
 
-contract: $(VENV)/.test ## all of the contract suite: every size, and in worker processes, 2 x 1 and 2 x 2
-	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice/contract tests/multidevice/tower_api $(PYTEST_ARGS)
+contract: $(VENV)/.test ## all cases: every size and mode, and the contract in 2 x 1 and 2 x 2 workers and devices
+	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest --numprocesses 2 tests/multidevice tests/unit/variables \
+	  $(PYTEST_ARGS)
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 -m thorough $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .xla_cache .hypothesis

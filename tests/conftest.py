@@ -24,6 +24,8 @@ from tests import environment as environment_of_tests
 from tests import forked
 
 environment_of_tests.prepare()
+# Leaving JAX's frames out of the traceback of each expected error takes a thirtieth of the time.
+jax.config.update("jax_traceback_filtering", "off")
 
 # A process that tests/multiprocess has made a worker of a cluster has its devices already.
 if not jax.distributed.is_initialized():
@@ -51,8 +53,12 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Processes that Python starts once and keeps for the life of the test process."""
 
 _TESTS = Path(__file__).parent
-_SHARING_FOLDERS = ("multiprocess/coordinator", "multiprocess/parameter_server")
-"""Folders whose files share a Ray cluster."""
+_ON_RAY = (
+    "multiprocess/coordinator",
+    "multiprocess/parameter_server",
+    "seeds/test_004_coordinator.py",
+)
+"""Folders and files that share a Ray cluster, which takes seconds to start."""
 
 _ORDER = (
     "multiprocess/contract",
@@ -75,9 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
-        place = _find_place(item.path, _SHARING_FOLDERS)
-        shares = place < len(_SHARING_FOLDERS)
-        group = _SHARING_FOLDERS[place] if shares else str(item.path.relative_to(_TESTS))
+        shares = _find_place(item.path, _ON_RAY) < len(_ON_RAY)
+        group = "Ray" if shares else str(item.path.relative_to(_TESTS))
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -86,6 +86,7 @@ def _page_id(page: Path) -> str:
     return str(page.relative_to(_ROOT))
 
 
+# The page about parameter servers takes more than 10 s: it starts workers and servers, twice.
 @pytest.mark.parametrize("page", _PAGES, ids=_page_id)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page run in order and share their names, in an empty folder."""

@@ -99,14 +99,14 @@ def test_other_input(source: str) -> None:
     assert sums == [276.0, 852.0, 642.0]
 
 
-def test_preemption(run_fresh: Callable[..., str], tmp_path: Path) -> None:
+def test_preemption(run_forked: Callable[..., str], tmp_path: Path) -> None:
     """A run that was told to stop and was started again ends as one that was not."""
 
     def run(folder: str, *arguments: str) -> list[str]:
         options = ["--steps", "12", "--directory", str(tmp_path / folder), *arguments]
         program = _script("preemption.py", *options)
         caught = "try:\n" + "".join(f"    {line}\n" for line in program.splitlines())
-        return run_fresh(f"{caught}except SystemExit as end:\n    print(end.code)\n").splitlines()
+        return run_forked(f"{caught}except SystemExit as end:\n    print(end.code)\n").splitlines()
 
     assert run("stopped", "--stop-at", "5") == ["begins at step 0", "42"]
     begin, weights = run("stopped")
@@ -114,8 +114,8 @@ def test_preemption(run_fresh: Callable[..., str], tmp_path: Path) -> None:
     assert run("straight") == ["begins at step 0", weights]
 
 
-def test_actors(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("actors.py", "--updates", "25")).splitlines()
+def test_actors(run_forked: Callable[..., str]) -> None:
+    lines = run_forked(_script("actors.py", "--updates", "25")).splitlines()
     found = re.fullmatch(r"reward (0\.\d+) at first, (0\.\d+) at the end", lines[-2])
     assert found is not None and float(found[2]) > 1.3 * float(found[1])
 
@@ -151,8 +151,8 @@ def test_mirrored_digits(run_forked: Callable[..., str]) -> None:
     assert found is not None and float(found[1]) > 0.8
 
 
-def test_keras_fit(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("keras_fit.py", "--devices", "2", "--epochs", "3")).splitlines()
+def test_keras_fit(run_forked: Callable[..., str]) -> None:
+    lines = run_forked(_script("keras_fit.py", "--devices", "2", "--epochs", "3")).splitlines()
     losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch")]
     assert len(losses) == 3 and losses[-1] < losses[0]
     found = re.fullmatch(r"accuracy (\d\.\d+) on 2 devices", lines[-1])
@@ -171,11 +171,11 @@ def test_input_pipeline(run_forked: Callable[..., str]) -> None:
     assert float(lines[3].split()[-1]) == pytest.approx(expected, abs=1e-2)
 
 
-def test_multi_worker(run_fresh: Callable[..., str]) -> None:
+def test_multi_worker(run_forked: Callable[..., str]) -> None:
     arguments = ["run", "--workers", "2", "--devices-per-worker", "2"]
     arguments += [str(_EXAMPLES / "multi_worker.py"), "--epochs", "6"]
     launch = f"from distribax.cli import main\nassert main({arguments!r}) == 0\n"
-    lines = run_fresh(launch).splitlines()
+    lines = run_forked(launch).splitlines()
     epochs = [line.split() for line in lines if line.startswith("[worker 0] epoch")]
     assert len(epochs) == 6 and float(epochs[-1][-1]) > 0.85
     for worker in range(2):
@@ -183,8 +183,8 @@ def test_multi_worker(run_fresh: Callable[..., str]) -> None:
         assert done in lines
 
 
-def test_parameter_server(run_fresh: Callable[..., str]) -> None:
-    lines = run_fresh(_script("parameter_server.py", "--steps", "450")).splitlines()
+def test_parameter_server(run_forked: Callable[..., str]) -> None:
+    lines = run_forked(_script("parameter_server.py", "--steps", "450")).splitlines()
     losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch")]
     assert len(losses) == 3 and losses[-1] < 0.7 * losses[0]
     found = re.fullmatch(r"right on unseen pairs: (\d+\.\d)%", lines[-1])
@@ -196,9 +196,10 @@ def test_keras_transformer() -> None:
     assert losses[1] < losses[0]
 
 
-def test_keras_parameter_server(run_fresh: Callable[..., str]) -> None:
+# Takes more than 10 s: the program, two workers and a server import Keras, and train.
+def test_keras_parameter_server(run_forked: Callable[..., str]) -> None:
     script = _script("keras_parameter_server.py", "--steps", "150", "--epochs", "2")
-    lines = run_fresh(script).splitlines()
+    lines = run_forked(script).splitlines()
     losses = [float(re.findall(r"loss (\S+),", line)[0]) for line in lines if "epoch" in line]
     assert len(losses) == 2 and losses[1] < losses[0]
     found = re.fullmatch(r"right on unseen pairs: (\d+\.\d)%", lines[-1])

@@ -32,7 +32,7 @@ def pair(compiled: bool) -> Case:
 @pytest.fixture(
     params=[(kind, count) for kind in ("mirrored", "central") for count in (2, 3, 4)]
     if COMPLETE
-    else [("mirrored", 2), ("mirrored", 3), ("central", 2)],
+    else [("mirrored", 3), ("central", 2)],
     ids=str,
 )
 def several(request: pytest.FixtureRequest, compiled: bool) -> Case:

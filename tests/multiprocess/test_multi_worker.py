@@ -14,6 +14,17 @@ from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
+# Both modes and both numbers of devices; the other two combinations add nothing to these.
+SETUPS = pytest.mark.parametrize(
+    ("devices", "compiled"),
+    [
+        pytest.param(1, False, id="eager-1"),
+        pytest.param(2, True, id="compiled-2"),
+        pytest.param(2, False, id="eager-2", marks=pytest.mark.thorough),
+        pytest.param(1, True, id="compiled-1", marks=pytest.mark.thorough),
+    ],
+)
+
 # What every program begins with: the strategy, and a line of JSON for the test to read.
 START = """
 import json, sys
@@ -46,8 +57,7 @@ def run(program: str, devices: int, compiled: bool) -> list[dict[str, Any]]:
     return [json.loads(result.stdout.strip().splitlines()[-1]) for result in results]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@SETUPS
 def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> None:
     n = 2 * devices
     first, second = run(
@@ -110,7 +120,10 @@ def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> No
     assert first["called"] == second["called"]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+# The eager one compiles every operation of NNX in both workers; the contract has eager replicas.
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["eager", "compiled"]
+)
 def test_nnx_models_start_with_the_values_of_the_first_worker(compiled: bool) -> None:
     """Parameters, statistics, optimizer state and random keys, whatever each worker's seed."""
     pytest.importorskip("flax.nnx")
@@ -192,8 +205,7 @@ tell(w=w.numpy(), losses=losses, seen=seen.result())
 """
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@SETUPS
 def test_training_equals_one_device(devices: int, compiled: bool) -> None:
     told = run(TRAINING, devices, compiled)
     lines: list[str] = []

@@ -13,11 +13,19 @@ from tests.multiprocess.crew import Cluster
 
 pytestmark = pytest.mark.multiprocess
 
-compiled_or_eager = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+# Each worker, and each mode; a mode changes nothing in what a worker of that number does.
+compiled_or_eager = pytest.mark.parametrize(
+    ("compiled", "victim"),
+    [
+        pytest.param(True, 0, id="compiled-0"),
+        pytest.param(False, 1, id="eager-1"),
+        pytest.param(True, 1, id="compiled-1", marks=pytest.mark.thorough),
+        pytest.param(False, 0, id="eager-0", marks=pytest.mark.thorough),
+    ],
+)
 either = pytest.mark.parametrize("victim", [0, 1])
 
 
-@either
 @compiled_or_eager
 def test_killed_worker_is_named(cluster: Cluster, compiled: bool, victim: int) -> None:
     workers = cluster.start("train()", COMPILED=str(compiled))
@@ -29,7 +37,6 @@ def test_killed_worker_is_named(cluster: Cluster, compiled: bool, victim: int) -
     assert ("train.py" in workers[1 - victim].err) and ("step" in workers[1 - victim].err)
 
 
-@either
 @compiled_or_eager
 def test_stopped_worker_is_named_and_learns_it(
     cluster: Cluster, compiled: bool, victim: int

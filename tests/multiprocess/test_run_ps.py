@@ -93,7 +93,14 @@ def test_a_server_that_cannot_start_is_given_up(programs: MarkedPrograms, tmp_pa
     script = tmp_path / "train.py"
     script.write_text("import time; time.sleep(100)")
     command = ["-m", "distribax", "run", "--ps", "1", str(script)]
-    (tmp_path / "ray.py").write_text("raise ImportError('no Ray here')")
+    # It fails before it imports anything: it is started four times, and so is the worker.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if any('server_main' in argument for argument in sys.orig_argv):\n"
+        "    sys.stderr.write('no Ray here\\n')\n"
+        "    sys.stderr.flush()\n"
+        "    os._exit(1)\n"
+    )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     launcher = programs.start_command(command, PYTHONPATH=path)
     code, _, err = launcher.finish()

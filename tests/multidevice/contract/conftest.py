@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,50 +12,22 @@ from tests.multidevice.contract.other_workers import TOGETHER
 
 _COUNTS = (1, 2, 3, 4) if COMPLETE else (1, 3)
 _MODES = {"eager": False, "compiled": True}
-_ON_ONE_DEVICE = ("default", "one_device")
-_FOLDER = Path(__file__).parent
 _STRATEGIES = {"case", "compiled_case", "scoped", "small", "several", "mirrored", "eager"}
 _STRATEGIES |= {"strategy", "any_strategy", "pair"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out cases that would tell nothing new.
+    """Leaves out, among several workers, tests without one of the fixtures.
 
-    Among several workers, tests without one of the fixtures: they name the devices of one process,
-    or have no strategy at all; that they run in a worker would make no difference. Otherwise, half
-    of those on one device, unless all cases are asked for.
+    They name the devices of one process, or have no strategy at all; that they run in a worker
+    would make no difference.
     """
-    if TOGETHER:
-        fixtures = {item: getattr(item, "fixturenames", ()) for item in items}
-        left_out = {item for item in items if not _STRATEGIES.intersection(fixtures[item])}
-    elif COMPLETE:
+    if not TOGETHER:
         return
-    else:
-        left_out = set(_half_of_those_on_one_device(items))
+    fixtures = {item: getattr(item, "fixturenames", ()) for item in items}
+    left_out = {item for item in items if not _STRATEGIES.intersection(fixtures[item])}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
-
-
-def _half_of_those_on_one_device(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yields, of each function, the eager cases of one strategy and the compiled ones of the other.
-
-    The default strategy and OneDeviceStrategy share all of their code that a mode may influence. So
-    each function is tried on both and in both modes, but not in all four combinations.
-    """
-    functions: dict[str, list[tuple[pytest.Item, str, str]]] = defaultdict(list)
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        params: dict[str, Any] = {} if callspec is None else callspec.params
-        if item.path.parent != _FOLDER or not {"case", "compiled"} <= params.keys():
-            continue
-        if (kind := params["case"][0]) in _ON_ONE_DEVICE:
-            functions[item.nodeid.partition("[")[0]].append((item, kind, params["compiled"]))
-    for name, cases in functions.items():
-        # A number that stays when other tests come and go.
-        turn = zlib.crc32(name.encode()) % 2
-        for item, kind, mode in cases:
-            if (_ON_ONE_DEVICE.index(kind) + list(_MODES).index(mode)) % 2 == turn:
-                yield item
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,11 +9,14 @@ wait in a collective that another one has left. Then they end, and are started a
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
+import re
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +26,16 @@ from distribax import jax_private
 OUT_OF_STEP = 70
 """The exit code of a worker that cannot go on with the others."""
 
+_MEETINGS = re.compile(
+    r"reduce|gather|psum|broadcast|merge_call|\bSUM\b|\bMEAN\b|ON_READ|aggregation"
+    r"|update_state|apply_gradients|minimize|initial|replica_id|replica_number"
+)
+"""Words for what makes workers meet, or differ.
+
+That is collectives, variables and metrics that combine what replicas write, optimizers, initial
+values (the first worker's count), and the number of a replica, which goes on from worker to worker.
+"""
+
 
 class LockStep:
     """Writes what happens to `log`, and leaves out the tests in `done`.
@@ -31,11 +44,17 @@ class LockStep:
     """
 
     def __init__(
-        self, log: Path, done: frozenset[str], half: int | None, wait_seconds: float
+        self,
+        log: Path,
+        done: frozenset[str],
+        half: int | None,
+        only_meetings: bool,
+        wait_seconds: float,
     ) -> None:
         self._log = log
         self._done = done
         self._half = half
+        self._only_meetings = only_meetings
         self._wait_seconds = wait_seconds
         self._reports: list[pytest.TestReport] = []
 
@@ -45,6 +64,8 @@ class LockStep:
     ) -> None:
         """Chooses the tests, and checks that all workers have chosen the same."""
         kept = [item for item in items if item.nodeid not in self._done]
+        if self._only_meetings:
+            kept = [item for item in kept if _is_a_meeting(item)]
         if self._half is not None:
             numbers = _numbers_of_functions(items)
             kept = [item for item in kept if _is_in_half(item, numbers, self._half)]
@@ -103,6 +124,25 @@ def _numbers_of_functions(items: list[pytest.Item]) -> dict[str, int]:
     """Numbers the test functions, whatever the parameters of their cases."""
     names = dict.fromkeys(_function(item) for item in items)
     return {name: number for number, name in enumerate(names)}
+
+
+def _is_a_meeting(item: pytest.Item) -> bool:
+    """Tells whether a test, or a function of its file that it uses, has one of the words."""
+    function: Callable[..., Any] = getattr(item, "function")  # noqa: B009
+    module = sys.modules[function.__module__]
+    return _MEETINGS.search(_read_source(function, module, set())) is not None
+
+
+def _read_source(function: Callable[..., Any], module: ModuleType, seen: set[str]) -> str:
+    """Returns the text of a function and of those in its file that it names."""
+    seen.add(function.__name__)
+    text = inspect.getsource(function)
+    for name, value in vars(module).items():
+        if not inspect.isfunction(value) or value.__module__ != module.__name__ or name in seen:
+            continue
+        if re.search(rf"\b{name}\b", text):
+            text += _read_source(value, module, seen)
+    return text
 
 
 def _function(item: pytest.Item) -> str:

@@ -2,8 +2,9 @@
 
 The same files run in two worker processes with one or two devices each, eager and compiled, in lock
 step; a failure here names the cases that went wrong, and what each worker said. `make test` has the
-files that are about more than one replica, on two devices each, and each function either eager or
-compiled, in turn. `make contract` has all files, both shapes and both modes.
+functions in which workers meet or differ (`lock_step.py` says how it knows them), on two devices
+each, and each either eager or compiled, in turn: in the others a worker does what one process does.
+`make contract` has all functions, both shapes and both modes.
 """
 
 from __future__ import annotations
@@ -21,20 +22,6 @@ SHAPES = {"2x1": 1, "2x2": 2}
 APART = {"test_cross_device_ops.py", "test_devices.py", "test_threads.py"}
 FILES = sorted(path.name for path in CONTRACT.glob("test_*.py") if path.name not in APART)
 
-# Those in which every worker does the same, and asks no other one for anything but its values.
-ALONE = {
-    "test_containers.py",
-    "test_contexts.py",
-    "test_function.py",
-    "test_function_signature.py",
-    "test_function_tracing.py",
-    "test_hyperparameters.py",
-    "test_keras_metrics.py",
-    "test_set_mesh.py",
-    "test_variable_as_array.py",
-    "test_variable_values.py",
-}
-
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1600)]
 
 
@@ -48,8 +35,9 @@ def _check(report: Report, at_least: int) -> None:
 
 # Takes half a minute: hundreds of cases, each of which two workers trace and compile.
 def test_half_of_the_contract() -> None:
-    paths = tuple(str(CONTRACT / name) for name in FILES if name not in ALONE)
-    report = run_contract(Assignment(SHAPES["2x2"], paths, half=1), seconds=1500)
+    paths = tuple(str(CONTRACT / name) for name in FILES)
+    assignment = Assignment(SHAPES["2x2"], paths, half=1, only_meetings=True)
+    report = run_contract(assignment, seconds=1500)
     _check(report, at_least=100)
 
 

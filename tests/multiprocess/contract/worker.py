@@ -27,6 +27,7 @@ class Assignment:
         devices: How many devices each worker has.
         paths: The files or folders with the tests.
         half: 0 or 1 for half of the cases, None for all.
+        only_meetings: Whether to leave out tests in which workers neither meet nor differ.
         test_seconds: How long a test may take.
         wait_seconds: How long a worker waits for the others after a test.
         done: The names of tests to leave out.
@@ -36,6 +37,7 @@ class Assignment:
     devices: int
     paths: tuple[str, ...]
     half: int | None = None
+    only_meetings: bool = False
     test_seconds: float = 300.0
     wait_seconds: float = 120.0
     done: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ def main() -> None:
         log_of(assignment.logs, jax.process_index()),
         frozenset(assignment.done),
         assignment.half,
+        assignment.only_meetings,
         assignment.wait_seconds,
     )
     options = [

@@ -35,9 +35,9 @@ def own_engine(engine: engines.Engine) -> Iterator[Callable[[int], engines.Engin
         each.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def coordinator(engine: engines.Engine) -> Iterator[ClusterCoordinator]:
-    """Two workers that the tests of a module share."""
+    """Two workers that all tests share: to start them takes seconds."""
     made = ClusterCoordinator(PlainStrategy(engine), view="none")
     yield made
     made.close()

@@ -13,10 +13,11 @@ from tests.multiprocess.coordinator.conftest import wait_until
 pytestmark = pytest.mark.multiprocess
 
 
+# Takes more than 10 s: Ray of its own, a worker and a server, and the end of all.
 def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
-    run_fresh: RunFresh,
+    run_forked: RunFresh,
 ) -> None:
-    out = run_fresh(
+    out = run_forked(
         """
         import json, os, signal, sys, threading, time
         from dataclasses import dataclass
@@ -67,8 +68,9 @@ def test_a_program_is_interrupted_while_it_waits_and_leaves_nothing_behind(
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in told["pids"]))
 
 
-def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_fresh: RunFresh) -> None:
-    out = run_fresh(
+# Takes more than 10 s: Ray of its own, and longer stopped than a worker may be silent.
+def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_forked: RunFresh) -> None:
+    out = run_forked(
         """
         import contextlib, gc, json, os, subprocess, threading, time
         import ray

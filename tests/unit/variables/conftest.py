@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,27 @@ import pytest
 import distribax as dx
 from distribax.parameter_server import AddRows, Apply, AssignRows, Rows, Selection
 from distribax.testing import local_servers
+from tests import turns
+
+_PLACES = ("where", "table", "make")
+"""Parameters that say where a table is."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves every function both modes on divided tables, and one on each other kind, in turn.
+
+    Whole tables on servers go the ways of the parts of a divided one, and tables in this process
+    are variables as the contract tries them.
+    """
+    turns.leave_out(config, items, Path(__file__).parent, _is_left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    params = turns.get_params(item)
+    places = [name for name in _PLACES if isinstance(params.get(name), str)]
+    if turns.MODE not in params or not places or params[places[0]] == "sharded":
+        return False
+    return not turns.is_its_turn(item, places[0])
 
 
 @dataclass

@@ -35,16 +35,16 @@ BY_ELEMENTS = {
 }
 
 
-@pytest.fixture(params=["divided", "served", "sharded", "local"])
+@pytest.fixture(params=["sharded", "served", "split", "local"])
 def make(request: pytest.FixtureRequest) -> Any:
     """Makes a table: in two shards or one, on servers or here."""
 
     def make_table(value: Any = VALUE) -> Any:
         if request.param == "local":
             return dx.Variable(value)
-        if request.param == "sharded":
+        if request.param == "split":
             return dx.ShardedVariable([dx.Variable(value[:3]), dx.Variable(value[3:])])
-        fixture = "strategy" if request.param == "divided" else "whole"
+        fixture = "strategy" if request.param == "sharded" else "whole"
         with request.getfixturevalue(fixture).scope():
             return dx.Variable(value)
 
