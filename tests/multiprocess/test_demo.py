@@ -78,7 +78,7 @@ def test_workers_that_fail_are_an_error(
 ) -> None:
     monkeypatch.setattr(programs, "_WORKER_MODULE", "this")
     assert main(["demo", "--strategy", "multi-worker"]) == 1
-    assert "the workers have told nothing" in capsys.readouterr().err
+    assert "the workers have reported nothing" in capsys.readouterr().err
 
 
 def test_numbers_are_checked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> No
             sum=strategy.reduce("SUM", number, axis=None),
             along=strategy.reduce("MEAN", given, axis=0),
             gathered=strategy.gather(given, axis=0),
-            count=strategy.num_replicas_in_sync,
+            count=strategy.num_replicas_in_sync, summary=str(dx.summary(strategy)),
         )
         """,
         devices,
@@ -105,6 +105,7 @@ def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> No
     for worker, told in enumerate((first, second)):
         local = ids[worker * devices : (worker + 1) * devices].tolist()
         assert told["count"] == n
+        assert told["summary"].count("process 1") == devices, "the mesh says whose a device is"
         assert told["number"] == local
         assert told["mean"] == ids.mean()
         assert told["one"] == 5

@@ -47,7 +47,7 @@ def test_worker_that_dies_while_they_connect_is_named(
 @pytest.mark.parametrize(
     ("instead", "message"),
     [
-        ("time.sleep(60)", "did not connect within 5 s, although all workers are here"),
+        ("time.sleep(60)", "did not connect within 5 s, although all workers have joined"),
         ("1 / 0", "ZeroDivisionError"),
     ],
 )

@@ -29,7 +29,7 @@ def test_version_and_help(
     about = show(["--help"], capsys)
     assert "exit codes:" in about and "42   a worker was told to stop" in about
     told = show(["run", "--help"], capsys)
-    assert "(default: 5.0)" in told and "(default: None)" not in told
+    assert "(default: 5.0)" in told and "(default: None)" not in told and "(default: 0)" in told
     assert "(default: False)" not in told
     assert "distribax run --workers 2 -m my_package.train" in told
 

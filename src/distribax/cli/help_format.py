@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import Final
 
 from typing_extensions import override
@@ -15,6 +16,7 @@ from distribax.types import (
 
 USAGE_ERROR: Final = 2
 """The exit code for arguments that are not understood, as argparse has it."""
+_WIDTH: Final = 78
 BROKEN_PIPE: Final = 141
 """The exit code when nobody reads the output, as shells report SIGPIPE."""
 
@@ -25,9 +27,9 @@ exit codes:
   2    the arguments are wrong
   {RESTARTABLE_EXIT_CODE}   a worker was told to stop and has saved; it asks to be started again
   {PEER_LOST_EXIT_CODE}   a worker has ended because it lost another one
-  {COLLECTIVE_ERROR_EXIT_CODE}   a worker has waited for workers that make other calls
+  {COLLECTIVE_ERROR_EXIT_CODE}   the workers did not make the same calls
   130  stopped by Ctrl-C (128 + 2)
-  {BROKEN_PIPE}  nobody reads the output any more (128 + 13)
+  {BROKEN_PIPE}  the reader of the output has gone (128 + 13)
   143  stopped by SIGTERM (128 + 15)
   n    `run` ends with the exit code of the first worker that failed"""
 
@@ -38,7 +40,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     @override
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        is_plain = action.default in (None, False, argparse.SUPPRESS, [])
+        # A default of 0 is shown, although it is equal to False.
+        is_plain = action.default in (None, argparse.SUPPRESS, []) or action.default is False
         if is_plain or not action.option_strings or "%(default)" in text:
             return text
         return f"{text} (default: %(default)s)"
@@ -65,7 +68,7 @@ def add_command(
     return commands.add_parser(
         name,
         help=summary,
-        description=description,
+        description=textwrap.fill(description, _WIDTH),
         epilog=f"examples:\n{lines}\n\nexit codes: see distribax --help",
         formatter_class=HelpFormatter,
         allow_abbrev=False,

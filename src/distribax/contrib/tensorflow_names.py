@@ -190,7 +190,11 @@ TABLE: Final = (
     Name("py_function", "jax.pure_callback"),
     Name("profiler", "jax.profiler"),
     Name("saved_model", "jax.export", "Or a checkpoint; Keras models save themselves."),
-    Name("summary", "dx.logging.TensorBoard", "`dx.summary` is something else: it shows what is where."),
+    Name(
+        "summary",
+        "dx.logging.TensorBoard",
+        "`dx.summary` is something else: it shows what is where.",
+    ),
     Name("errors.OutOfRangeError", "dx.OutOfRangeError"),
     Name("io", "dx.data", "For TFRecord files; other files are Python's."),
     Name("compat", "dx.contrib.distribute", "The tower API; other old names have no equivalent."),

@@ -98,7 +98,7 @@ def exchange_text(key: str, text: str, seconds: float) -> list[str]:
             texts.append(client.blocking_key_value_get(f"{key}/{process}", int(seconds * 1000)))
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"worker {len(texts)} gave no sign within {seconds:g} s (waiting for {key}). Is it "
+            f"worker {len(texts)} did not answer within {seconds:g} s (waiting for {key}). Is it "
             "still running, and does it run the same program?"
         ) from error
     return texts

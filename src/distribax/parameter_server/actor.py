@@ -140,7 +140,7 @@ def connect_to_servers(
             actor = ray.get_actor(f"server-{index}", namespace=namespace)
             endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=_LOCATE_SECONDS)
         except (ray.exceptions.RayError, ValueError) as error:
-            raise ConnectionError(f"parameter server {index} is not there: {error}") from error
+            raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error
         return endpoint
 
     return ParameterClient(

@@ -1,4 +1,4 @@
-"""`dx.summary`: who has what: devices, replicas, variables, and how much memory they take."""
+"""`dx.summary`: what is where: devices, replicas, variables, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from typing_extensions import override
@@ -91,7 +92,7 @@ class Summary:
 
 
 def summary(strategy: contracts.Strategy | None = None, **objects: object) -> Summary:
-    """Returns who has what: devices, replicas, the mesh, and the variables with their memory.
+    """Returns what is where: devices, replicas, the mesh, and the variables with their memory.
 
     Args:
         strategy: The strategy; by default the one in scope.
@@ -205,9 +206,14 @@ def draw_mesh(mesh: Mesh) -> str:
     if mesh.devices.ndim > 2 or mesh.devices.size > _MOST_DRAWN:
         return title
     rows = mesh.devices if mesh.devices.ndim == 2 else mesh.devices[None]
+    is_shared = len({device.process_index for device in mesh.devices.flat}) > 1
+
+    def owner(device: jax.Device) -> list[str]:
+        return [f"process {device.process_index}"] if is_shared else []
+
     cells = [
         [
-            (_format_place(mesh, row, column), _shorten(device_name(device)))
+            (_format_place(mesh, row, column), _shorten(device_name(device)), *owner(device))
             for column, device in enumerate(line)
         ]
         for row, line in enumerate(rows)
@@ -221,7 +227,7 @@ def draw_mesh(mesh: Mesh) -> str:
     for number, line in enumerate(cells):
         if number:
             drawn.append(border("├", "┼", "┤"))
-        for part in range(2):
+        for part in range(len(line[0])):
             drawn.append("│" + "│".join(cell[part].center(width) for cell in line) + "│")
     return "\n".join([*drawn, border("└", "┴", "┘")])
 

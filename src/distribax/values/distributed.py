@@ -365,7 +365,7 @@ class PerReplica(DistributedValues, ArrayLike):
         if len(shapes) > 1:
             raise ValueError(
                 f"np.asarray(PerReplica): the replicas' shapes differ: "
-                f"{[value.shape for value in values]}. Take them apart with "
+                f"{[value.shape for value in values]}. Get their parts with "
                 "strategy.experimental_local_results(x), or join them with "
                 "strategy.gather(x, axis=0)."
             )
@@ -381,7 +381,7 @@ class PerReplica(DistributedValues, ArrayLike):
         raise ValueError(
             f"{what}(PerReplica): the {len(values)} replicas have different values, "
             f"{values.tolist()}. Combine them first: strategy.reduce('SUM', x, axis=None), or "
-            "take them apart with strategy.experimental_local_results(x)."
+            "get their parts with strategy.experimental_local_results(x)."
         )
 
     @override
@@ -399,7 +399,7 @@ class PerReplica(DistributedValues, ArrayLike):
             raise _NotOneArrayError(
                 "A PerReplica value was used as an array outside a replica. Pass it to "
                 "strategy.run(fn, args=(x,)), combine it with strategy.reduce(op, x, axis=None), "
-                "or take it apart with strategy.experimental_local_results(x)."
+                "or get its parts with strategy.experimental_local_results(x)."
             )
         return jnp.asarray(own)
 

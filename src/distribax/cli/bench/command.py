@@ -47,14 +47,14 @@ distribax bench --peers --html report.html --json report.json
 distribax bench --from report.json --svg charts.svg""",
     )
     add = parser.add_argument
-    add("cases", nargs="*", metavar="case", help=f"what to measure, of {', '.join(CASES)}; all")
+    add("cases", nargs="*", metavar="case", help=f"one of {', '.join(CASES)}; all if none is named")
     add("--quick", action="store_true", help="few rounds: a first impression, not a figure")
     add(
         "--devices",
         type=int,
         default=min(os.cpu_count() or 1, 8),
         metavar="N",
-        help="scale up to so many devices",
+        help="the largest number of devices to scale to",
     )
     add(
         "--peers",

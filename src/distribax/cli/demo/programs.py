@@ -100,7 +100,7 @@ def _train_workers(devices: int, epochs: int, tell: Tell) -> Outcome:
             ended.set()
             reader.join()
     if failure is not None or not outcomes:
-        raise DemoError(f"{failure or 'the workers have told nothing'}; see their output above")
+        raise DemoError(f"{failure or 'the workers have reported nothing'}; see their output above")
     return outcomes[0]
 
 

@@ -94,7 +94,7 @@ class Session:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"JAX's processes did not connect within {seconds:g} s, although all workers "
-                    f"are here. {meeting.members[0]} serves them on {meeting.address}: can the "
+                    f"have joined. {meeting.members[0]} serves them on {meeting.address}: can the "
                     "others reach that port?"
                 )
         done.result()
