@@ -59,6 +59,8 @@ _ON_RAY = (
     "seeds/test_004_coordinator.py",
 )
 """Folders and files that share a Ray cluster, which takes seconds to start."""
+_PAGE_ON_RAY = "docs/guide/parameter_server.md"
+"""The page whose code uses that cluster too."""
 
 _ORDER = (
     "multiprocess/contract",
@@ -81,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
-        shares = _find_place(item.path, _ON_RAY) < len(_ON_RAY)
+        shares = _find_place(item.path, _ON_RAY) < len(_ON_RAY) or _PAGE_ON_RAY in item.name
         group = "Ray" if shares else str(item.path.relative_to(_TESTS))
         item.add_marker(pytest.mark.xdist_group(group))
 

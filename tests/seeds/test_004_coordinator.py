@@ -86,7 +86,9 @@ def test_server_signatures() -> None:
 def strategy() -> Iterator[Any]:
     """Where the document has `cluster_resolver=...`: a cluster on this machine."""
     strategy = tf.distribute.experimental.ParameterServerStrategy(num_workers=2, num_ps=1)
-    tf.distribute.experimental.coordinator.ClusterCoordinator(strategy, view="none")
+    tf.distribute.experimental.coordinator.ClusterCoordinator(
+        strategy, view="none", all_workers_timeout=300.0
+    )
     yield strategy
     strategy.close()
 

@@ -38,7 +38,7 @@ def own_engine(engine: engines.Engine) -> Iterator[Callable[[int], engines.Engin
 @pytest.fixture(scope="session")
 def coordinator(engine: engines.Engine) -> Iterator[ClusterCoordinator]:
     """Two workers that all tests share: to start them takes seconds."""
-    made = ClusterCoordinator(PlainStrategy(engine), view="none")
+    made = ClusterCoordinator(PlainStrategy(engine), view="none", all_workers_timeout=300.0)
     yield made
     made.close()
 

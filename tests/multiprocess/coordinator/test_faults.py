@@ -26,7 +26,9 @@ pytestmark = pytest.mark.multiprocess
 def coordinator(engine: engines.Engine) -> Iterator[ClusterCoordinator]:
     """Two workers that count as lost after three seconds of silence."""
     own = engines.start_embedded(num_workers=2, num_servers=0)
-    made = ClusterCoordinator(PlainStrategy(own), worker_timeout=3.0, view="none")
+    made = ClusterCoordinator(
+        PlainStrategy(own), worker_timeout=3.0, all_workers_timeout=300.0, view="none"
+    )
     yield made
     made.close()
     own.close()

@@ -14,7 +14,9 @@ def strategy() -> Iterator[dx.ParameterServerStrategy]:
     """Two workers and two servers on this machine."""
     strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=2, server_timeout=8.0)
     # Its threads are not those of the test that comes first.
-    dx.coordinator.ClusterCoordinator(strategy, view="none", worker_timeout=15.0)
+    dx.coordinator.ClusterCoordinator(
+        strategy, view="none", worker_timeout=15.0, all_workers_timeout=300.0
+    )
     yield strategy
     strategy.close()
 
