@@ -98,11 +98,24 @@ def test_evaluates_again_after_a_prediction(tmp_path: Path) -> None:
     assert estimator.evaluate(eval_input_fn) == first
 
 
+def test_an_evaluation_leaves_a_prediction_under_way_as_it_is(tmp_path: Path) -> None:
+    estimator = make_estimator(tmp_path, save_checkpoints_steps=2).train(input_fn, steps=4)
+    first = str(tmp_path / "model.ckpt-2")
+    expected = [each["y"] for each in estimator.predict(eval_input_fn, checkpoint_path=first)]
+    predicted = estimator.predict(eval_input_fn, checkpoint_path=first)
+    begun = next(predicted)
+    estimator.evaluate(eval_input_fn)
+    found = [each["y"] for each in (begun, *predicted)]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_ends_with_the_input_and_by_hooks(tmp_path: Path) -> None:
     estimator = make_estimator(tmp_path, dx.MirroredStrategy(PAIR), keep_checkpoint_max=1)
     estimator.train(eval_input_fn)
     assert estimator.get_variable_value("global_step") == 6
-    estimator.train(input_fn, [lambda step, loss: step == 8])
+    # What a hook returns is an answer only if it is one.
+    others = [lambda step, loss: np.ones(2), lambda step, loss: jnp.ones(()), lambda *_: 1]
+    estimator.train(input_fn, [*others, lambda step, loss: np.bool_(step == 8)])
     assert estimator.get_variable_value("global_step") == 8
     assert [path.name for path in tmp_path.glob("model*")] == ["model.ckpt-8"]
     estimator.train(input_fn, max_steps=8)  # Nothing to do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,17 @@ def _check_close(ours: Any, expected: Any) -> None:
     np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
 
 
-# A worker ends in the middle of the second epoch of the first attempt.
+# In the first attempt a worker dies, or is told to stop, in the middle of the second epoch.
 RESTARTED = """
-import os, sys
+import os, signal, sys, time
 import distribax as dx
 import keras, numpy as np
 
+folder, end = sys.argv[1:]
+first = os.environ["DISTRIBAX_RESTART_COUNT"] == "0"
 dx.set_virtual_cpu_devices(1)
 strategy = dx.MultiWorkerMirroredStrategy()
+worker = strategy.cluster_resolver.task_id
 random = np.random.default_rng(0)
 inputs = random.normal(size=(43, 5)).astype(np.float32)
 keras.utils.set_random_seed(1)
@@ -134,29 +138,54 @@ class Ending(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen += 1
-        if self.seen == 6 and os.environ["DISTRIBAX_RESTART_COUNT"] == "0" and sys.argv[2] == "end":
-            os._exit(3 if strategy.cluster_resolver.task_id == 1 else 5)
+        if self.seen != 6 or not first:
+            return
+        if end == "die":
+            os._exit(3 if worker == 1 else 5)
+        if end == "stop" and worker == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-backup = dx.integrations.keras.BackupAndRestore(sys.argv[1], save_freq=2, delete_checkpoint=False)
-model.fit(inputs, inputs[:, :1], batch_size=12, epochs=3, callbacks=[backup, Ending()], verbose=0)
+    def on_train_batch_begin(self, batch, logs=None):
+        if end == "stop" and self.seen >= 6 and first:
+            # Time for the other worker to hear of it, before there is nothing left to do.
+            time.sleep(1.0)
+
+backup = dx.integrations.keras.BackupAndRestore(
+    folder,
+    save_freq=2 if end == "die" else "epoch",
+    delete_checkpoint=False,
+    save_before_preemption=end == "stop",
+)
+model.fit(inputs, inputs[:, :1], batch_size=12, epochs=6, callbacks=[backup, Ending()], verbose=0)
 print("weights", np.round(model.get_weights()[0].ravel(), 6).tolist())
 """
 
 
 def test_launched_workers_go_on_after_a_restart(tmp_path: Path) -> None:
-    options = ("--workers", "2", "--max-restarts", "1")
-    found = []
+    options = ("--workers", "2", "--max-restarts", "1", "--grace-seconds", "60")
+    inputs = np.random.default_rng(0).normal(size=(43, 5)).astype(np.float32)
+    keras.utils.set_random_seed(1)
+    with dx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        layers = [keras.Input((5,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    model.fit(inputs, inputs[:, :1], batch_size=12, epochs=6, verbose=0)
+
     with launchers(tmp_path) as start:
-        for name in ("end", "whole"):
+        for end in ("stop", "die"):
             code, out, err = finish(
-                start(RESTARTED, *options, arguments=(str(tmp_path / name), name))
+                start(RESTARTED, *options, arguments=(str(tmp_path / end), end))
             )
             assert code == 0, err
-            assert ("starting all workers again" in err) is (name == "end")
-            found.append([line for line in out.splitlines() if "weights" in line])
-
-    assert len(found[0]) == 2
-    assert sorted(found[0]) == sorted(found[1])
+            assert "starting all workers again" in err
+            found = [json.loads(each) for each in re.findall(r"weights (.*)", out)]
+            assert len(found) == 2
+            for weights in found:
+                # As if nothing had happened.
+                np.testing.assert_allclose(weights, model.get_weights()[0].ravel(), atol=1e-5)
+            if end == "stop":
+                # Both have left after one and the same batch, which need not end an epoch.
+                assert len(set(re.findall(r"saved after (\d+) steps", err))) == 1
 
 
 FEATURES = """

@@ -86,7 +86,9 @@ class _Training:
                     self._check_state()
                     after_first_step()
                 self._report(before, number, loss)
-                ended = True in [hook(number, loss) for hook in self._hooks]
+                answers = [hook(number, loss) for hook in self._hooks]
+                # Others are values that a hook happens to return, arrays for example.
+                ended = any(isinstance(each, (bool, np.bool_)) and each for each in answers)
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
@@ -188,7 +190,7 @@ class Estimator:
         self._config = dataclasses.replace(config, model_dir=folder)
         self._model = Model(model_fn, dict(params or {}), self._config)
         self._made: dict[StrategyOrMaker | None, Strategy] = {}
-        self._opened: dict[tuple[Strategy, bool], _Opened] = {}
+        self._opened: dict[tuple[Strategy, str], _Opened] = {}
 
     @property
     def config(self) -> RunConfig:
@@ -388,8 +390,8 @@ class Estimator:
     ) -> tuple[_Opened, Callable[[], object]]:
         """Returns the model with a checkpoint's values, and what ends the wait for variables."""
         found = directory.find_checkpoints(Path(self.model_dir), _NAME) if path is None else [path]
-        # What is trained is apart: it may be evaluated while it is trained.
-        key = (strategy, mode == ModeKeys.TRAIN)
+        # Each is apart: a model may be evaluated while it is trained, or while it predicts.
+        key = (strategy, mode)
         if not found or key not in self._opened:
             state = ModelState()
             self._opened[key] = _Opened(state, Checkpoint(state))

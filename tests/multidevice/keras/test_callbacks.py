@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.multidevice.keras.comparison import (
     INPUTS,
     LABELS,
     STRATEGIES,
+    Trained,
     check_same,
     compile_classifier,
     make_classifier,
@@ -131,9 +133,30 @@ def test_training_goes_on_in_the_middle_of_an_epoch(save_freq: Any, tmp_path: Pa
 
 
 def test_middle_of_an_epoch_needs_a_strategy(tmp_path: Path) -> None:
-    backup = dx.integrations.keras.BackupAndRestore(tmp_path, save_freq=1)
-    with pytest.raises(ValueError, match=r"save_freq=1 .* has no strategy"):
-        train(None, make_classifier, callbacks=[backup])
+    for given in ({"save_freq": 1}, {"save_before_preemption": True}):
+        backup = dx.integrations.keras.BackupAndRestore(tmp_path, **given)
+        (name,) = given
+        with pytest.raises(ValueError, match=rf"{name}=.* has no strategy"):
+            train(None, make_classifier, callbacks=[backup])
+
+
+def test_training_goes_on_after_it_was_told_to_stop(tmp_path: Path) -> None:
+    def train_with(*callbacks: keras.callbacks.Callback) -> Trained:
+        backup = dx.integrations.keras.BackupAndRestore(tmp_path, save_before_preemption=True)
+        return train(make_pair(), make_classifier, callbacks=[backup, *callbacks])
+
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: signal.raise_signal(signal.SIGTERM)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="42"):
+        train_with(stop)
+    resumed = train_with()
+
+    whole = train(make_pair(), make_classifier)
+    assert signal.getsignal(signal.SIGTERM) is before
+    # What is left of the first epoch counts for the whole.
+    check_same(resumed, whole)
 
 
 def test_callback_without_a_model_is_keras_alone(tmp_path: Path) -> None:

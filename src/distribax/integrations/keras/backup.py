@@ -14,6 +14,7 @@ from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.models import get_home
 from distribax.training.checkpoints.checkpoint import Checkpoint
 from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
+from distribax.training.preemption import PreemptionCheckpointHandler, TerminationConfig
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -28,6 +29,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: The folder for the state, which all workers can reach.
         save_freq: After how many batches to save, or "epoch": at the end of each epoch.
         delete_checkpoint: Whether to delete the state when the training has ended.
+        save_before_preemption: Whether to save, and to leave with exit code 42, when a worker is
+            told to stop (SIGTERM), as `dx.PreemptionCheckpointHandler` does: all workers leave
+            after the same batch, and `distribax run` starts them again.
 
     Raises:
         ValueError: `save_freq` is neither "epoch" nor at least 1.
@@ -38,6 +42,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         backup_dir: str | Path,
         save_freq: int | str = "epoch",
         delete_checkpoint: bool = True,
+        save_before_preemption: bool = False,
     ) -> None:
         super().__init__()
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
@@ -48,6 +53,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._folder = Path(backup_dir)
         self._save_freq = save_freq
         self._delete = delete_checkpoint
+        self._saves_before_preemption = save_before_preemption
+        self._handler: PreemptionCheckpointHandler | None = None
         self._state: dict[str, Any] = {}
         # The metrics in the middle of the epoch that the training goes on with.
         self._measured: list[np.ndarray] | None = None
@@ -63,11 +70,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             ValueError: The model, without a strategy, cannot go on in the middle of an epoch.
         """
         model = self.model
-        if self._save_freq != "epoch" and not hasattr(model.train_function, "skip"):
+        in_the_middle = self._save_freq != "epoch" or self._saves_before_preemption
+        if in_the_middle and not hasattr(model.train_function, "skip"):
+            given = "save_before_preemption=True"
+            if self._save_freq != "epoch":
+                given = f"save_freq={self._save_freq}"
             raise ValueError(
-                f"BackupAndRestore: save_freq={self._save_freq} goes on in the middle of an epoch, "
-                f"but {model.name} has no strategy. Make it in a scope, with dx.OneDeviceStrategy "
-                "for example, or use save_freq='epoch'."
+                f"BackupAndRestore: {given} goes on in the middle of an epoch, but {model.name} "
+                "has no strategy. Make it in a scope, with dx.OneDeviceStrategy for example, or "
+                "use save_freq='epoch' alone."
             )
         self._state = {"epoch": np.int32(0), "batch": np.int32(0), **_get_random_state()}
         metrics = list(model.metrics_variables)
@@ -76,9 +87,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
         self._manager = CheckpointManager(checkpoint, self._folder, max_to_keep=1)
         latest = self._manager.latest_checkpoint
+        if self._saves_before_preemption:
+            # It restores the newest one.
+            config = TerminationConfig(save_fn=self._save)
+            self._handler = PreemptionCheckpointHandler(
+                None, self._manager, termination_config=config
+            )
         if latest is None:
             return
-        checkpoint.restore(latest).assert_consumed()
+        if self._handler is None:
+            checkpoint.restore(latest).assert_consumed()
         model._initial_epoch = int(self._state["epoch"])
         self._measured = [variable.numpy() for variable in metrics]
 
@@ -99,6 +117,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         _set_random_state(self._state)
         if self._state["batch"] > 0:
             self.model.train_function.skip(int(self._state["batch"]))
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves and leaves if a worker was told to stop.
+
+        Args:
+            batch: The number of the batch in the epoch.
+            logs: As Keras passes them.
+        """
+        if self._handler is not None and batch >= int(self._state["batch"]):
+            self._handler.run(_do_nothing)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to.
@@ -132,14 +160,21 @@ class BackupAndRestore(keras.callbacks.Callback):
         Args:
             logs: As Keras passes them.
         """
+        if self._handler is not None:
+            self._handler.close()
+            self._handler = None
         # A later `fit` of the model begins where it is told to.
         self.model._initial_epoch = None
         if self._delete and is_chief(get_home(self.model)):
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _save(self) -> None:
+    def _save(self) -> str | None:
         self._unsaved = 0
-        self._manager.save()
+        return self._manager.save(check_interval=False)
+
+
+def _do_nothing() -> None:
+    """Stands in for the step, which Keras runs."""
 
 
 def _get_random_state() -> dict[str, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +24,11 @@ def loss_of(weights: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def make_step(mesh: jax.sharding.Mesh, optimizer: optax.GradientTransformation) -> Any:
+def make_step(
+    mesh: jax.sharding.Mesh,
+    optimizer: optax.GradientTransformation,
+    loss_of: Callable[..., jax.Array] = loss_of,
+) -> Any:
     def replica_step(weights: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
         # Explicitly varying: the gradients then are the replica's own, and summed once, here.
         local = jax.lax.pcast(weights, AXIS, to="varying")

@@ -149,8 +149,19 @@ def main() -> None:
         _take_part(options)
         return
     answers = claim_output()
-    servers = ps_problem.num_servers(options.work)
-    cluster = _cluster(ps_problem.NUM_WORKERS, servers)
+    strategy, others = start_cluster(ps_problem.num_servers(options.work))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    schedule, figures = WORKS[options.work](coordinator, options)
+    run = ps_problem.runner(schedule, coordinator.join, figures)
+    serve(run, {"library": f"tensorflow {tf.__version__}"}, answers)
+    end_cluster(others)
+    # At the end of the interpreter, the coordinator's threads would look for the workers.
+    os._exit(0)
+
+
+def start_cluster(num_servers: int) -> tuple[Any, list[subprocess.Popen[bytes]]]:
+    """Returns the strategy of the chief, which this process is, and the other processes."""
+    cluster = _cluster(ps_problem.NUM_WORKERS, num_servers)
     others = [
         _start(cluster, job, index)
         for job in ("worker", "ps")
@@ -159,19 +170,17 @@ def main() -> None:
     os.environ["TF_CONFIG"] = _tf_config(cluster, "chief", 0)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     partitioner = None
-    if servers > 1:
-        partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(servers)
-    strategy = tf.distribute.ParameterServerStrategy(resolver, partitioner)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    schedule, figures = WORKS[options.work](coordinator, options)
-    run = ps_problem.runner(schedule, coordinator.join, figures)
-    serve(run, {"library": f"tensorflow {tf.__version__}"}, answers)
+    if num_servers > 1:
+        partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_servers)
+    return tf.distribute.ParameterServerStrategy(resolver, partitioner), others
+
+
+def end_cluster(others: list[subprocess.Popen[bytes]]) -> None:
+    """Ends the other processes."""
     for process in others:
         assert process.stdin is not None
         process.stdin.close()
         process.wait(_END_SECONDS)
-    # At the end of the interpreter, the coordinator's threads would look for the workers.
-    os._exit(0)
 
 
 def _take_part(options: argparse.Namespace) -> None:
