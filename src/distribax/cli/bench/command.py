@@ -103,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _install_peers() -> None:
     for peer in peers.REQUIREMENTS:
-        print(f"installing {peer} into {peers.find_folder() / peer} ...", file=sys.stderr)
+        if not peers.is_made(peer):
+            print(f"installing {peer} into {peers.find_folder() / peer} ...", file=sys.stderr)
         peers.make(peer)
 
 

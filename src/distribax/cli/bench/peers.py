@@ -41,15 +41,23 @@ def python_of(peer: str) -> Path | None:
     return Path(sys.executable) if importlib.util.find_spec(peer) else None
 
 
+def is_made(peer: str) -> bool:
+    """Tells whether the environment of `peer` exists, with today's requirements."""
+    stamp = find_folder() / peer / _STAMP
+    return stamp.exists() and stamp.read_text() == _join_requirements(peer)
+
+
+def _join_requirements(peer: str) -> str:
+    return "\n".join(REQUIREMENTS[peer]) + "\n"
+
+
 def make(peer: str) -> Path:
     """Make the environment of `peer` and return its Python interpreter."""
     if peer not in REQUIREMENTS:
         raise ValueError(f"unknown peer {peer!r}: expected one of {sorted(REQUIREMENTS)}")
     folder = find_folder() / peer
-    wanted = "\n".join(REQUIREMENTS[peer]) + "\n"
-    stamp = folder / _STAMP
     interpreter = folder / "bin" / "python"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if is_made(peer):
         return interpreter
     if folder.exists():
         shutil.rmtree(folder)
@@ -59,5 +67,5 @@ def make(peer: str) -> Path:
         check=True,
         timeout=_INSTALL_SECONDS,
     )
-    stamp.write_text(wanted)
+    (folder / _STAMP).write_text(_join_requirements(peer))
     return interpreter
