@@ -373,9 +373,7 @@ def fit(
     """Returns `value` as an array of the data type of the variable, and of its part's shape."""
     array = frames.detach(_as_array(variable, value, kind))
     given, wanted = array.dtype, variable.dtype
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    rank = [next(i for i, k in enumerate(kinds) if jnp.issubdtype(d, k)) for d in (given, wanted)]
-    if rank[0] > rank[1] and not _is_whole(value):
+    if not can_become(given, wanted) and not _is_whole(value):
         raise ValueError(
             f"{kind}: a value of data type {given.name} does not fit {variable.described} of data "
             f"type {wanted.name}. Convert it first: value.astype({wanted.name!r})."
@@ -391,6 +389,16 @@ def fit(
             f"{variable.described}. Expected shape {shape}."
         )
     return array.astype(wanted)
+
+
+def can_become(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Tells whether numbers keep their meaning, if not all of their digits, as another type."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    ranks = [
+        [rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)]
+        for dtype in (given, wanted)
+    ]
+    return ranks[0] <= ranks[1]
 
 
 def _as_array(variable: PlacedVariable, value: jax.typing.ArrayLike, kind: WriteKind) -> jax.Array:

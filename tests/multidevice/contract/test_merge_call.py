@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -214,3 +215,29 @@ def test_the_default_replica_can_merge_too() -> None:
         lambda strategy, x, *, y: (strategy is dx.get_strategy(), x + y), (1,), {"y": 2}
     )
     assert merged == (True, 3)
+
+
+def test_replicas_that_ask_for_different_reductions() -> None:
+    eager = Case("mirrored", 2, compiled=False)
+
+    def reduce() -> Any:
+        own = dx.get_replica_context()
+        op = "SUM" if own.replica_id_in_sync_group == 0 else "MEAN"
+        return own.all_reduce(op, jnp.ones(()))
+
+    with pytest.raises(RuntimeError, match=r"different calls, \['all_reduce\(SUM\)'.*\(MEAN\)"):
+        eager.run(reduce)
+
+
+def test_partial_functions_are_merged(several: Case) -> None:
+    def add(number: float, strategy: Any, x: Any) -> Any:
+        return strategy.reduce("SUM", x, axis=None) + number
+
+    def replica() -> Any:
+        return dx.get_replica_context().merge_call(functools.partial(add, 1.0), args=(own(),))
+
+    def own() -> Any:
+        return replica_number() * 2
+
+    total = several.num_replicas * (several.num_replicas + 1)
+    assert several.numbers(several.run(replica)) == [total + 1.0] * several.num_replicas

@@ -48,6 +48,21 @@ class _MergeRequest:
     kwargs: Mapping[str, object]
     # What a replica can do alone, if the others do not come: it need not wait for them.
     alone: Callable[..., object] | None = None
+    # What all replicas must ask for alike, in words: "all_reduce(SUM)".
+    settings: str = ""
+
+    @property
+    def target(self) -> object:
+        """What is the same for all replicas that make the same call."""
+        fn = self.fn
+        while isinstance(fn, partial):
+            fn = fn.func
+        return getattr(fn, "__code__", fn), self.settings
+
+    @property
+    def name(self) -> str:
+        """The call as error messages name it."""
+        return self.settings or getattr(self.fn, "__qualname__", repr(self.fn))
 
 
 class _Replica(threading.Thread):
@@ -99,9 +114,10 @@ class _Replica(threading.Thread):
         args: Sequence[object],
         kwargs: Mapping[str, object],
         alone: Callable[..., object] | None = None,
+        settings: str = "",
     ) -> Any:
         """Called by the replica: waits for the others, and returns this replica's part."""
-        self.merge_request = _MergeRequest(fn, args, kwargs, alone)
+        self.merge_request = _MergeRequest(fn, args, kwargs, alone, settings)
         self.num_merges += 1
         self._paused.release()
         self._turn.acquire()
@@ -185,7 +201,8 @@ class _ThreadRunner:
         def combine(strategy: contracts.Strategy, *values: object) -> list[Any]:
             return strategy.extended.reduce_all(op, list(values), options)
 
-        return _call_differentiable(lambda xs: self._exchange("all_reduce", combine, xs), leaves)
+        what = f"all_reduce({op.name})"
+        return _call_differentiable(lambda xs: self._exchange(what, combine, xs), leaves)
 
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
@@ -204,7 +221,7 @@ class _ThreadRunner:
 
         def gather(xs: list[jax.Array]) -> list[jax.Array]:
             nonlocal starts
-            met = self._exchange("all_gather", combine, xs)
+            met = self._exchange(f"all_gather(axis={axis})", combine, xs)
             starts = met[len(xs) :]
             return met[: len(xs)]
 
@@ -213,7 +230,7 @@ class _ThreadRunner:
 
         def take_own_part(cotangents: list[jax.Array]) -> list[jax.Array]:
             # What a replica gave went to all replicas, so their gradients to it are added up.
-            sums = self._exchange("all_gather", total, cotangents)
+            sums = self._exchange(f"all_gather(axis={axis})", total, cotangents)
             return [
                 jax.lax.slice_in_dim(value, start, start + size, axis=axis % value.ndim)
                 for value, start, size in zip(sums, starts, sizes, strict=True)
@@ -225,9 +242,10 @@ class _ThreadRunner:
     def _exchange(
         self, what: str, combine: Callable[..., object], leaves: list[jax.Array]
     ) -> list[Any]:
-        _refuse_tracers(what, leaves)
+        _refuse_tracers(what.partition("(")[0], leaves)
         # New objects, as equal constants of all replicas are still one value for each replica.
-        return self.merge(combine, [jax_private.rewrap(jnp.asarray(leaf)) for leaf in leaves], {})
+        own = [jax_private.rewrap(jnp.asarray(leaf)) for leaf in leaves]
+        return self.replica.meet(combine, own, {}, settings=what)
 
 
 def _refuse_tracers(what: str, leaves: Iterable[object]) -> None:
@@ -410,10 +428,8 @@ def _find_lonely(replicas: list[_Replica]) -> list[_Replica]:
 
 def _merge(state: _Run, replicas: list[_Replica]) -> None:
     requests = [replica.merge_request for replica in replicas if replica.merge_request]
-    fns = [request.fn for request in requests]
-    codes = {getattr(fn, "__code__", fn) for fn in fns}
-    if len(codes) > 1:
-        names = [getattr(fn, "__qualname__", repr(fn)) for fn in fns]
+    if len({request.target for request in requests}) > 1:
+        names = [request.name for request in requests]
         raise RuntimeError(
             f"strategy.run: the replicas meet in different calls, {names} by replica. Every "
             "replica must call merge_call, all_reduce and the like in the same order."
@@ -426,7 +442,7 @@ def _merge(state: _Run, replicas: list[_Replica]) -> None:
     )
     try:
         with context.enter(context.Entry(state.strategy)):
-            result = fns[0](state.strategy, *merged_args, **merged_kwargs)
+            result = requests[0].fn(state.strategy, *merged_args, **merged_kwargs)
     except Exception as error:
         if requests[0].alone is None:
             raise

@@ -8,7 +8,6 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
@@ -33,6 +32,7 @@ from distribax.training.checkpoints.tracked import (
     find_tracked,
 )
 from distribax.variables import Variable, late_values
+from distribax.variables.context_rules import can_become
 
 _logger = logging.getLogger(__name__)
 
@@ -450,22 +450,12 @@ def _check_forms(slots: Mapping[str, Slot], values: Mapping[str, Any]) -> None:
                 "saved."
             )
         saved, wanted = np.dtype(values[name].dtype), slots[name].dtype
-        if wanted is not None and not _can_become(saved, wanted):
+        if wanted is not None and not can_become(saved, wanted):
             raise ValueError(
                 f"Checkpoint.restore: {name!r} was saved with data type {saved.name}, whose values "
                 f"{slots[name].described} of data type {wanted.name} cannot hold. Create it with "
                 f"dtype={saved.name!r}, and convert its value where it is used."
             )
-
-
-def _can_become(saved: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Tells whether numbers keep their meaning, if not all of their digits, as another type."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-    ranks = [
-        next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(each, kind)), None)
-        for each in (saved, wanted)
-    ]
-    return None in ranks or ranks[0] <= ranks[1]  # type: ignore[operator]
 
 
 def _require_outside_replicas(what: str) -> None:
