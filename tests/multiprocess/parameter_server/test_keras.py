@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +13,16 @@ import pytest
 
 import distribax as dx
 from distribax.integrations.keras import BackupAndRestore, DatasetCreator
-
-_random = np.random.default_rng(0)
-INPUTS = _random.normal(size=(48, 4)).astype(np.float32)
-LABELS = (INPUTS.sum(axis=1) > 0).astype(np.int32)
-IDS = _random.integers(0, 40, size=(48, 3)).astype(np.int32)
-BATCH_SIZE = 8
-
-
-def _make(build: Callable[[], keras.Model], strategy: Any = None) -> keras.Model:
-    keras.utils.set_random_seed(3)
-    if strategy is None:
-        return build()
-    with strategy.scope():
-        return build()
-
-
-def _build_plain() -> keras.Model:
-    model = keras.Sequential(
-        [
-            keras.layers.Input((4,)),
-            keras.layers.Dense(6, activation="tanh", kernel_regularizer="l2"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(2),
-        ]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
-    model.compile(optimizer, loss, metrics=["accuracy"])
-    return model
+from tests.multiprocess.parameter_server.keras_models import (
+    BATCH_SIZE,
+    IDS,
+    INPUTS,
+    LABELS,
+    build_plain,
+    check_same,
+    make,
+    make_dataset,
+)
 
 
 def _train_by_batches(model: keras.Model, x: np.ndarray, count: int = 6) -> list[dict[str, float]]:
@@ -56,22 +34,12 @@ def _train_by_batches(model: keras.Model, x: np.ndarray, count: int = 6) -> list
     return logs
 
 
-def _check_same(served: keras.Model, plain: keras.Model) -> None:
-    for variables in ("variables", "optimizer.variables"):
-        owner, name = (
-            (served, variables) if "." not in variables else (served.optimizer, "variables")
-        )
-        other = plain if "." not in variables else plain.optimizer
-        for a, b in zip(getattr(owner, name), getattr(other, name), strict=True):
-            np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5, err_msg=a.path)
-
-
 def test_steps_one_after_the_other_train_as_plain_keras(strategy: Any) -> None:
-    served, plain = _make(_build_plain, strategy), _make(_build_plain)
+    served, plain = make(build_plain, strategy), make(build_plain)
     logs, expected = _train_by_batches(served, INPUTS), _train_by_batches(plain, INPUTS)
     for own, other in zip(logs, expected, strict=True):
         assert own == pytest.approx(other, abs=1e-5)
-    _check_same(served, plain)
+    check_same(served, plain)
     assert served.test_on_batch(INPUTS, LABELS) == pytest.approx(
         plain.test_on_batch(INPUTS, LABELS), abs=1e-5
     )
@@ -90,7 +58,7 @@ def test_state_that_has_no_name_of_its_own_goes_on(strategy: Any, name: str) -> 
         model.compile(getattr(keras.optimizers, name)(0.05), loss)
         return model
 
-    served, plain = _make(build, strategy), _make(build)
+    served, plain = make(build, strategy), make(build)
     _train_by_batches(plain, INPUTS, 2)
     served.set_weights(plain.get_weights())
     served.optimizer.build(served.trainable_variables)
@@ -98,7 +66,7 @@ def test_state_that_has_no_name_of_its_own_goes_on(strategy: Any, name: str) -> 
         own.assign(other.value)
     for model in (served, plain):
         _train_by_batches(model, INPUTS, 2)
-    _check_same(served, plain)
+    check_same(served, plain)
 
 
 class _OwnStep(keras.Model):
@@ -143,11 +111,11 @@ def _build_own_step() -> keras.Model:
 
 
 def test_a_model_of_the_user_with_its_own_training_step(strategy: Any) -> None:
-    served, plain = _make(_build_own_step, strategy), _make(_build_own_step)
+    served, plain = make(_build_own_step, strategy), make(_build_own_step)
     logs, expected = _train_by_batches(served, INPUTS, 3), _train_by_batches(plain, INPUTS, 3)
     for own, other in zip(logs, expected, strict=True):
         assert own == pytest.approx(other, abs=1e-5)
-    _check_same(served, plain)
+    check_same(served, plain)
 
 
 def _build_embedding() -> keras.Model:
@@ -163,13 +131,13 @@ def _build_embedding() -> keras.Model:
 def test_of_a_divided_embedding_only_rows_travel(strategy: Any) -> None:
     strategy.variable_partitioner = dx.partitioners.FixedShardsPartitioner(2)
     try:
-        served = _make(_build_embedding, strategy)
+        served = make(_build_embedding, strategy)
         _train_by_batches(served, IDS, 2)
     finally:
         strategy.variable_partitioner = None
-    plain = _make(_build_embedding)
+    plain = make(_build_embedding)
     _train_by_batches(plain, IDS, 2)
-    _check_same(served, plain)
+    check_same(served, plain)
     from distribax.integrations.keras.served.served_variables import find_target
 
     table = find_target(served.get_layer("table").embeddings)
@@ -178,124 +146,6 @@ def test_of_a_divided_embedding_only_rows_travel(strategy: Any) -> None:
     np.testing.assert_allclose(
         served.predict(IDS, batch_size=16, verbose=0), plain.predict(IDS, verbose=0), atol=1e-5
     )
-
-
-def _make_dataset(context: dx.InputContext) -> Any:
-    rows = dx.data.Dataset.from_tensor_slices((INPUTS, LABELS))
-    return rows.shuffle(48).repeat().batch(BATCH_SIZE)
-
-
-def test_fit_goes_on_when_a_worker_is_killed(
-    strategy: Any, coordinator: Any, tmp_path: Path
-) -> None:
-    class Kill(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                os.kill(coordinator.schedule(os.getpid).fetch(), signal.SIGKILL)
-
-    rates: list[float] = []
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1))
-    note = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: rates.append(float(model.optimizer.learning_rate.value))
-    )
-    best = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
-    model = _make(_build_plain, strategy)
-    history = model.fit(
-        DatasetCreator(_make_dataset),
-        steps_per_epoch=12,
-        epochs=3,
-        validation_data=(INPUTS, LABELS),
-        callbacks=[schedule, Kill(), note, best],
-        verbose=0,
-    ).history
-    assert history.keys() == {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"}
-    assert history["loss"][-1] < history["loss"][0]
-    assert rates == pytest.approx([0.05, 0.025, 0.05 / 3])
-    # At least once: a step that a dead worker had sent may have run again.
-    assert 36 <= int(model.optimizer.iterations.value) <= 40
-    loaded = keras.models.load_model(tmp_path / "best.keras")
-    _check_same(model, loaded)
-    assert loaded.evaluate(INPUTS, LABELS, verbose=0) == pytest.approx(
-        model.evaluate(INPUTS, LABELS, verbose=0), abs=1e-5
-    )
-
-
-def test_fit_goes_on_when_a_server_is_killed(strategy: Any) -> None:
-    steps: list[int] = []
-
-    class Kill(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self._epoch = epoch
-            steps.append(int(model.optimizer.iterations.value))
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 3 and self._epoch in (1, 2):
-                # What came after a snapshot may be lost.
-                assert int(model.optimizer.iterations.value) >= 12 * self._epoch + 4
-                strategy.snapshot()
-            # The first one has changed nothing since; the second one is at work.
-            if (self._epoch, batch) in ((1, 3), (2, 5)):
-                os.kill(_find_server(strategy, self._epoch - 1), signal.SIGKILL)
-
-    before = [server.restarts for server in strategy.servers]
-    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 / (epoch + 1))
-    model = _make(_build_plain, strategy)
-    history = model.fit(
-        DatasetCreator(_make_dataset),
-        steps_per_epoch=12,
-        epochs=4,
-        validation_data=(INPUTS, LABELS),
-        callbacks=[schedule, Kill()],
-        verbose=0,
-    ).history
-    assert steps[:2] == [0, 12]
-    assert 24 <= steps[2] <= 28
-    assert 33 <= steps[3] <= 44
-    _wait_until(
-        lambda: all(s.restarts > old for s, old in zip(strategy.servers, before, strict=True))
-    )
-    assert history["loss"][-1] < history["loss"][0]
-    assert float(model.optimizer.learning_rate.value) == pytest.approx(0.05 / 4)
-    # What the servers have is a whole model.
-    plain = _make(_build_plain)
-    plain.set_weights(model.get_weights())
-    expected = plain.evaluate(INPUTS, LABELS, verbose=0)
-    assert [history["val_loss"][-1], history["val_accuracy"][-1]] == pytest.approx(
-        expected, abs=1e-5
-    )
-
-
-def _find_server(strategy: Any, index: int) -> int:
-    """Returns the process of a server, once it has said which it is."""
-    find = lambda: next(each for each in strategy.server_status() if each["index"] == index)  # noqa: E731
-    _wait_until(lambda: "pid" in find())
-    return int(find()["pid"])
-
-
-def _wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_a_worker_killed_in_the_middle_is_made_up_for(
-    strategy: Any, coordinator: Any, method: str
-) -> None:
-    class Kill(keras.callbacks.Callback):
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 2:
-                os.kill(coordinator.schedule(os.getpid).fetch(), signal.SIGKILL)
-
-        on_predict_batch_end = on_test_batch_end
-
-    served, plain = _make(_build_plain, strategy), _make(_build_plain)
-    own = getattr(served, method)
-    arguments = (INPUTS, LABELS) if method == "evaluate" else (INPUTS,)
-    found = own(*arguments, batch_size=6, callbacks=[Kill()], verbose=0)
-    expected = getattr(plain, method)(*arguments, batch_size=6, verbose=0)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 class _Waits(keras.layers.Layer):
@@ -330,7 +180,7 @@ def test_workers_predict_at_the_same_time(strategy: Any, tmp_path: Path) -> None
     note = keras.callbacks.LambdaCallback(
         on_predict_batch_end=lambda batch, logs: seen.append(logs["double"])
     )
-    model = _make(build, strategy)
+    model = make(build, strategy)
     folder.mkdir()
     found = model.predict(INPUTS, batch_size=5, callbacks=[note], verbose=0)
     np.testing.assert_allclose(found["double"], 2 * INPUTS, rtol=1e-6)
@@ -380,11 +230,11 @@ def test_creators_data_is_weighted_by_class(strategy: Any) -> None:
         return rows.batch(BATCH_SIZE).repeat()
 
     weights = {0: 0.0, 1: 3.0}
-    served, plain = _make(_build_plain, strategy), _make(_build_plain)
+    served, plain = make(build_plain, strategy), make(build_plain)
     creator = DatasetCreator(make_first_batch)
     served.fit(creator, steps_per_epoch=1, class_weight=weights, verbose=0)
     plain.fit(INPUTS[:BATCH_SIZE], LABELS[:BATCH_SIZE], class_weight=weights, verbose=0)
-    _check_same(served, plain)
+    check_same(served, plain)
     # It is used elsewhere no longer: here it makes its data itself.
     assert not creator.is_elsewhere
 
@@ -404,7 +254,7 @@ def test_weights_wait_for_the_steps_of_all_models_that_have_them(strategy: Any) 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             seen.append(first.layers[1].kernel.numpy())
 
-    first, second = _make(build_two, strategy)
+    first, second = make(build_two, strategy)
     labels = np.ones((48, 2), np.float32)
     first.fit(INPUTS, labels, batch_size=24, verbose=0)
     for model in (second, first):
@@ -422,7 +272,7 @@ def test_training_goes_on_in_the_middle_of_an_epoch(strategy: Any, tmp_path: Pat
         return model
 
     def train(*callbacks: keras.callbacks.Callback) -> tuple[keras.Model, dict[str, Any]]:
-        model = _make(build, strategy)
+        model = make(build, strategy)
         backup = BackupAndRestore(tmp_path / "backup", save_freq=1)
         settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
         history = model.fit(INPUTS, LABELS, callbacks=[backup, *callbacks], **settings).history
@@ -437,7 +287,7 @@ def test_training_goes_on_in_the_middle_of_an_epoch(strategy: Any, tmp_path: Pat
     model, history = train()
     assert int(model.optimizer.iterations.value) == 4
     # The rate is zero, so that the order does not matter.
-    expected = _make(build).evaluate(INPUTS, LABELS, verbose=0)
+    expected = make(build).evaluate(INPUTS, LABELS, verbose=0)
     assert [history["loss"][0], history["accuracy"][0]] == pytest.approx(expected, abs=1e-5)
 
 
@@ -465,13 +315,13 @@ def test_logs_of_some_metrics_tell_of_the_whole_epoch(strategy: Any) -> None:
 
     served, plain = (
         model.fit(INPUTS, LABELS, batch_size=7, verbose=0).history
-        for model in (_make(build, strategy), _make(build))
+        for model in (make(build, strategy), make(build))
     )
     assert served == {"accuracy": pytest.approx(plain["accuracy"])}
 
 
 def test_data_that_ends_is_named(strategy: Any) -> None:
-    model = _make(_build_plain, strategy)
+    model = make(build_plain, strategy)
 
     def make_short(context: dx.InputContext) -> Any:
         return dx.data.Dataset.from_tensor_slices((INPUTS, LABELS)).take(8).batch(BATCH_SIZE)
@@ -484,8 +334,8 @@ def test_data_that_ends_is_named(strategy: Any) -> None:
 
 
 def test_a_creator_needs_a_number_of_steps(strategy: Any) -> None:
-    model = _make(_build_plain, strategy)
-    creator = DatasetCreator(_make_dataset)
+    model = make(build_plain, strategy)
+    creator = DatasetCreator(make_dataset)
     with pytest.raises(ValueError, match="fit: steps_per_epoch is missing"):
         model.fit(creator)
     with pytest.raises(ValueError, match="fit: validation_steps is missing"):
@@ -525,6 +375,6 @@ def test_what_servers_cannot_do_is_refused(strategy: Any, change: str, message: 
         model.compile(optimizer, "mse")
         return model
 
-    model = _make(build, strategy)
+    model = make(build, strategy)
     with pytest.raises(ValueError, match=message):
         model.fit(INPUTS, np.zeros((48, 2)), verbose=0)
