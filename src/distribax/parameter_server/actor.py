@@ -41,6 +41,7 @@ _START_SECONDS = read_seconds("DISTRIBAX_SERVER_START_SECONDS", 60.0)
 # How long a worker waits for a server that does not answer, or is being restarted; then its
 # functions go to others.
 _ANSWER_SECONDS = read_seconds("DISTRIBAX_SERVER_ANSWER_SECONDS", 60.0)
+_RESTART_POLL_SECONDS = 0.2
 # How long the coordinator waits for it, as there is nobody else.
 _LOST_SECONDS = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
 _LOCATE_SECONDS = 5.0
@@ -233,13 +234,23 @@ class ServerGroup:
         """Has every server save its state now, and returns the paths."""
         import ray
 
+        deadline = time.monotonic() + _ANSWER_SECONDS
         pending = [actor.snapshot.remote() for actor in self._actors]
-        try:
-            paths: list[str] = ray.get(pending, timeout=_ANSWER_SECONDS)
-        except ray.exceptions.RayTaskError as error:
-            # What the server says, without the lines that Ray puts around it.
-            raise error.cause from None
-        return paths
+        for index, actor in enumerate(self._actors):
+            while True:
+                try:
+                    ray.get(pending[index], timeout=max(0.0, deadline - time.monotonic()))
+                    break
+                except ray.exceptions.RayTaskError as error:
+                    # What the server says, without the lines that Ray puts around it.
+                    raise error.cause from None
+                except ray.exceptions.ActorUnavailableError:
+                    # It is being restarted.
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(_RESTART_POLL_SECONDS)
+                    pending[index] = actor.snapshot.remote()
+        return ray.get(pending)
 
     def close(self, *, keep_snapshots: bool) -> None:
         """Ends the watch, and has the servers remove their snapshots unless they are kept."""

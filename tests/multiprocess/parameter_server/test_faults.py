@@ -82,6 +82,8 @@ def test_a_killed_server_comes_back_from_its_snapshot(
     _wait_until(lambda: strategy.servers[index].counts == counts, "the changes are counted")
     before = strategy.servers[index].restarts
     os.kill(_server(strategy, index)["pid"], signal.SIGKILL)
+    # A snapshot waits for the server that is being restarted.
+    assert len(strategy.snapshot()) == len(strategy.servers)
     # What came after the snapshot is lost; everything goes on, and the user is told.
     coordinator.schedule(lambda: v.assign_add(np.full(3, 100.0, np.float32)))
     coordinator.join()

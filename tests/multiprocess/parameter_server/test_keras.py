@@ -331,6 +331,11 @@ def test_data_that_ends_is_named(strategy: Any) -> None:
     hears = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     with pytest.raises(ValueError, match=r"data set has ended.*dataset\.repeat\(\)"):
         model.fit(DatasetCreator(make_short), steps_per_epoch=20, verbose=0, callbacks=[hears])
+    # Nothing of that is left for the next training.
+    other = make(build_plain, strategy)
+    other.fit(INPUTS, LABELS, batch_size=BATCH_SIZE, verbose=0)
+    assert int(other.optimizer.iterations.value) == 6
+    model.fit(INPUTS, LABELS, batch_size=BATCH_SIZE, verbose=0)
 
 
 def test_a_creator_needs_a_number_of_steps(strategy: Any) -> None:

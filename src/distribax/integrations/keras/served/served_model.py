@@ -186,8 +186,9 @@ class ServedModel:
         seeds = [cell.draw() for cell in self._seeds]
         try:
             return self._coordinator.schedule(self._functions[name], (data, seeds))
-        except OutOfRangeError as error:
-            raise _explain_end() from error
+        except Exception as error:
+            self._settle()
+            raise (_explain_end() if isinstance(error, OutOfRangeError) else error) from error
 
     def join(self) -> None:
         """Waits until all steps have run."""
@@ -196,8 +197,9 @@ class ServedModel:
         self._is_busy = False
         try:
             self._coordinator.join()
-        except OutOfRangeError as error:
-            raise _explain_end() from error
+        except Exception as error:
+            self._last = None
+            raise (_explain_end() if isinstance(error, OutOfRangeError) else error) from error
         if self._last is not None:
             logs, result = self._last
             self._last = None
@@ -211,13 +213,17 @@ class ServedModel:
         try:
             return result.fetch()
         except Exception as error:
-            self._is_busy = False
-            # The coordinator would raise the same error again at the next step.
-            with contextlib.suppress(type(error)):
-                self._coordinator.join()
+            self._settle()
             if isinstance(error, OutOfRangeError):
                 raise _explain_end() from error
             raise
+
+    def _settle(self) -> None:
+        """Waits, after an error, for the steps that are under way."""
+        self._is_busy, self._last = False, None
+        # The coordinator would raise the errors of this training in the next one.
+        with contextlib.suppress(Exception):
+            self._coordinator.join()
 
     def _look(self, names: Iterable[str]) -> Logs:
         """Returns the metrics of these names as they are by now on the servers."""
