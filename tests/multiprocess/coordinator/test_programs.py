@@ -102,11 +102,11 @@ def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_forked: RunFr
             time.sleep(0.05)
         seen = ["distribax-coordinator" in names()]
 
-        coordinator = ClusterCoordinator(Plain(), worker_timeout=4.0)
+        coordinator = ClusterCoordinator(Plain(), worker_timeout=10.0)
         value = coordinator.schedule(pow, args=(2, 3))
         seen.append(value.fetch())
         # A program that is stopped for a while does not take its workers for dead.
-        stop = f"kill -STOP {os.getpid()}; sleep 6; kill -CONT {os.getpid()}"
+        stop = f"kill -STOP {os.getpid()}; sleep 13; kill -CONT {os.getpid()}"
         subprocess.run(["sh", "-c", stop], check=True)
         coordinator.schedule(time.sleep, args=(2,)).fetch()
         (worker,) = coordinator.status().workers
