@@ -109,7 +109,7 @@ class Cell:
         """Returns the placed value as one that may be overwritten."""
         value = self.place(placement)
         if self._shared:
-            self._value = value = _each(jnp.copy, value)
+            self._value = value = _each(jax_private.copy_array, value)
             self._shared, self._host = False, None
         return value
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import array as _array
 from jax._src import core as _core
@@ -77,6 +78,13 @@ def uncommit(array: jax.Array) -> jax.Array:
     if is_key(array):
         return apply_to_key_data(uncommit, array)
     return _array.ArrayImpl(array.aval, array.sharding, [array], committed=False)  # type: ignore[list-item]
+
+
+def copy_array(array: jax.Array) -> jax.Array:
+    """Returns a copy in memory of its own, without compiling a program for it where JAX can."""
+    if array.committed and array.is_fully_addressable and not is_key(array):
+        return jax.device_put(array, array.sharding, may_alias=False)
+    return jnp.copy(array)
 
 
 def rewrap(array: jax.Array) -> jax.Array:

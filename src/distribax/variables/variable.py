@@ -358,7 +358,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         if self._awaited:
             late_values.ask_givers()
         if self._shared:
-            self._buffer, self._shared = jnp.copy(self._buffer), False
+            self._buffer, self._shared = jax_private.copy_array(self._buffer), False
         placement, buffer = self._placement, self._buffer
         return buffer if placement.is_program_form else placement.to_program(buffer)
 
