@@ -122,7 +122,7 @@ def _check_kind(fn: Callable[..., object]) -> None:
 
 
 def _check_static(fn: Callable[..., object], settings: Settings) -> None:
-    """Raises if `static_argnames` names no argument: it would be traced without a word."""
+    """Raises if `static_argnames` names no argument: such a name would have no effect."""
     parameters = list_parameters(fn)
     names = [each.name for each in parameters]
     takes_more = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
