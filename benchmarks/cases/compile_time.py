@@ -25,7 +25,7 @@ def run(settings: Settings) -> Report:
                 Side(HAND, "mlp_shard_map", arguments, environment=pool),
                 Side(OURS, "mlp_distribax", arguments, environment=pool),
             ],
-            rounds=settings.pick(7, 3),
+            rounds=settings.pick(15, 3),
         )
         report.failures += outcome.failures
         report.samples[f"{replicas} replicas"] = outcome.seconds
