@@ -72,6 +72,8 @@ contract: $(VENV)/.test ## all cases: every size and mode, and the contract in 2
 	  $(PYTEST_ARGS)
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak tests/multiprocess/contract $(PYTEST_ARGS)
 	$(BIN)/python -m pytest --numprocesses 2 -m thorough $(PYTEST_ARGS)
+	DISTRIBAX_COMPILE=as-users $(BIN)/python -m pytest --numprocesses 2 tests/multidevice tests/unit/variables \
+	  $(PYTEST_ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .xla_cache .hypothesis

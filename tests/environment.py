@@ -21,7 +21,10 @@ Most of the tests' time would be spent on making programs fast that compute with
 """
 
 COMPLETE = os.environ.get("DISTRIBAX_CONTRACT") == "all"
-"""Whether all sizes are tried, with programs compiled as users' programs are: `make contract`."""
+"""Whether all sizes and modes are tried: `make contract`."""
+
+_AS_USERS = os.environ.get("DISTRIBAX_COMPILE") == "as-users"
+"""Whether programs are compiled as users' programs are: the last part of `make contract`."""
 
 _COMPILED = Path(__file__).parents[1] / ".xla_cache"
 """Programs that some process has compiled; to load one takes a fifth of the time."""
@@ -49,9 +52,9 @@ _LIMITS = (
 
 def prepare() -> None:
     """Sets flags, limits and Keras's backend; makes children heed signals that this one ignores."""
-    os.environ["XLA_FLAGS"] = "" if COMPLETE else QUICK_COMPILATION
+    os.environ["XLA_FLAGS"] = "" if _AS_USERS else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
-    if not COMPLETE and _make_cache():
+    if not _AS_USERS and _make_cache():
         _keep_compiled_programs()
     os.environ["KERAS_BACKEND"] = "jax"
     # Without stored bytecode, every process would compile all of the modules that it imports.
