@@ -14,7 +14,8 @@ MAX_MICROSECONDS = 60.0
 def run(settings: Settings) -> Report:
     report = Report("call_overhead")
     table = Table(
-        "host time a call, 6 variables", ["side", "replicas", "µs a call [quartiles]", "above bare"]
+        "processor time of the calling thread, 6 variables",
+        ["side", "replicas", "µs a call [quartiles]", "above bare"],
     )
     report.tables.append(table)
     for replicas in REPLICAS:
@@ -36,6 +37,6 @@ def run(settings: Settings) -> Report:
             pairs = zip(outcome.seconds[OURS], outcome.seconds[HAND], strict=True)
             above = Spread.of([ours - bare for ours, bare in pairs])
             table.rows[-1][-1] = above.show(1e6, 1)
-            what = f"host time above the bare call, {replicas} replicas"
+            what = f"processor time above the bare call, {replicas} replicas"
             report.claims.append(Claim(what, above.median * 1e6, "<=", MAX_MICROSECONDS, " µs"))
     return report

@@ -21,6 +21,8 @@ UNDER = {
     PLAIN: "nothing",
 }
 UNEVEN = 255
+EPOCH = 100
+"""Steps of one `fit`. TensorFlow takes more than a second for each, beside its steps."""
 SERVED, SERVED_TENSORFLOW = "fit, parameter servers", "fit, TensorFlow parameter servers"
 
 # The step by hand has its batch on the devices already, and `fit` brings it there.
@@ -47,11 +49,11 @@ def run(settings: Settings) -> Report:
             TENSORFLOW, "keras_fit_tensorflow", _sizes(batch_size), "tensorflow", QUIET
         )
         sides = [*_sides("mlp", batch_size, UNDER), tensorflow]
-        _measure(report, f"MLP, global batch {batch_size}", sides, bounds, settings)
+        _measure(report, f"MLP, global batch {batch_size}", sides, bounds, settings, EPOCH)
     small = BATCH_SIZES[0]
     under = {name: UNDER[name] for name in (MIRRORED, DATA_PARALLEL)}
     sides = _sides("convnet", small, under)
-    _measure(report, f"convnet, global batch {small}", sides, _bounds(small), settings)
+    _measure(report, f"convnet, global batch {small}", sides, _bounds(small), settings, 20)
     _measure_uneven(report, settings)
     _measure_served(report, settings)
     return report
@@ -85,10 +87,15 @@ def _sides(model: str, batch_size: int, under: Mapping[str, str]) -> list[Side]:
 
 
 def _measure(
-    report: Report, title: str, sides: list[Side], bounds: list[Bound], settings: Settings
+    report: Report,
+    title: str,
+    sides: list[Side],
+    bounds: list[Bound],
+    settings: Settings,
+    steps: int,
 ) -> None:
-    rounds, warmup = settings.pick(15, 4), settings.pick(20, 5)
-    outcome = interleave(sides, steps=20, rounds=rounds, warmup=warmup)
+    rounds, warmup = settings.pick(9, 3), settings.pick(20, 5)
+    outcome = interleave(sides, steps=steps, rounds=rounds, warmup=warmup)
     report.failures += outcome.failures
     _add(report, title, outcome.seconds)
     report.claims += _claims(title, outcome.seconds, bounds)
@@ -107,8 +114,8 @@ def _measure_uneven(report: Report, settings: Settings) -> None:
         )
         for size, name in names.items()
     ]
-    rounds, warmup = settings.pick(15, 4), settings.pick(20, 5)
-    outcome = interleave(sides, steps=20, rounds=rounds, warmup=warmup)
+    rounds, warmup = settings.pick(9, 3), settings.pick(20, 5)
+    outcome = interleave(sides, steps=EPOCH, rounds=rounds, warmup=warmup)
     report.failures += outcome.failures
     _add(report, "MLP, uneven batch", outcome.seconds)
     if len(outcome.seconds) == len(names):
