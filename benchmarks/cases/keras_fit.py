@@ -41,7 +41,8 @@ def run(settings: Settings) -> Report:
     report = Report("keras_fit")
     for batch_size in BATCH_SIZES:
         bounds = [
-            *_bounds(batch_size),
+            (MIRRORED, HAND, "<=", MAX_OF_HAND[batch_size]),
+            (DATA_PARALLEL, MIRRORED, ">=", MIN_DATA_PARALLEL),
             (ONE_DEVICE, PLAIN, "<=", MAX_OF_PLAIN),
             (TENSORFLOW, MIRRORED, ">=", MIN_TENSORFLOW),
         ]
@@ -53,17 +54,11 @@ def run(settings: Settings) -> Report:
     small = BATCH_SIZES[0]
     under = {name: UNDER[name] for name in (MIRRORED, DATA_PARALLEL)}
     sides = _sides("convnet", small, under)
-    _measure(report, f"convnet, global batch {small}", sides, _bounds(small), settings, 20)
+    bounds = [(MIRRORED, HAND, "<=", MAX_OF_HAND[small])]
+    _measure(report, f"convnet, global batch {small}", sides, bounds, settings, 20)
     _measure_uneven(report, settings)
     _measure_served(report, settings)
     return report
-
-
-def _bounds(batch_size: int) -> list[Bound]:
-    return [
-        (MIRRORED, HAND, "<=", MAX_OF_HAND[batch_size]),
-        (DATA_PARALLEL, MIRRORED, ">=", MIN_DATA_PARALLEL),
-    ]
 
 
 def _sizes(batch_size: int) -> tuple[str, ...]:
