@@ -19,7 +19,7 @@ from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator
 
 if TYPE_CHECKING:
-    from distribax.data.execution.pipeline_iterator import PipelineIterator
+    from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 
 _VERSION = 1
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.execution.context import Context, State
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.execution.permutation import shuffled_order
-from distribax.data.execution.pipeline_iterator import PipelineIterator
 from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.pieces import WorkerPart, piece_size, split
 from distribax.data.plan.plan_node import Node

@@ -15,24 +15,24 @@ from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.elements import Element
 from distribax.data.execution import indexed
 from distribax.data.execution.batching import AlignedPart, PadAndStack, PartsInTurn
-from distribax.data.execution.cache import CacheIterator
-from distribax.data.execution.choose import ChooseIterator
-from distribax.data.execution.combine import (
+from distribax.data.execution.context import Context, Seeds
+from distribax.data.execution.iterators.cache import CacheIterator
+from distribax.data.execution.iterators.choose import ChooseIterator
+from distribax.data.execution.iterators.combine import (
     ConcatenateIterator,
     EmptyIterator,
     RepeatIterator,
     ZipIterator,
 )
-from distribax.data.execution.context import Context, Seeds
-from distribax.data.execution.grouping import (
+from distribax.data.execution.iterators.grouping import (
     GroupByWindowIterator,
     RebatchIterator,
     WindowIterator,
 )
-from distribax.data.execution.interleave import InterleaveIterator
-from distribax.data.execution.parallel import ParallelMapIterator
-from distribax.data.execution.pipeline_iterator import PipelineIterator
-from distribax.data.execution.selection import (
+from distribax.data.execution.iterators.interleave import InterleaveIterator
+from distribax.data.execution.iterators.parallel import ParallelMapIterator
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.execution.iterators.selection import (
     AssertCardinalityIterator,
     IgnoreErrorsIterator,
     ResampleIterator,
@@ -40,16 +40,16 @@ from distribax.data.execution.selection import (
     TakeWhileIterator,
     UniqueIterator,
 )
-from distribax.data.execution.shuffle import ShuffleIterator
-from distribax.data.execution.snapshot import SnapshotIterator
-from distribax.data.execution.source_iterators import (
+from distribax.data.execution.iterators.shuffle import ShuffleIterator
+from distribax.data.execution.iterators.snapshot import SnapshotIterator
+from distribax.data.execution.iterators.source_iterators import (
     CounterIterator,
     FileIterator,
     ForeignIterator,
     GeneratorIterator,
     RandomNumbersOf,
 )
-from distribax.data.execution.streams import (
+from distribax.data.execution.iterators.streams import (
     EnumerateIterator,
     FilterIterator,
     ManyIterator,
@@ -61,7 +61,7 @@ from distribax.data.execution.streams import (
     TakeIterator,
     UserCall,
 )
-from distribax.data.execution.worker_processes import ProcessMapIterator
+from distribax.data.execution.iterators.worker_processes import ProcessMapIterator
 from distribax.data.formats.saved import SavedFormat, read_catalogue
 from distribax.data.plan import (
     choose,

@@ -13,7 +13,7 @@ from distribax.data.execution.context import Seeds
 from distribax.data.plan.plan_node import Node
 
 if TYPE_CHECKING:
-    from distribax.data.execution.pipeline_iterator import PipelineIterator
+    from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 
 
 def _load_engine() -> ModuleType:

@@ -12,10 +12,10 @@ from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.context import State
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.execution.iterators.replay import ReplayStage
+from distribax.data.execution.iterators.streams import UserCall, as_bool
 from distribax.data.execution.permutation import Key
-from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.execution.replay import ReplayStage
-from distribax.data.execution.streams import UserCall, as_bool
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
 from distribax.data.plan.selection import Resample, Scan
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
 
 OpenInner: TypeAlias = Callable[[Element, int, int], PipelineIterator]
 """Starts the data set made of an element, given the element, its number and its place."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.pipeline_iterator import PipelineIterator
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 
 
 class ChooseIterator(PipelineIterator):

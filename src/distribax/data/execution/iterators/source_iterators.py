@@ -15,8 +15,8 @@ from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.context import State
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.execution.permutation import Key
-from distribax.data.execution.pipeline_iterator import PipelineIterator
 from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, Generator
 from distribax.data.write_protection import copy_changeable

@@ -17,7 +17,7 @@ from distribax import jax_private
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
 
 
 class UserCall:

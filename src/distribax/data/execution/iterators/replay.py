@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
 
 
 class ReplayStage(Stage):

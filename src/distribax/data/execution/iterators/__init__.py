@@ -1,0 +1,1 @@
+"""The iterators of a running pipeline, one kind of step a module."""
