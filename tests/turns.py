@@ -35,8 +35,8 @@ def describe_rest(item: pytest.Item, *without: str) -> str:
     words = item.nodeid.partition("[")[2].removesuffix("]").split("-")
     for name in without:
         value = params[name]
-        word = "".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        if word in words:
+        short = "".join(map(str, value)) if isinstance(value, tuple) else ""
+        for word in {str(value), short} & set(words):
             words.remove(word)
     return "-".join(word for word in words if word not in ("eager", "compiled"))
 
