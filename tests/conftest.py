@@ -208,10 +208,11 @@ def _nothing_is_left_behind() -> Iterator[None]:
         for name in sorted(environment.keys() | after.keys())
         if environment.get(name) != after.get(name)
     ]
-    # The next test starts from what this one found, whatever happened.
-    for name in after.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+    if after != environment:
+        # The next test starts from what this one found, whatever happened.
+        for name in after.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
     left += _scopes_left_open()
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)

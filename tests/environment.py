@@ -11,6 +11,8 @@ from types import FrameType
 
 import jax
 
+from tests.lowering import COMPILES_AS_USERS, share_contexts
+
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -22,9 +24,6 @@ Most of the tests' time would be spent on making programs fast that compute with
 
 COMPLETE = os.environ.get("DISTRIBAX_CONTRACT") == "all"
 """Whether all sizes and modes are tried: `make contract`."""
-
-_AS_USERS = os.environ.get("DISTRIBAX_COMPILE") == "as-users"
-"""Whether programs are compiled as users' programs are: the last part of `make contract`."""
 
 _COMPILED = Path(__file__).parents[1] / ".xla_cache"
 """Programs that some process has compiled; to load one takes a fifth of the time."""
@@ -52,10 +51,11 @@ _LIMITS = (
 
 def prepare() -> None:
     """Sets flags, limits and Keras's backend; makes children heed signals that this one ignores."""
-    os.environ["XLA_FLAGS"] = "" if _AS_USERS else QUICK_COMPILATION
+    os.environ["XLA_FLAGS"] = "" if COMPILES_AS_USERS else QUICK_COMPILATION
     os.environ.update(dict.fromkeys(_LIMITS, "300"))
-    if not _AS_USERS and _make_cache():
+    if not COMPILES_AS_USERS and _make_cache():
         _keep_compiled_programs()
+    share_contexts()
     os.environ["KERAS_BACKEND"] = "jax"
     # Without stored bytecode, every process would compile all of the modules that it imports.
     sys.dont_write_bytecode = False

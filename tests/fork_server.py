@@ -21,6 +21,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.lowering import share_contexts
+
 MODULES = ("numpy", "jax", "jax.numpy", "optax", "distribax", "orbax.checkpoint")
 """What nearly all programs of the tests import; together more than a second of processor time."""
 
@@ -98,6 +100,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in MODULES:
         importlib.import_module(name)
+    share_contexts()
     gc.collect()
     gc.freeze()
     with warnings.catch_warnings():

@@ -267,7 +267,7 @@ tell(first=first, w=[value.hex() for value in w.numpy().tolist()], steps=int(opt
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_an_interrupted_run_ends_like_one_that_was_not(workers: int, tmp_path: Path) -> None:
     def training(total: int, signalled: int | None) -> str:
         return TRAINING.replace("{total}", str(total)).replace("{signalled}", repr(signalled))

@@ -14,16 +14,27 @@ from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
 
-# Both modes and both numbers of devices; the other two combinations add nothing to these.
-SETUPS = pytest.mark.parametrize(
-    ("devices", "compiled"),
-    [
-        pytest.param(1, False, id="eager-1"),
-        pytest.param(2, True, id="compiled-2"),
-        pytest.param(2, False, id="eager-2", marks=pytest.mark.thorough),
-        pytest.param(1, True, id="compiled-1", marks=pytest.mark.thorough),
-    ],
-)
+SETUPS = {
+    "eager-1": (1, False),
+    "compiled-2": (2, True),
+    "eager-2": (2, False),
+    "compiled-1": (1, True),
+}
+"""Devices of each worker, and mode."""
+
+
+def _try_all(in_short: str) -> pytest.MarkDecorator:
+    """Returns a mark that tries one setup in `make test`, and all of them in `make contract`.
+
+    Two functions have both modes and both numbers of devices between them; the contract runs in
+    workers with two devices in both modes.
+    """
+    cases = [
+        pytest.param(*setup, id=name, marks=() if name == in_short else pytest.mark.thorough)
+        for name, setup in SETUPS.items()
+    ]
+    return pytest.mark.parametrize(("devices", "compiled"), cases)
+
 
 # What every program begins with: the strategy, and a line of JSON for the test to read.
 START = """
@@ -57,7 +68,7 @@ def run(program: str, devices: int, compiled: bool) -> list[dict[str, Any]]:
     return [json.loads(result.stdout.strip().splitlines()[-1]) for result in results]
 
 
-@SETUPS
+@_try_all("eager-1")
 def test_replicas_values_variables_and_input(devices: int, compiled: bool) -> None:
     n = 2 * devices
     first, second = run(
@@ -206,7 +217,7 @@ tell(w=w.numpy(), losses=losses, seen=seen.result())
 """
 
 
-@SETUPS
+@_try_all("compiled-2")
 def test_training_equals_one_device(devices: int, compiled: bool) -> None:
     told = run(TRAINING, devices, compiled)
     lines: list[str] = []

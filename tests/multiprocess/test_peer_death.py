@@ -23,7 +23,8 @@ compiled_or_eager = pytest.mark.parametrize(
         pytest.param(False, 0, id="eager-0", marks=pytest.mark.thorough),
     ],
 )
-either = pytest.mark.parametrize("victim", [0, 1])
+# The first worker has JAX's service: without it, the others have the least time.
+either = pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough)])
 
 
 @compiled_or_eager

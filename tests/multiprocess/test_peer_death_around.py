@@ -19,14 +19,21 @@ from tests.multiprocess.crew import TRAINING, Cluster
 
 pytestmark = pytest.mark.multiprocess
 
-either = pytest.mark.parametrize("victim", [0, 1])
+# The first worker has JAX's service: it is the one that is missed most.
+either = pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough)])
 
 
 @pytest.mark.parametrize(
-    ("place", "code"),
-    [("session.connect_processes", 1), ("multi_worker.resolve_devices", PEER_LOST_EXIT_CODE)],
+    ("place", "code", "victim"),
+    [
+        ("session.connect_processes", 1, 0),
+        ("multi_worker.resolve_devices", PEER_LOST_EXIT_CODE, 1),
+        pytest.param("session.connect_processes", 1, 1, marks=pytest.mark.thorough),
+        pytest.param(
+            "multi_worker.resolve_devices", PEER_LOST_EXIT_CODE, 0, marks=pytest.mark.thorough
+        ),
+    ],
 )
-@either
 def test_worker_that_dies_while_they_connect_is_named(
     cluster: Cluster, place: str, code: int, victim: int
 ) -> None:
@@ -67,7 +74,7 @@ def test_processes_that_cannot_connect(cluster: Cluster, instead: str, message: 
     assert any(message in worker.err for worker in workers)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_workers_end_when_they_like(cluster: Cluster, first: int) -> None:
     """Longer apart than a worker may be silent, and than one waits for the other at its end."""
     workers = cluster.start(

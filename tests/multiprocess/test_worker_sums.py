@@ -59,7 +59,8 @@ print(json.dumps(results))
 """
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+# With two, sums inside a worker come before those between workers.
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_sums_between_workers(devices: int) -> None:
     workers = run_workers(PROGRAM.format(devices=devices), 2)
     for worker in workers:

@@ -16,12 +16,12 @@ from keras import layers
 from tests.multidevice.keras.comparison import check_same, make_pair, train
 
 _random = np.random.default_rng(3)
-IMAGES = _random.random((26, 8, 8, 1)).astype(np.float32)
-CLASSES = _random.integers(0, 3, size=26)
-SERIES = _random.normal(size=(26, 6, 2)).astype(np.float32)
-NUMBERS = _random.normal(size=(26, 1)).astype(np.float32)
-WORDS = _random.integers(1, 20, size=(26, 6)).astype(np.int32)
-IDS = _random.integers(0, 15, size=(26, 2)).astype(np.int32)
+IMAGES = _random.random((20, 8, 8, 1)).astype(np.float32)
+CLASSES = _random.integers(0, 3, size=20)
+SERIES = _random.normal(size=(20, 6, 2)).astype(np.float32)
+NUMBERS = _random.normal(size=(20, 1)).astype(np.float32)
+WORDS = _random.integers(1, 20, size=(20, 6)).astype(np.int32)
+IDS = _random.integers(0, 15, size=(20, 2)).astype(np.int32)
 
 Recipe = tuple[Callable[[], keras.Model], Any, Any]
 

@@ -47,6 +47,8 @@ def test_killed_workers_lose_nothing(coordinator: Any) -> None:
     )
 
 
+# As in coordinator/test_faults.py, where it is the same coordinator without servers.
+@pytest.mark.thorough
 def test_a_stopped_worker_is_replaced(coordinator: Any) -> None:
     injector = FaultInjector(coordinator, 2, kinds=["stop"], pause=(0.05, 0.1), most=1)
     history = _run(coordinator, 200, injector)

@@ -50,7 +50,7 @@ def test_steps_one_after_the_other_train_as_plain_keras(strategy: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Nadam"])
+@pytest.mark.parametrize("name", ["Adafactor", pytest.param("Nadam", marks=pytest.mark.thorough)])
 def test_state_that_has_no_name_of_its_own_goes_on(strategy: Any, name: str) -> None:
     def build() -> keras.Model:
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])

@@ -118,7 +118,9 @@ def _wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("evaluate", marks=pytest.mark.thorough), "predict"]
+)
 def test_a_worker_killed_in_the_middle_is_made_up_for(
     strategy: Any, coordinator: Any, method: str
 ) -> None:

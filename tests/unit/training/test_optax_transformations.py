@@ -35,6 +35,25 @@ COMPILED = (
 )
 """Those whose states, or arguments, differ in kind: compiled, on two replicas."""
 
+ONE_OF_A_KIND = {
+    "no state": ("scale", "clip_by_global_norm"),
+    "needs parameters": ("stateless_with_tree_map", "adamw", "lamb"),
+    "moments": ("adam", "rprop", "scale_by_factored_rms"),
+    "one state for all": ("flatten", "contrib.prodigy"),
+    "some parameters only": ("selective_transform",),
+    "a schedule": ("scale_by_schedule", "inject_hyperparams"),
+    "counts steps": ("MultiSteps", "apply_if_finite", "conditionally_mask"),
+    "parts with names": ("named_chain", "snapshot"),
+    "random numbers": ("add_noise",),
+    "extra arguments": ("polyak_sgd", "lbfgs", "contrib.sophia", "contrib.reduce_on_plateau"),
+    "keeps parameters": ("contrib.schedule_free", "contrib.sam", "contrib.mechanize"),
+    "other shapes": ("contrib.galore", "contrib.split_real_and_imaginary"),
+    "refused": ("lookahead", "monitor", "contrib.dpsgd"),
+}
+"""What `dx.Optimizer` has to cope with, and who needs it; the others do nothing else."""
+
+_IN_SHORT = {name for names in ONE_OF_A_KIND.values() for name in names}
+
 
 def _loss(params: Sequence[Any], x: Any, y: Any) -> Any:
     """Returns the sum of the examples' losses, over the size of the whole batch."""
@@ -151,7 +170,13 @@ def test_every_transformation_of_optax_is_known() -> None:
     assert set(exported_names()) - set(CASES) == set()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in _IN_SHORT else pytest.param(name, marks=pytest.mark.thorough)
+        for name in CASES
+    ],
+)
 def test_it_trains_as_plain_optax(name: str) -> None:
     case = CASES[name]
     if case.refused:

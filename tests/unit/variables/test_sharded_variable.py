@@ -284,7 +284,11 @@ def _trained(where: Any, transformation: Any, compiled: bool) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("num_shards", [2, 3, 5])
+# Three shards of different sizes, on two servers.
+@pytest.mark.parametrize(
+    "num_shards",
+    [pytest.param(2, marks=pytest.mark.thorough), 3, pytest.param(5, marks=pytest.mark.thorough)],
+)
 def test_dense_training_equals_one_device(strategy: Any, compiled: bool, num_shards: int) -> None:
     strategy.variable_partitioner = dx.partitioners.FixedShardsPartitioner(num_shards)
     sharded = _trained(strategy, optax.adam(0.1), compiled)
