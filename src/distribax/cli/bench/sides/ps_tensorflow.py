@@ -22,6 +22,8 @@ from serve import claim_output, serve
 
 _START_SECONDS = 300.0
 _END_SECONDS = 8.0
+_held_sockets: list[socket.socket] = []
+"""Bound until the end: a port that was only looked up may be another program's a moment later."""
 
 Work = tuple[Callable[[], Any], Callable[[], ps_problem.Figures]]
 """Schedules one function; and returns figures that show what was done."""
@@ -163,6 +165,7 @@ def main() -> None:
 
 def start_cluster(num_servers: int) -> tuple[Any, list[subprocess.Popen[bytes]]]:
     """Returns the strategy of the chief, which this process is, and the other processes."""
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"
     cluster = _cluster(ps_problem.NUM_WORKERS, num_servers)
     tasks = [(job, index) for job in ("worker", "ps") for index in range(len(cluster[job]))]
     others = [_start(cluster, job, index) for job, index in tasks]
@@ -226,15 +229,21 @@ def _start(cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Po
 
 
 def _cluster(num_workers: int, num_servers: int) -> dict[str, list[str]]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + num_workers + num_servers)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    addresses = [_hold_address() for _ in range(1 + num_workers + num_servers)]
     return {
         "chief": addresses[:1],
         "worker": addresses[1 : 1 + num_workers],
         "ps": addresses[1 + num_workers :],
     }
+
+
+def _hold_address() -> str:
+    """Returns a free address; no other program gets its port, but TensorFlow's servers do."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    _held_sockets.append(held)
+    return f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def _tf_config(cluster: dict[str, list[str]], job: str, index: int) -> str:
