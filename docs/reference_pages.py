@@ -273,7 +273,7 @@ def _make_index(names: list[PublicName]) -> str:
         ]
         if not members:
             continue
-        lines += ["", f"## [{title}]({group}.md)", "", "| name | |", "|---|---|"]
+        lines += ["", f"## [{title}]({group}.md)", "", "| name | what it is |", "|---|---|"]
         for name in members:
             summary = name.summary.replace("|", "\\|")
             lines.append(f"| [`{name.short}`][{name.path}] | {summary} |")

@@ -16,7 +16,8 @@ TRAIN = """
 import os, sys
 from my_package.names import NAME
 print(NAME, os.environ["RANK"], sys.argv[1:], __name__, __package__)
-print("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1")
+GLOO = "1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+print(f"[Gloo] Rank {GLOO}\\n[Gloo] Rank [Gloo] Rank {GLOO}\\n{GLOO}")
 print("W1118 02:52:16.865349    1636 preemption_notifier.cc:90] SIGTERM caught", file=sys.stderr)
 if "fail" in sys.argv:
     raise KeyError("no such feature")

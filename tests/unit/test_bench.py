@@ -11,11 +11,11 @@ import pytest
 
 from distribax.cli import main
 from distribax.cli.bench import command, harness, peers, png
-from distribax.cli.bench.cases.case import Advance, Case, add_rates, select_available
+from distribax.cli.bench.cases.case import Case, add_rates, select_available
 from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.harness import Settings, Side, Turns, interleave
 from tests.conftest import RunFresh
 
 SIDE = """
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _measure(settings: Settings, advance: Advance) -> Report:
+def _measure(settings: Settings, turns: Turns) -> Report:
     report = Report("small")
     sides = [
         Side("one", "small"),
@@ -45,7 +45,7 @@ def _measure(settings: Settings, advance: Advance) -> Report:
         Side("broken", "small", ("fails",)),
         Side("peer", "small", peer="no_such_library"),
     ]
-    outcome = interleave(sides, steps=3, rounds=2, warmup=1, advance=advance)
+    outcome = interleave(sides, steps=3, rounds=2, warmup=1, turns=turns)
     report.failures += outcome.failures
     report.samples = dict(outcome.seconds)
     add_rates(report, "a <title>", "steps/s", outcome.seconds, 3)
@@ -65,7 +65,9 @@ def test_sides_take_turns_and_the_report_is_read_again(
     shown = capsys.readouterr()
     assert "small: a <title>" in shown.out and "steps/s [quartiles]" in shown.out
     assert "no such library" in shown.out and "no_such_library is not installed" in shown.out
-    assert "small ..." in shown.err, "what is measured now, without a terminal"
+    assert "distribax bench: small: starting two ...\n" in shown.err
+    assert "distribax bench: small: round 2 of 2 ...\n" in shown.err
+    assert "broken ended while it started: no such library" in shown.out
     (report,) = json.loads(files[0].read_text())["reports"]
     assert {name: len(times) for name, times in report["samples"].items()} == {"one": 2, "two": 2}
     assert "a &lt;title&gt;" in files[1].read_text()
@@ -116,10 +118,10 @@ def test_a_library_has_one_colour_in_all_charts() -> None:
 def test_what_was_measured_before_ctrl_c_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(settings: Settings, advance: Advance) -> Report:
+    def stop(settings: Settings, turns: Turns) -> Report:
         raise KeyboardInterrupt
 
-    first = Case("first", "one", lambda settings: 1, lambda settings, advance: Report("first"))
+    first = Case("first", "one", lambda settings: 1, lambda settings, turns: Report("first"))
     second = Case("second", "two", lambda settings: 1, stop)
     monkeypatch.setattr(command, "CASES", {"first": first, "second": second})
     assert main(["bench"]) == 1

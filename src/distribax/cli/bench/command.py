@@ -9,9 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from distribax.cli.bench import peers
 from distribax.cli.bench.cases.all_reduce import ALL_REDUCE
@@ -20,11 +19,14 @@ from distribax.cli.bench.cases.pipelines import INPUT, PARAMETER_SERVERS
 from distribax.cli.bench.cases.steps import SCALING, STEP
 from distribax.cli.bench.charts import WIDTH, Chart, Point, Series, draw, get_height
 from distribax.cli.bench.figures import Report, Table, machine
-from distribax.cli.bench.harness import Settings
+from distribax.cli.bench.harness import Settings, Turns
 from distribax.cli.bench.html_report import write_html
 from distribax.cli.bench.png import write_png
 from distribax.cli.help_format import USAGE_ERROR, add_command
 from distribax.cli.terminal import make_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 CASES: Final[dict[str, Case]] = {
     case.name: case for case in (STEP, SCALING, ALL_REDUCE, INPUT, PARAMETER_SERVERS)
@@ -108,6 +110,21 @@ def _install_peers() -> None:
         peers.make(peer)
 
 
+class _ShownTurns(Turns):
+    """Shows what is measured now: as a bar on a terminal, else as lines."""
+
+    def __init__(self, name: str, progress: Progress, task: TaskID) -> None:
+        self._name, self._progress, self._task = name, progress, task
+
+    def begin(self, what: str) -> None:
+        self._progress.update(self._task, description=f"{self._name}: {what}")
+        if self._progress.disable:
+            print(f"distribax bench: {self._name}: {what} ...", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._progress.advance(self._task)
+
+
 def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -128,14 +145,13 @@ def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
         for name, task in tasks.items():
             progress.update(task, total=CASES[name].count_turns(settings))
             progress.start_task(task)
-            if not stderr.is_terminal:
-                print(f"distribax bench: {name} ...", file=sys.stderr, flush=True)
             try:
-                report = CASES[name].measure(settings, partial(progress.advance, task))
+                report = CASES[name].measure(settings, _ShownTurns(name, progress, task))
             except KeyboardInterrupt:
                 # What was measured before is not lost.
                 reports.append(Report(name, failures=["stopped by Ctrl-C"]))
                 break
+            progress.update(task, description=f"{name}: {CASES[name].description}")
             reports.append(report)
     return reports
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ They use the standard library and what they measure, so that they run in any env
 """
 _SOURCE = Path(__file__).resolve().parents[3]
 
-_START_SECONDS = 180.0
+_START_SECONDS = 600.0
 _RUN_SECONDS = 180.0
 _END_SECONDS = 10.0
 
@@ -67,6 +67,16 @@ class Side:
 def _find_program(module: str) -> Path:
     paths = [folder / f"{module}.py" for folder in side_folders]
     return next(path for path in paths if path.is_file())
+
+
+class Turns:
+    """Hears what a measurement does now; this one keeps it to itself."""
+
+    def begin(self, what: str) -> None:
+        """Something begins that may take seconds."""
+
+    def end(self) -> None:
+        """One more turn is done: a start of a side, or a round."""
 
 
 class SideError(RuntimeError):
@@ -121,7 +131,7 @@ class Process:
 
     def ready(self) -> dict[str, Any]:
         """Wait until the side has set itself up."""
-        return self._answer(_START_SECONDS)
+        return self._answer(_START_SECONDS, "while it started")
 
     def run(self, steps: int) -> dict[str, Any]:
         """Have it run `steps` steps; the answer holds "seconds"."""
@@ -130,10 +140,10 @@ class Process:
             self._process.stdin.write(json.dumps({"steps": steps}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._error("ended") from None
-        return self._answer(_RUN_SECONDS)
+            raise self._error("ended between two runs") from None
+        return self._answer(_RUN_SECONDS, f"while it ran {steps} steps")
 
-    def _answer(self, seconds: float) -> dict[str, Any]:
+    def _answer(self, seconds: float, doing: str) -> dict[str, Any]:
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         deadline = time.monotonic() + seconds
@@ -142,10 +152,10 @@ class Process:
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise self._error(f"gave no answer within {seconds:.0f} s")
+                    raise self._error(f"gave no answer within {seconds:.0f} s {doing}")
                 piece = os.read(descriptor, 65536)
                 if not piece:
-                    raise self._error("ended")
+                    raise self._error(f"ended {doing}")
                 self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
         return json.loads(line)
@@ -174,19 +184,21 @@ def interleave(
     steps: int,
     rounds: int,
     warmup: int,
-    advance: Callable[[], object] = lambda: None,
+    turns: Turns | None = None,
 ) -> Outcome:
     """Run all sides in turn, `steps` steps a turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
     A side that cannot run is left out, and named in the outcome's `failures`.
-    `advance` is called after the start of each side and after each round.
+    `turns` hears of the start of each side and of each round.
     """
+    turns = turns or Turns()
     outcome = Outcome()
     with ExitStack() as stack:
         running: list[Process] = []
         # One after the other: starting together they would fight for the cores, and time out.
         for side in sides:
+            turns.begin(f"starting {side.name}")
             try:
                 process = stack.enter_context(Process(side))
                 outcome.info[side.name] = process.ready()
@@ -195,10 +207,11 @@ def interleave(
                 outcome.failures.append(str(error))
                 continue
             finally:
-                advance()
+                turns.end()
             running.append(process)
             outcome.seconds[side.name] = []
         for number in range(rounds):
+            turns.begin(f"round {number + 1} of {rounds}")
             # Every side meets every place in the order, so that none has always the cold caches.
             shift = number % max(len(running), 1)
             for process in running[shift:] + running[:shift]:
@@ -213,7 +226,7 @@ def interleave(
                     continue
                 outcome.seconds[name].append(answer["seconds"] / steps)
                 outcome.answers[name] = answer
-            advance()
+            turns.end()
     return outcome
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from distribax.cli.bench.cases.case import Advance, Case
+from distribax.cli.bench.cases.case import Case
 from distribax.cli.bench.charts import Chart, Point, Series, format_bytes
 from distribax.cli.bench.figures import Report, Spread, Table
-from distribax.cli.bench.harness import Process, Settings, Side, SideError
+from distribax.cli.bench.harness import Process, Settings, Side, SideError, Turns
 
 _SIZES: Final = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
 _STEPS: Final = 3
@@ -18,7 +18,7 @@ def _count_turns(settings: Settings) -> int:
     return 1 + settings.pick(10, 3)
 
 
-def _measure(settings: Settings, advance: Advance) -> Report:
+def _measure(settings: Settings, turns: Turns) -> Report:
     report = Report("all_reduce")
     replicas = max(2, min(settings.max_devices, 4))
     sizes = _SIZES[:4] if settings.quick else _SIZES
@@ -31,15 +31,18 @@ def _measure(settings: Settings, advance: Advance) -> Report:
     samples: dict[str, list[float]] = {}
     copies: list[float] = []
     try:
+        turns.begin(f"starting {side.name}")
         with Process(side) as process:
             process.ready()
-            advance()
-            for _ in range(settings.pick(10, 3)):
+            turns.end()
+            rounds = settings.pick(10, 3)
+            for number in range(rounds):
+                turns.begin(f"round {number + 1} of {rounds}")
                 answer = process.run(_STEPS)
                 for name, seconds in answer["ways"].items():
                     samples.setdefault(name, []).append(seconds)
                 copies.append(answer["copy"])
-                advance()
+                turns.end()
     except SideError as error:
         report.failures.append(str(error))
         return report

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from distribax.cli.bench import peers
 from distribax.cli.bench.charts import Chart, Point, Series
 from distribax.cli.bench.figures import Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
-
-Advance = Callable[[], object]
-"""Moves the progress bar by one turn."""
+from distribax.cli.bench.harness import Settings, Side, Turns
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Case:
     name: str
     description: str
     count_turns: Callable[[Settings], int]
-    measure: Callable[[Settings, Advance], Report]
+    measure: Callable[[Settings, Turns], Report]
 
 
 def select_available(sides: Sequence[Side]) -> list[Side]:

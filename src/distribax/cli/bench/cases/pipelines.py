@@ -6,9 +6,9 @@ import importlib.util
 import tempfile
 from typing import Final
 
-from distribax.cli.bench.cases.case import Advance, Case, add_rates, select_available
+from distribax.cli.bench.cases.case import Case, add_rates, select_available
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.harness import Settings, Side, Turns, interleave
 
 _BATCH_SIZE: Final = 256
 _QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -22,36 +22,39 @@ _WORKS: Final = {
 }
 
 
-def _make_input_sides(source: str, folder: str) -> list[Side]:
-    given = ("--source", source, "--folder", folder)
+def _make_input_sides(source: str, folder: str, settings: Settings) -> list[Side]:
+    """Returns the sides of a source; TensorFlow's map is in Python, as distribax's, or native."""
+    files = ("--folder", folder, "--records", str(settings.pick(10_000, 1_000)))
+    given = (*files, "--source")
+    peer_sources = {"TensorFlow": "memory"}
+    if source == "records":
+        peer_sources = {"TensorFlow, Python map": "python", "TensorFlow, native ops": "native"}
     return select_available(
         [
-            Side("distribax", "input_distribax", given, environment={"NPROC": "8"}),
-            Side("TensorFlow", "input_tensorflow", given, "tensorflow", _QUIET),
+            Side("distribax", "input_distribax", (*given, source), environment={"NPROC": "8"}),
+            *(
+                Side(name, "input_tensorflow", (*given, peer_source), "tensorflow", _QUIET)
+                for name, peer_source in peer_sources.items()
+            ),
         ]
     )
 
 
-def _list_sources(settings: Settings) -> list[str]:
-    # Writing the files takes longer than a quick look.
-    return ["memory"] if settings.quick else list(_SOURCES)
-
-
 def _count_input_turns(settings: Settings) -> int:
-    sides = len(_make_input_sides("memory", ""))
-    return len(_list_sources(settings)) * (sides + settings.pick(10, 3))
+    sides = sum(len(_make_input_sides(source, "", settings)) for source in _SOURCES)
+    return sides + len(_SOURCES) * settings.pick(10, 3)
 
 
-def _measure_input(settings: Settings, advance: Advance) -> Report:
+def _measure_input(settings: Settings, turns: Turns) -> Report:
     report = Report("input")
     with tempfile.TemporaryDirectory(prefix="distribax-bench-") as folder:
-        for source in _list_sources(settings):
+        for source in _SOURCES:
             outcome = interleave(
-                _make_input_sides(source, folder),
+                _make_input_sides(source, folder, settings),
                 steps=settings.pick(100, 20),
                 rounds=settings.pick(10, 3),
                 warmup=10,
-                advance=advance,
+                turns=turns,
             )
             report.failures += outcome.failures
             report.samples[source] = outcome.seconds
@@ -74,7 +77,7 @@ def _count_server_turns(settings: Settings) -> int:
     return sum(len(_make_server_sides(work)) + settings.pick(8, 2) for work in _WORKS)
 
 
-def _measure_servers(settings: Settings, advance: Advance) -> Report:
+def _measure_servers(settings: Settings, turns: Turns) -> Report:
     report = Report("ps")
     if importlib.util.find_spec("ray") is None:
         report.failures.append("parameter servers need Ray: pip install 'distribax[ray]'")
@@ -85,7 +88,7 @@ def _measure_servers(settings: Settings, advance: Advance) -> Report:
             steps=settings.pick(full, quick),
             rounds=settings.pick(8, 2),
             warmup=quick,
-            advance=advance,
+            turns=turns,
         )
         report.failures += outcome.failures
         report.samples[work] = outcome.seconds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from distribax.cli.bench.cases.case import Advance, Case, add_rates, select_available
+from distribax.cli.bench.cases.case import Case, add_rates, select_available
 from distribax.cli.bench.charts import Chart, Point, Series
 from distribax.cli.bench.figures import Report, Spread, Table
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.harness import Settings, Side, Turns, interleave
 
 HAND: Final = "JAX by hand (shard_map)"
 OURS: Final = "distribax"
@@ -36,11 +36,11 @@ def _count_step_turns(settings: Settings) -> int:
     return len(_make_step_sides(settings)) + settings.pick(15, 3)
 
 
-def _measure_step(settings: Settings, advance: Advance) -> Report:
+def _measure_step(settings: Settings, turns: Turns) -> Report:
     report = Report("step")
     sides = _make_step_sides(settings)
     rounds, warmup = settings.pick(15, 3), settings.pick(20, 5)
-    outcome = interleave(sides, steps=_STEPS, rounds=rounds, warmup=warmup, advance=advance)
+    outcome = interleave(sides, steps=_STEPS, rounds=rounds, warmup=warmup, turns=turns)
     report.failures += outcome.failures
     report.samples = dict(outcome.seconds)
     replicas = min(2, settings.max_devices)
@@ -66,7 +66,7 @@ def _count_scaling_turns(settings: Settings) -> int:
     return 2 * len(_list_sizes(settings)) + settings.pick(10, 3)
 
 
-def _measure_scaling(settings: Settings, advance: Advance) -> Report:
+def _measure_scaling(settings: Settings, turns: Turns) -> Report:
     report = Report("scaling")
     programs = {HAND: "mlp_shard_map", OURS: "mlp_distribax"}
     sides = [
@@ -80,7 +80,7 @@ def _measure_scaling(settings: Settings, advance: Advance) -> Report:
         for name, program in programs.items()
     ]
     rounds, warmup = settings.pick(10, 3), settings.pick(10, 3)
-    outcome = interleave(sides, steps=10, rounds=rounds, warmup=warmup, advance=advance)
+    outcome = interleave(sides, steps=10, rounds=rounds, warmup=warmup, turns=turns)
     report.failures += outcome.failures
     report.samples = dict(outcome.seconds)
     title = f"examples per second by the number of devices, batch {_BATCH_SIZE} for each"

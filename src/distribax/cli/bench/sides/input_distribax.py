@@ -17,14 +17,14 @@ from serve import serve
 import distribax as dx
 
 
-def make_batches(source: str, folder: Path | None) -> Any:
+def make_batches(source: str, folder: Path | None, records: int) -> Any:
     """The data set of the benchmark, batched."""
     if source == "memory":
         dataset = dx.data.Dataset.from_tensor_slices(input_problem.in_memory())
         dataset = dataset.shuffle(input_problem.NUM_IMAGES)
     else:
         assert folder is not None, "--folder"
-        dataset = dx.data.TFRecordDataset(input_problem.write_records(folder))
+        dataset = dx.data.TFRecordDataset(input_problem.write_records(folder, records))
         dataset = dataset.map(input_problem.decode, num_parallel_calls=dx.data.AUTOTUNE)
     return dataset.batch(input_problem.BATCH_SIZE)
 
@@ -46,11 +46,12 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--source", choices=("memory", "records"), default="memory")
     parser.add_argument("--folder", type=Path, help="of the TFRecord files")
+    parser.add_argument("--records", type=int, default=input_problem.RECORDS_A_FILE, help="a file")
     parser.add_argument("--weigh", action="store_true", help="answer with the memory held, too")
     parser.add_argument("--endless", action="store_true", help="one iterator over all epochs")
     options = parser.parse_args()
     strategy = dx.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
-    dataset = make_batches(options.source, options.folder)
+    dataset = make_batches(options.source, options.folder, options.records)
     if options.endless:
         dataset = dataset.repeat()
     distributed = strategy.experimental_distribute_dataset(dataset)

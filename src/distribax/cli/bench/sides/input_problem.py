@@ -30,13 +30,13 @@ def decode(record: bytes) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def write_records(folder: Path) -> list[str]:
-    """Write the TFRecord files, unless they are there; return their names."""
+def write_records(folder: Path, records_a_file: int = RECORDS_A_FILE) -> list[str]:
+    """Write the TFRecord files, unless they exist; return their names."""
     paths = [folder / f"images-{number:02}.tfrecord" for number in range(NUM_FILES)]
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(1)
     for path in paths:
-        records = generator.integers(0, 256, (RECORDS_A_FILE, RECORD_BYTES)).astype(np.uint8)
+        records = generator.integers(0, 256, (records_a_file, RECORD_BYTES)).astype(np.uint8)
         records[:, 0] %= 10
         if path.exists():
             continue

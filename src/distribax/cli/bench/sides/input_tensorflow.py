@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--source", choices=("memory", "python", "native"), default="memory")
     parser.add_argument("--folder", type=Path, help="of the TFRecord files")
+    parser.add_argument("--records", type=int, default=input_problem.RECORDS_A_FILE, help="a file")
     options = parser.parse_args()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
@@ -53,7 +54,8 @@ def main() -> None:
     if options.source == "memory":
         dataset = memory_dataset()
     else:
-        dataset = record_dataset(input_problem.write_records(options.folder), options.source)
+        files = input_problem.write_records(options.folder, options.records)
+        dataset = record_dataset(files, options.source)
     batched = dataset.batch(input_problem.BATCH_SIZE).prefetch(tf.data.AUTOTUNE)
     distributed = strategy.experimental_distribute_dataset(batched)
 

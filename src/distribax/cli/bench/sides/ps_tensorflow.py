@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,10 @@ import ps_problem
 import tensorflow as tf
 from serve import claim_output, serve
 
+_START_SECONDS = 300.0
 _END_SECONDS = 8.0
+_held_sockets: list[socket.socket] = []
+"""Bound until the end: a port that was only looked up may be another program's a moment later."""
 
 Work = tuple[Callable[[], Any], Callable[[], ps_problem.Figures]]
 """Schedules one function; and returns figures that show what was done."""
@@ -161,18 +165,35 @@ def main() -> None:
 
 def start_cluster(num_servers: int) -> tuple[Any, list[subprocess.Popen[bytes]]]:
     """Returns the strategy of the chief, which this process is, and the other processes."""
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"
     cluster = _cluster(ps_problem.NUM_WORKERS, num_servers)
-    others = [
-        _start(cluster, job, index)
-        for job in ("worker", "ps")
-        for index in range(len(cluster[job]))
-    ]
+    tasks = [(job, index) for job in ("worker", "ps") for index in range(len(cluster[job]))]
+    others = [_start(cluster, job, index) for job, index in tasks]
+    for (job, index), process in zip(tasks, others, strict=True):
+        _wait_until_open(f"{job} {index}", cluster[job][index], process)
     os.environ["TF_CONFIG"] = _tf_config(cluster, "chief", 0)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     partitioner = None
     if num_servers > 1:
         partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_servers)
     return tf.distribute.ParameterServerStrategy(resolver, partitioner), others
+
+
+def _wait_until_open(task: str, address: str, process: subprocess.Popen[bytes]) -> None:
+    """Waits until a task listens: TensorFlow itself would wait for it without end or message."""
+    host, port = address.rsplit(":", 1)
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1.0).close()
+            return
+        except OSError:
+            if process.poll() is not None:
+                raise SystemExit(f"{task} ended with {process.returncode}") from None
+            if time.monotonic() > deadline:
+                waited = f"{_START_SECONDS:.0f} s"
+                raise SystemExit(f"{task} did not listen on {address} in {waited}") from None
+            time.sleep(0.2)
 
 
 def end_cluster(others: list[subprocess.Popen[bytes]]) -> None:
@@ -208,15 +229,21 @@ def _start(cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Po
 
 
 def _cluster(num_workers: int, num_servers: int) -> dict[str, list[str]]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(1 + num_workers + num_servers)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
+    addresses = [_hold_address() for _ in range(1 + num_workers + num_servers)]
     return {
         "chief": addresses[:1],
         "worker": addresses[1 : 1 + num_workers],
         "ps": addresses[1 + num_workers :],
     }
+
+
+def _hold_address() -> str:
+    """Returns a free address; no other program gets its port, but TensorFlow's servers do."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    _held_sockets.append(held)
+    return f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def _tf_config(cluster: dict[str, list[str]], job: str, index: int) -> str:
