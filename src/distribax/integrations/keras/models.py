@@ -103,8 +103,8 @@ def _check_layers(model: keras.Model, strategy: contracts.Strategy, what: str) -
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False):
             raise ValueError(
-                f"{model.name}.{what}: the layer {layer.name!r} has stateful=True and keeps a state "
-                f"for each example of a batch, but a {_name(strategy)} gives the examples to "
+                f"{model.name}.{what}: the layer {layer.name!r} has stateful=True and keeps a "
+                f"state for each example of a batch, but a {_name(strategy)} gives the examples to "
                 "several replicas or workers. Leave out stateful=True, or use "
                 "dx.OneDeviceStrategy."
             )
