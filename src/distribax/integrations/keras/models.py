@@ -80,7 +80,8 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
         raise ValueError(
             f"{model.name}.{what}: the model is used with a {_name(here or strategies[0])}, but "
             f"{named} made outside `with strategy.scope():`, so that it would not be distributed. "
-            "Create the model, or load it, inside the scope."
+            "Create the model, or load it, inside the scope, and call there what makes variables "
+            "later: the first call of a model without an Input, enable_lora() or quantize()."
         )
     first = strategies[0]
     others = [each for each in (*strategies, here) if each not in (None, first)]
