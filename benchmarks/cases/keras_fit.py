@@ -121,10 +121,7 @@ def _measure_uneven(report: Report, settings: Settings) -> None:
 
 
 def _measure_served(report: Report, settings: Settings) -> None:
-    """Measures parameter servers; TensorFlow's `fit` with them needs tf_keras, its loop does not.
-
-    Beside the peer's TensorFlow: `pip install --no-deps tf_keras`, which would ask for another one.
-    """
+    """Measures parameter servers; with them TensorFlow's `fit` is that of tf_keras."""
     loop = ("--work", "mlp", "--way", "keras")
     sides = [
         Side(SERVED, "ps_keras_fit_distribax"),

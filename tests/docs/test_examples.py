@@ -194,6 +194,12 @@ def test_parameter_server(run_forked: Callable[..., str]) -> None:
     assert found is not None and float(found[1]) > 75
 
 
+def test_keras_custom_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = _compare("keras_custom_loop", 2)
+    assert losses[1] < 0.9 * losses[0]
+    assert "restored: True" in capsys.readouterr().out
+
+
 def test_keras_transformer() -> None:
     losses = _load("keras_transformer").train(dx.MirroredStrategy(["CPU:0", "CPU:1"]), 2)
     assert losses[1] < losses[0]

@@ -38,6 +38,8 @@ def test_values_cross_collectives(pair: Case) -> None:
         key = jax.random.fold_in(jax.random.key(1), x.shape[0])
         squares = x * x
         centred = x - context.all_reduce("SUM", jnp.sum(x)) / 7
+        # The same again, after a use of what was computed before the replicas met.
+        squares = squares / 2 + (x * x) / 2
 
         @jax.jit
         def normalise(values: Any) -> Any:

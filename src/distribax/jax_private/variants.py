@@ -59,6 +59,13 @@ class _Program:
     segments: list[list[_Step]] = field(default_factory=lambda: [[]])
     collectives: list[_Step] = field(default_factory=list)
     returned: list[_Id] = field(default_factory=list)
+    made: set[tuple[_Id, ...]] = field(default_factory=set)
+
+    def add(self, step: _Step) -> None:
+        """Adds a step, unless the same has been computed before."""
+        if step.equation.effects or step.outputs not in self.made:
+            self.made.add(step.outputs)
+            self.segments[-1].append(step)
 
     def drop_unused(self) -> None:
         """Leaves out the steps whose results nobody needs."""
@@ -139,7 +146,7 @@ class _Numbering:
             given = tuple(map(find, equation.invars))
             if not _has_collective(equation, self.axis):
                 made = self.number_outputs(equation, given)
-                program.segments[-1].append(_Step(equation, given, made))
+                program.add(_Step(equation, given, made))
             elif _is_collective(equation, self.axis):
                 made = self._number_met(len(program.collectives), equation)
                 program.collectives.append(_Step(equation, given, made))

@@ -39,6 +39,17 @@ def test_model_of_another_strategy_is_refused() -> None:
         model.evaluate(INPUTS, LABELS)
 
 
+def test_state_of_examples_is_refused() -> None:
+    def make_model() -> keras.Model:
+        layers = [keras.Input(batch_shape=(4, 5, 1)), keras.layers.GRU(3, stateful=True)]
+        return keras.Sequential(layers)
+
+    model = make(make_pair(), make_model)
+
+    with pytest.raises(ValueError, match=r"'gru.*' has stateful=True.* dx.OneDeviceStrategy"):
+        model.predict(INPUTS[:4])
+
+
 def test_model_outside_of_strategies_is_keras_alone() -> None:
     model = make(None, make_classifier)
     model.fit(INPUTS, LABELS, epochs=1, verbose=0)

@@ -31,6 +31,7 @@ def build_plain() -> keras.Model:
     model = keras.Sequential(
         [
             keras.layers.Input((4,)),
+            keras.layers.Normalization(mean=0.1, variance=2.0),
             keras.layers.Dense(6, activation="tanh", kernel_regularizer="l2"),
             keras.layers.BatchNormalization(),
             keras.layers.Dense(2),

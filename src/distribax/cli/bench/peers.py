@@ -21,6 +21,11 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("tensorflow-cpu==2.21.0",),
     "torch": ("torch==2.13.0", "numpy"),
 }
+ADDITIONS: dict[str, tuple[str, ...]] = {
+    # Keras 2, whose `fit` knows parameter servers. It would ask for another build of TensorFlow.
+    "tensorflow": ("tf_keras==2.21.0",),
+}
+"""What is installed beside the requirements, without what it asks for itself."""
 
 _INSTALL_SECONDS = 1800
 _STAMP = "requirements.txt"
@@ -48,7 +53,7 @@ def is_made(peer: str) -> bool:
 
 
 def _join_requirements(peer: str) -> str:
-    return "\n".join(REQUIREMENTS[peer]) + "\n"
+    return "\n".join((*REQUIREMENTS[peer], *ADDITIONS.get(peer, ()))) + "\n"
 
 
 def make(peer: str) -> Path:
@@ -62,10 +67,13 @@ def make(peer: str) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     venv.create(folder, with_pip=True)
-    subprocess.run(
-        [str(interpreter), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]],
-        check=True,
-        timeout=_INSTALL_SECONDS,
-    )
+    _install(interpreter, *REQUIREMENTS[peer])
+    if peer in ADDITIONS:
+        _install(interpreter, "--no-deps", *ADDITIONS[peer])
     (folder / _STAMP).write_text(_join_requirements(peer))
     return interpreter
+
+
+def _install(interpreter: Path, *arguments: str) -> None:
+    command = [str(interpreter), "-m", "pip", "install", "--quiet", *arguments]
+    subprocess.run(command, check=True, timeout=_INSTALL_SECONDS)

@@ -61,6 +61,7 @@ def _connect() -> None:
     loss.scale_loss_for_distribution = losses.scale(loss.scale_loss_for_distribution)
     loss.unscale_loss_for_distribution = losses.unscale(loss.unscale_loss_for_distribution)
     loss.reduce_values = losses.reduce_in_replica(loss.reduce_values)
+    loss.apply_mask = losses.mask_together(loss.apply_mask)
     generator = keras.random.SeedGenerator
     generator.next = seeds.draw_own(generator.next)
     batch = keras.layers.BatchNormalization

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from distribax import context
 from distribax.integrations.keras import shares
+from distribax.integrations.keras.shares import Share
+from distribax.types import ReduceOp
 
 
 def count_replicas() -> int:
@@ -49,7 +51,8 @@ def unscale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def reduce_in_replica(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
     """Returns Keras's function that reduces losses, for replicas.
 
-    The loss of an empty piece is zero, and a sum stays a sum in `fit`.
+    The loss of an empty piece is zero. In `fit` a sum stays a sum, and a mean by weights is that
+    by the weights of all replicas.
     """
 
     @functools.wraps(reduce_values)
@@ -63,10 +66,44 @@ def reduce_in_replica(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
             # Keras leaves it as it is.
             loss = jnp.sum(loss)
         share = shares.current()
-        if share is None or reduction != "sum":
+        if share is None:
             return loss
-        # It is weighted by the share later, as all losses are; that of an empty piece is zero.
-        weight = share.weight
-        return loss / (weight if isinstance(weight, float) else jnp.where(weight, weight, 1))
+        if reduction == "sum":
+            return _divide(loss, share.weight)
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return loss * _compare(share, jnp.sum(sample_weight)).astype(loss.dtype)
+        return loss
 
     return call
+
+
+def mask_together(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns Keras's function that turns a mask into weights, for replicas.
+
+    Means over what a mask leaves are, in `fit`, those over what it leaves of the global batch.
+    """
+
+    @functools.wraps(apply_mask)
+    def call(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
+        weights = apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+        share = shares.current()
+        if share is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+            return weights
+        return weights * _compare(share, jnp.sum(mask)).astype(weights.dtype)
+
+    return call
+
+
+def _compare(share: Share, own: jax.Array) -> jax.Array:
+    """Returns how a replica's part of what counts compares with its share of the examples."""
+    replica = context.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return jnp.ones(())
+    own = own.astype(jnp.float32)
+    total: jax.Array = replica.all_reduce(ReduceOp.SUM, own)
+    return _divide(_divide(own, total), share.weight)
+
+
+def _divide(value: jax.Array, by: float | jax.Array) -> jax.Array:
+    """Divides by what is zero only if the value is; the result is zero then."""
+    return value / (by if isinstance(by, float) else jnp.where(by, by, 1))

@@ -63,7 +63,8 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
         what: The method that is called, for messages.
 
     Raises:
-        ValueError: The model, or a variable of it, belongs to another strategy or to none.
+        ValueError: The model, or a variable of it, belongs to another strategy or to none; or
+            it has layers that strategies cannot divide.
     """
     here = context.get_strategy() if context.has_strategy() else None
     weights = model.variables
@@ -79,7 +80,8 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
         raise ValueError(
             f"{model.name}.{what}: the model is used with a {_name(here or strategies[0])}, but "
             f"{named} made outside `with strategy.scope():`, so that it would not be distributed. "
-            "Create the model, or load it, inside the scope."
+            "Create the model, or load it, inside the scope, and call there what makes variables "
+            "later: the first call of a model without an Input, enable_lora() or quantize()."
         )
     first = strategies[0]
     others = [each for each in (*strategies, here) if each not in (None, first)]
@@ -90,8 +92,23 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
             "call its methods in the scope of one strategy; to go on with another one, save the "
             "model and load it in the new scope."
         )
+    _check_layers(model, first, what)
     _found[model] = first
     return first
+
+
+def _check_layers(model: keras.Model, strategy: contracts.Strategy, what: str) -> None:
+    """Refuses layers that keep something for each example of a batch, if batches are divided."""
+    if strategy.extended.source is None and strategy.num_replicas_in_sync == 1:
+        return
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"{model.name}.{what}: the layer {layer.name!r} has stateful=True and keeps a "
+                f"state for each example of a batch, but a {_name(strategy)} gives the examples to "
+                "several replicas or workers. Leave out stateful=True, or use "
+                "dx.OneDeviceStrategy."
+            )
 
 
 def _name(strategy: Any) -> str:

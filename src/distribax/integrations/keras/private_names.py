@@ -43,6 +43,7 @@ def find_private_names() -> PrivateNames:
             (losses, "scale_loss_for_distribution"),
             (losses, "unscale_loss_for_distribution"),
             (losses, "reduce_values"),
+            (losses, "apply_mask"),
             (trainer, "_get_jax_state"),
             (trainer, "_symbolic_build"),
             (epoch_iterator, "_get_iterator"),

@@ -17,6 +17,7 @@ import jax
 import keras
 from typing_extensions import override
 
+from distribax import jax_private
 from distribax.coordinator.pickling import ship_module_of
 
 _LOOPS = (
@@ -30,6 +31,8 @@ _LOOPS = (
 """What Keras's loops keep in a model."""
 # The base of layers, losses, metrics and optimizers, which pickles them as their configuration.
 _SAVEABLE = next(base for base in keras.Layer.__mro__ if "__reduce__" in vars(base))
+# What preprocessing layers compute with; while it is unpickled it looks for its own attributes.
+_CHOICE = "DynamicBackend"
 _STACK_BYTES = 512 << 20
 _DEPTH = 100_000
 
@@ -55,7 +58,8 @@ def dump_model(model: keras.Model) -> bytes:
 
 def load_model(data: bytes) -> keras.Model:
     """Returns the model of `dump_model`, which can be used with values that it is given."""
-    return pickle.loads(data)
+    # The step that needs it first is traced; arrays that layers hold are not part of the trace.
+    return jax_private.run_outside_trace(lambda: pickle.loads(data))
 
 
 def list_code(model: keras.Model) -> Iterator[Any]:
@@ -91,6 +95,8 @@ class _ModelPickler(cloudpickle.Pickler):
         ):
             items = list(obj.items()) if isinstance(obj, dict) else list(obj)
             return _make_empty, (type(obj),), (vars(obj), items), None, None, _fill
+        if type(obj).__qualname__ == _CHOICE and type(obj).__module__.startswith("keras."):
+            return type(obj), (obj._backend,)
         return super().reducer_override(obj)
 
 
