@@ -12,24 +12,44 @@ from tests.conftest import RunFresh
 pytestmark = [pytest.mark.multiprocess, pytest.mark.chaos]
 
 PROGRAM = """
-import json, os
+import json, os, socket, struct, threading
 import distribax as dx
 
+# Connections of the program itself that others have reset, made all the time.
+own, is_over = {}, threading.Event()
+
+def connect():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        while not is_over.wait(0.1):
+            mine = socket.create_connection(listener.getsockname())
+            other, _ = listener.accept()
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            other.close()
+            own[mine] = os.fstat(mine.fileno()).st_ino
+
+thread = threading.Thread(target=connect)
+thread.start()
 counts = []
-for _ in range(4):
+for number in range(4):
     strategy = dx.ParameterServerStrategy(num_workers=1, num_ps=1)
     coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
     coordinator.schedule(int).fetch()
+    if number == 0:
+        is_over.set()
+        thread.join()
     strategy.close()
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     counts.append(
         sum(os.readlink(link).startswith("socket:") for link in links if os.path.islink(link))
     )
-print(json.dumps(counts))
+intact = [os.fstat(mine.fileno()).st_ino == name for mine, name in own.items()]
+print(json.dumps([counts, len(intact), all(intact)]))
 """
 
 
 # Takes more than 10 s: Ray is started four times.
 def test_clusters_one_after_the_other_keep_no_sockets(run_fresh: RunFresh) -> None:
-    counts = json.loads(run_fresh(PROGRAM).splitlines()[-1])
+    counts, num_own, is_intact = json.loads(run_fresh(PROGRAM).splitlines()[-1])
     assert counts[-1] <= counts[0] + 1, counts
+    # What the program has opened itself while Ray was connected is never closed.
+    assert num_own and is_intact

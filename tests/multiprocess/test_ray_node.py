@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from distribax.cluster.ray import cluster_token
-from distribax.cluster.ray.node import RayNode
+from distribax.cluster.ray.node import NodeLostError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
+from tests.conftest import RunFresh
 from tests.multiprocess.marked_programs import wait_until
 
 pytestmark = pytest.mark.multiprocess
@@ -122,3 +123,47 @@ def test_a_node_that_is_closed_has_ended(stack: contextlib.ExitStack) -> None:
     assert node.wait_until_ended() is True
     with pytest.raises(RuntimeError, match="it was closed"):
         node.wait_until_up()
+
+
+def test_a_head_that_has_failed_leaves_the_snapshots_to_its_successor(
+    stack: contextlib.ExitStack,
+) -> None:
+    settings = NodeSettings(cluster_token.make_token())
+    head = _node(stack, settings)
+    head.wait_until_up()
+    head.snapshot_folder.mkdir(mode=0o700)
+    saved = head.snapshot_folder / "saved"
+    saved.write_text("the training")
+    (gcs,) = [p for p in _keeper(head).children(recursive=True) if p.name() == "gcs_server"]
+    gcs.kill()
+    with pytest.raises(NodeLostError, match="the process gcs_server has ended"):
+        head.wait_until_ended()
+    head.close()
+    successor = _node(stack, settings)
+    assert successor.snapshot_folder == head.snapshot_folder
+    assert saved.read_text() == "the training"
+    successor.wait_until_up()
+    assert saved.exists()
+    # Only the end of the training removes them.
+    successor.close(end_cluster=True)
+    assert not successor.snapshot_folder.exists()
+
+
+CLOSED_AT_ONCE = """
+import os, pathlib, tempfile
+from distribax.cluster.ray.node_main import Node, NodeLimits, NodeSettings, Program
+
+limits = NodeLimits(*[5.0] * 6)
+for has_failed in (True, False):
+    saved = tempfile.mkdtemp()
+    os.environ["DISTRIBAX_SNAPSHOT_FOLDER"] = saved
+    node = Node(NodeSettings("token"), limits, tempfile.mkdtemp(), Program(os.getppid()))
+    node.has_failed = has_failed
+    # As when the program closes the node before the node itself leaves.
+    node.leave(is_over=True)
+    print(os.path.exists(saved))
+"""
+
+
+def test_a_failed_head_that_is_closed_at_once_keeps_the_snapshots(run_forked: RunFresh) -> None:
+    assert run_forked(CLOSED_AT_ONCE).split() == ["True", "False"]

@@ -212,7 +212,8 @@ class ServerGroup:
 
         actor = ray.remote(ServerActor)
         return [
-            actor.options(**each).remote(own)
+            # An attempt that has failed may have made some of them.
+            actor.options(**each, get_if_exists=True).remote(own)
             for own, each in zip(self._settings, self._options, strict=True)
         ]
 
@@ -235,6 +236,7 @@ class ServerGroup:
         import ray
 
         deadline = time.monotonic() + _ANSWER_SECONDS
+        self._await_ray(deadline)
         pending = [actor.snapshot.remote() for actor in self._actors]
         for index, actor in enumerate(self._actors):
             while True:
@@ -251,6 +253,11 @@ class ServerGroup:
                     time.sleep(_RESTART_POLL_SECONDS)
                     pending[index] = actor.snapshot.remote()
         return ray.get(pending)
+
+    def _await_ray(self, deadline: float) -> None:
+        """Waits while Ray is started again, until there are servers again."""
+        while self._epoch != ray_session.get_epoch() and time.monotonic() < deadline:
+            time.sleep(_RESTART_POLL_SECONDS)
 
     def close(self, *, keep_snapshots: bool) -> None:
         """Ends the watch, and has the servers remove their snapshots unless they are kept."""
@@ -269,10 +276,14 @@ class ServerGroup:
             if epoch is None:
                 continue
             if epoch != self._epoch:
-                self._epoch = epoch
-                self._actors = self._make_actors()
+                try:
+                    self._actors = self._make_actors()
+                except Exception:  # Ray has failed once more, and is started again.
+                    _logger.debug("parameter servers could not be started", exc_info=True)
+                    continue
                 for index in range(len(self._actors)):
                     self._await_start(index)
+                self._epoch = epoch
             for index in range(len(self._actors)):
                 self._look_after(index)
 
@@ -289,8 +300,9 @@ class ServerGroup:
                 self._pending[index] = None
                 _take_in(health, status)
                 return
-        except (ray.exceptions.RayError, ValueError, RuntimeError):
-            # The process has ended, and Ray is starting it again; or Ray itself has ended.
+        except Exception:
+            # The process has ended, and Ray is starting it again; or Ray itself has ended, which
+            # it says in many ways.
             if not health.starting:
                 _logger.warning("Parameter server %d has died; Ray restarts it.", index)
             self._await_start(index)
@@ -302,7 +314,8 @@ class ServerGroup:
                 "Parameter server %d has not answered for %.0f s and is restarted.", index, patience
             )
             self._await_start(index)
-            ray.kill(self._actors[index], no_restart=False)
+            with contextlib.suppress(Exception):  # Ray may have ended meanwhile.
+                ray.kill(self._actors[index], no_restart=False)
 
     def _await_start(self, index: int) -> None:
         self._pending[index] = None

@@ -1,8 +1,10 @@
-"""Sockets that Ray leaves open in a process: one for each time that it is connected.
+"""Connections that Ray never closes: a program that uses many clusters would run out of them.
 
-A driver listens for its actors and its node. When Ray is shut down, it stops to listen, but never
-closes the socket, nor those of connections that came later: a program that uses many clusters one
-after the other would run out of descriptors.
+A driver is called by its actors and its node. When Ray is shut down, it closes the socket on which
+it was called, but not all connections that it has accepted there. They are closed here, once Ray
+had the whole life of another cluster to do so, and has not: a descriptor that Ray was about to
+close may stand for something else a moment later, and Ray waits for minutes if one of its own is
+closed. Ray's other sockets are not touched. It closes those when it is connected again.
 """
 
 from __future__ import annotations
@@ -10,33 +12,47 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from distribax.cluster.ray.cluster_token import import_ray
 
 _CLOSED: Final = 7
 """The kernel's number of the state of a TCP socket of no use: it cannot listen or send any more."""
 _FOLDER: Final = Path("/proc/self/fd")
 
-_opened: dict[int, str] = {}
-"""The sockets that Ray has opened when it was connected: their names by descriptor."""
+_port = 0
+"""The port on which Ray is called in this process; 0 if it is not connected."""
+_left: dict[int, str] = {}
+"""The connections that were accepted for earlier clusters: their names by descriptor."""
 
 
-@contextlib.contextmanager
-def note_listeners() -> Iterator[None]:
-    """Closes what earlier connections have left, and notes what this one opens."""
-    _close_left()
-    before = _list_sockets()
-    yield
-    after = _list_sockets()
-    _opened.update({fd: name for fd, name in after.items() if before.get(fd) != name})
+def note_port() -> None:
+    """Notes on which port Ray is called; called when it is connected."""
+    from ray.core.generated import common_pb2
+
+    global _port
+    ray = import_ray()
+    address = common_pb2.Address()
+    # Only the owner of an object is told its address.
+    owned = ray.put(None)
+    address.ParseFromString(ray._private.worker.global_worker.core_worker.get_owner_address(owned))
+    _port = address.port
 
 
-def note_callers() -> None:
-    """Notes the connections that Ray has accepted; called before it is shut down."""
+def close_left() -> None:
+    """Closes what an earlier cluster has left, and notes what this one may; before Ray's end."""
+    global _port
     sockets = _list_sockets()
-    ports = {_get_port(fd) for fd, name in _opened.items() if sockets.get(fd) == name} - {0}
-    _opened.update({fd: name for fd, name in sockets.items() if _get_port(fd) in ports})
+    for fd, name in list(_left.items()):
+        if sockets.get(fd) != name:
+            del _left[fd]
+        elif _is_closed(fd):
+            os.close(fd)
+            del _left[fd]
+    port, _port = _port, 0
+    if port:
+        _left.update({fd: name for fd, name in sockets.items() if _get_port(fd) == port})
 
 
 def _get_port(fd: int) -> int:
@@ -47,22 +63,11 @@ def _get_port(fd: int) -> int:
     return 0
 
 
-def _close_left() -> None:
-    sockets = _list_sockets()
-    for fd, name in list(_opened.items()):
-        # Not at once when Ray is shut down: its threads may still be about to use them.
-        if sockets.get(fd) == name and _is_closed(fd):
-            os.close(fd)
-            del _opened[fd]
-        elif sockets.get(fd) != name:
-            del _opened[fd]
-
-
 def _is_closed(fd: int) -> bool:
-    """Returns whether a socket has been listening or connected, and is not any more."""
+    """Returns whether a socket has been connected, and is not any more."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as probe:
         state: bytes = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        return _get_port(fd) > 0 and state[0] == _CLOSED
+        return state[0] == _CLOSED
     return False
 
 

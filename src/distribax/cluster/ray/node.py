@@ -201,6 +201,22 @@ class RayNode:
             )
         return NodeFailedError(f"{self.settings.task}: Ray failed on this machine: {end.text}")
 
+    def describe_processes(self) -> str:
+        """Returns which of Ray's processes on this machine are missing, as a part of a sentence."""
+        import psutil  # Ray depends on it.
+
+        states: dict[str, str] = dict.fromkeys(
+            ("gcs_server", "raylet") if self.settings.is_head else ("raylet",), "is gone"
+        )
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self._process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if process.name() in states and process.status() != psutil.STATUS_ZOMBIE:
+                        is_stopped = process.status() == psutil.STATUS_STOPPED
+                        states[process.name()] = "is stopped" if is_stopped else "runs"
+        missing = [f"the process {name} {state}" for name, state in states.items()]
+        return ", ".join(missing)
+
     def close(self, *, end_cluster: bool = False) -> None:
         """Ends the node's processes and waits for their end; a second call does nothing.
 

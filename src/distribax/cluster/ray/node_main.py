@@ -207,6 +207,7 @@ class Node:
         self.ray_node: Any = None
         self.client: Any = None
         self.has_ended = False
+        self.has_failed = False
         self._leaving = threading.Lock()
         self._has_left = False
 
@@ -316,13 +317,15 @@ class Node:
 
         Args:
             end_cluster: Whether to end the whole cluster.
-            is_over: Whether the program of this node has ended it, and with a head the cluster.
+            is_over: Whether the program of this node has ended it, and with a head the cluster;
+                one that has failed is replaced by another one, which needs the snapshots.
         """
         with self._leaving:
             if self._has_left:
                 return
             self._has_left = True
-            is_over = end_cluster or self.has_ended or (is_over and self.settings.is_head)
+            is_head_over = is_over and self.settings.is_head and not self.has_failed
+            is_over = end_cluster or self.has_ended or is_head_over
             if not is_over:
                 self._await_snapshots()
             if is_over and self.client is not None:
@@ -430,8 +433,10 @@ def main() -> None:
     except Refused as refusal:
         program.report(NodeState.REFUSED, str(refusal))
     except Lost as loss:
+        node.has_failed = True  # First: upon the report, the program closes the node.
         program.report(NodeState.LOST, str(loss))
     except Exception as error:
+        node.has_failed = True
         program.report(NodeState.FAILED, f"{type(error).__name__}: {error}")
     finally:
         node.leave()

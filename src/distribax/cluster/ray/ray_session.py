@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import logging
-import os
 import shutil
 import signal
 import socket
@@ -18,9 +18,10 @@ from typing import Final
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
-from distribax.cluster.ray.left_sockets import note_callers, note_listeners
+from distribax.cluster.ray.left_sockets import note_port
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
+from distribax.cluster.ray.ray_shutdown import prepare_shutdown, shut_down_ray
 from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
 from distribax.cluster.spec.address import parse_address
 from distribax.cluster.spec.host_address import is_loopback
@@ -30,7 +31,6 @@ _logger = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.1
 _MAX_ATTEMPTS: Final = 3
 """How often it is tried to start Ray again after it has failed."""
-_AUTO_CONNECT_VARIABLE: Final = "RAY_ENABLE_AUTO_CONNECT"
 
 _current: RaySession | None = None
 """The connection of this process; Ray allows one for each process."""
@@ -54,6 +54,8 @@ class RaySession:
         self.epoch: int | None = 0
         self.failure: str | None = None
         self._changing = threading.Lock()
+        # Threads that call Ray while it is started again must not start a cluster of their own.
+        self._automatic_start = _set_automatic_start(False) if owned else None
         global _current
         _current = self
         # Ray registers its own function for the end of the program earlier, so that it runs later.
@@ -90,21 +92,22 @@ class RaySession:
         settings = self._node.settings
         if not settings.is_head:
             settings = dataclasses.replace(settings, timeout=REJOIN_SECONDS)
-        with _forbid_automatic_start():
-            for attempt in range(_MAX_ATTEMPTS):
-                _shut_down_ray()
-                self._node.close()
-                try:
-                    self._node = RayNode(settings)
-                    address = self._node.wait_until_up()
-                    assert address is not None
-                    _connect_ray(address, settings.token, self._node)
-                except Exception as error:
-                    _logger.warning("Ray could not be started, attempt %d: %s", attempt + 1, error)
-                else:
-                    self.epoch = epoch + 1
-                    _logger.warning("Ray has been started again.")
-                    return True
+        for attempt in range(_MAX_ATTEMPTS):
+            _shut_down_ray(self._node)
+            self._node.close()
+            if self._is_ending:
+                return False
+            try:
+                self._node = RayNode(settings)
+                address = self._node.wait_until_up()
+                assert address is not None
+                _connect_ray(address, settings.token, self._node)
+            except Exception as error:
+                _logger.warning("Ray could not be started, attempt %d: %s", attempt + 1, error)
+            else:
+                self.epoch = epoch + 1
+                _logger.warning("Ray has been started again.")
+                return True
         self.failure = f"{trouble}; Ray could not be started again"
         _logger.error("%s.", self.failure)
         return False
@@ -138,12 +141,14 @@ class RaySession:
             return
         _current = None
         if self._owned:
-            _shut_down_ray()
+            _shut_down_ray(self._node, end_cluster=True)
             if self._node is not None:
                 cluster_token.reload_token()
         if self._node is not None:
             self._node.close(end_cluster=True)
             shutil.rmtree(self._node.snapshot_folder, ignore_errors=True)
+        if self._automatic_start is not None:
+            _set_automatic_start(self._automatic_start)
 
 
 def get_epoch() -> int | None:
@@ -196,6 +201,7 @@ def start(settings: NodeSettings) -> RaySession:
         assert address is not None
         _connect_ray(address, settings.token, node)
     except BaseException:
+        _shut_down_ray(node)
         node.close()
         raise
     return RaySession(node, owned=True)
@@ -236,9 +242,14 @@ def get_resources() -> dict[str, float]:
     return found
 
 
-def _shut_down_ray() -> None:
-    note_callers()
-    import_ray().shutdown()
+def _shut_down_ray(node: RayNode | None, *, end_cluster: bool = False) -> None:
+    """Ends the connection, and if that is not possible otherwise the node."""
+    if node is None:
+        shut_down_ray(lambda: "the node of this machine does not answer", None)
+    else:
+        shut_down_ray(
+            node.describe_processes, functools.partial(node.close, end_cluster=end_cluster)
+        )
 
 
 def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
@@ -248,8 +259,8 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
         _keep_process_state(),
         _silence_deaths(),
         _keep_loopback(address),
-        note_listeners(),
     ):
+        prepare_shutdown()
         ray.init(
             address=address,
             log_to_driver=False,
@@ -257,20 +268,16 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
             # There may be several nodes on this machine: this one was started for this process.
             _temp_dir=None if node is None else str(node.ray_folder),
         )
+    note_port()
 
 
-@contextlib.contextmanager
-def _forbid_automatic_start() -> Iterator[None]:
-    """Keeps Ray from starting a cluster of its own when another thread calls it meanwhile."""
-    before = os.environ.get(_AUTO_CONNECT_VARIABLE)
-    os.environ[_AUTO_CONNECT_VARIABLE] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_AUTO_CONNECT_VARIABLE]
-        else:
-            os.environ[_AUTO_CONNECT_VARIABLE] = before
+def _set_automatic_start(wanted: bool) -> bool:
+    """Sets whether Ray starts a cluster when it is called without one; returns what was set."""
+    from ray._private import auto_init_hook
+
+    # Ray reads its environment variable for this only when it is imported.
+    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, wanted
+    return bool(before)
 
 
 @contextlib.contextmanager
