@@ -68,6 +68,16 @@ def test_flipped_bits_are_found(tmp_path: Path) -> None:
     assert checkpoint.restore(path).assert_consumed()
 
 
+def test_notes_that_are_still_notes_but_changed_are_found(tmp_path: Path) -> None:
+    checkpoint = dx.Checkpoint(v=dx.Variable(1.0))
+    path = Path(checkpoint.save(tmp_path / "ckpt"))
+    notes = path / "notes" / "metadata"
+    changed = json.loads(notes.read_text()) | {"order": 1000}
+    notes.write_text(json.dumps(changed))
+    with pytest.raises(dx.DamagedCheckpointError, match="its notes cannot be read, or have"):
+        checkpoint.restore(path)
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     path = Path(dx.Checkpoint(v=dx.Variable(VALUES)).save(tmp_path / "ckpt"))
     _find_data(path).unlink()

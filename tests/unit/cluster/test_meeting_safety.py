@@ -172,6 +172,9 @@ def test_false_hub_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(ClusterSecretError, match="do not have the same secret"),
     ):
         meetings.meet([hub, other], 1, 30.0, "a cluster", 1.0)
+    # The worker's own proof does not pass for the hub's.
+    worker = Introduction(SECRET, greeting, 1, "a cluster")
+    assert not worker.is_proved_by(b"+" + worker.hello[-32:])
     # Something else may listen there until the hub does.
     for said in (b"HTTP/1.1 400 Bad Request\r\n" * 9, b""):
         with false_hub(said, b"") as hub, pytest.raises(ClusterTimeoutError, match="worker 0"):

@@ -77,11 +77,13 @@ def test_another_token_is_refused(any_cluster: Cluster) -> None:
     assert any_cluster.client().get_note("key") is None
 
 
-def test_a_server_has_to_know_the_token_too() -> None:
+@pytest.mark.parametrize("is_echoed", [False, True])
+def test_a_server_has_to_know_the_token_too(is_echoed: bool) -> None:
     def pretend(peer: socket.socket) -> None:
         peer.sendall(b"distribax-parameters-2\n" + bytes(32))
-        peer.recv(64)
-        peer.sendall(b"+" + bytes(32))
+        proof = peer.recv(64, socket.MSG_WAITALL)[32:]
+        # The client's own proof must not pass for the server's.
+        peer.sendall(b"+" + (proof if is_echoed else bytes(32)))
 
     message = "what answers there does not have the token"
     with _other_server(pretend) as endpoint, pytest.raises(PermissionError, match=message):

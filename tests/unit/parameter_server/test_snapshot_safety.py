@@ -153,8 +153,19 @@ def test_a_folder_of_another_user_is_not_used(
 def test_links_and_pipes_are_not_followed(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / f"{1:020d}.dxsnap").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / f"{2:020d}.dxsnap")
+    # Not even to a snapshot that is whole, or could be written.
+    elsewhere = tmp_path / "elsewhere"
+    whole = snapshot_file.write(elsewhere, 3, SnapshotState({}), TOKEN)
+    (tmp_path / whole.name).symlink_to(whole)
+    with pytest.raises(OSError, match="symbolic links"):
+        snapshot_file.read(tmp_path / whole.name, TOKEN)
+    target = tmp_path / "target"
+    (tmp_path / f"{4:020d}.partial").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"):
+        snapshot_file.write(tmp_path, 4, SnapshotState({}), TOKEN)
+    assert not target.exists()
     server = cluster.start(snapshot_dir=tmp_path)
-    assert len(server.status()["damaged"]) == 2
+    assert len(server.status()["damaged"]) == 3
 
 
 @settings(max_examples=30)

@@ -75,6 +75,20 @@ def test_a_damaged_file_is_left_out(
     assert cluster.restart(snapshot_dir=tmp_path).status()["lost_counts"] == {}
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_links_and_pipes_are_not_followed(
+    cluster: Cluster, client: ParameterClient, tmp_path: Path, kind: str
+) -> None:
+    _change(client, 2)
+    tally = tmp_path / "tally"
+    tally.rename(tmp_path / "other")
+    if kind == "link":
+        tally.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(tally)
+    assert cluster.restart(snapshot_dir=tmp_path).status()["lost_counts"] == {}
+
+
 def test_without_space_nothing_is_kept_until_there_is_some(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
