@@ -40,6 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pages(site: Path) -> list[str]:
     found = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert "index.html" in found, f"the site was not built: {site}"
     return [page for page in found if page != "404.html"]
 
 

@@ -82,12 +82,14 @@ class ClusterCoordinator:
         ValueError: If the strategy has no workers, or an argument is out of range.
 
     Example:
+        ```python
         strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1)
         coordinator = dx.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             v = dx.Variable(0.0)
         result = coordinator.schedule(lambda x: v.assign_add(x), args=(1.0,))
         coordinator.join()
+        ```
     """
 
     def __new__(cls, strategy: CoordinatedStrategy, **settings: object) -> ClusterCoordinator:

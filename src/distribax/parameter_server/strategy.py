@@ -64,12 +64,14 @@ class ParameterServerStrategy(ServedStrategy):
         RuntimeError: If this process is a worker.
 
     Example:
+        ```python
         strategy = dx.ParameterServerStrategy(num_workers=2, num_ps=1)
         coordinator = dx.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             v = dx.Variable(0.0)
         coordinator.schedule(lambda: v.assign_add(1.0))
         coordinator.join()
+        ```
     """
 
     def __init__(

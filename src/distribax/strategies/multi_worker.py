@@ -135,7 +135,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             the variables of torchrun, JAX or Slurm are read, else this process is alone.
         communication_options: Hints for the collectives between workers, used wherever a call
             gives none of its own.
-        join_timeout_seconds: How long to wait for the other workers at the start.
+        join_timeout_seconds: How long to wait for the other workers at the start; by default 30
+            seconds.
         peer_timeout_seconds: After how much silence another worker counts as lost; by default what
             DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
 
