@@ -3,8 +3,8 @@
 The same files run in two worker processes with one or two devices each, eager and compiled, in lock
 step; a failure here names the cases that went wrong, and what each worker said. `make test` has the
 functions in which workers meet or differ (`lock_step.py` says how it knows them), on two devices
-each, and each either eager or compiled, in turn: in the others a worker does what one process does.
-`make contract` has all functions, both shapes and both modes.
+each, with two of their arguments, and each either eager or compiled, in turn: in the others a
+worker does what one process does. `make contract` has all functions, both shapes and both modes.
 """
 
 from __future__ import annotations
