@@ -60,7 +60,7 @@ import distribax as dx
 import sys
 
 dx.set_virtual_cpu_devices(2)
-strategy = dx.MultiWorkerMirroredStrategy()
+strategy = dx.MultiWorkerMirroredStrategy(join_timeout_seconds=300)
 worker = strategy.cluster_resolver.task_id
 layer = dx.integrations.keras.SyncBatchNormalization
 with strategy.scope():
@@ -124,7 +124,7 @@ import keras, numpy as np
 folder, end = sys.argv[1:]
 first = os.environ["DISTRIBAX_RESTART_COUNT"] == "0"
 dx.set_virtual_cpu_devices(1)
-strategy = dx.MultiWorkerMirroredStrategy()
+strategy = dx.MultiWorkerMirroredStrategy(join_timeout_seconds=300)
 worker = strategy.cluster_resolver.task_id
 random = np.random.default_rng(0)
 inputs = random.normal(size=(43, 5)).astype(np.float32)
@@ -193,7 +193,7 @@ import pickle
 import distribax as dx
 
 dx.set_virtual_cpu_devices(1)
-strategy = dx.MultiWorkerMirroredStrategy()
+strategy = dx.MultiWorkerMirroredStrategy(join_timeout_seconds=300)
 from tests.multidevice.keras.features import train_features
 
 with open("{folder}/%d" % strategy.cluster_resolver.task_id, "wb") as file:
