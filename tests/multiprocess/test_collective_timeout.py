@@ -90,3 +90,32 @@ def test_a_worker_that_is_only_late_is_waited_for(cluster: Cluster) -> None:
     for worker in workers:
         assert worker.wait() == 0, worker.err
         assert "done" in worker.out
+
+
+def test_workers_that_agree_on_values_for_long_are_not_taken_apart(cluster: Cluster) -> None:
+    """A step that is called first makes other common calls: the first worker's values are sent."""
+    workers = cluster.start(
+        """
+        import keras
+        from distribax import jax_private
+
+        send = jax_private.broadcast_from_first
+
+        def send_slowly(value):
+            # As with hundreds of variables on a busy machine; one worker is ahead of the other.
+            time.sleep(0.5 + worker)
+            return send(value)
+
+        jax_private.broadcast_from_first = send_slowly
+        with strategy.scope():
+            layers = [keras.layers.Dense(3), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,)), *layers])
+        step = dx.function(lambda x: strategy.run(lambda x: model(x).sum(), args=(x,)))
+        step(jnp.ones((1, 2)))
+        print("done", flush=True)
+        """,
+        SIZE="1",
+    )
+    for worker in workers:
+        assert worker.wait() == 0, worker.err
+        assert "done" in worker.out

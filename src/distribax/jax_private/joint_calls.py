@@ -36,13 +36,15 @@ class JointCall:
         line: The line of the user's program that calls it.
         began: When, in seconds of `time.monotonic()`.
         limit: How many seconds it may wait for the others; None if the call does not say.
+        is_prepared: Whether it makes no other calls any more before it is made itself.
     """
 
-    def __init__(self, name: str, line: str, limit: float | None) -> None:
+    def __init__(self, name: str, line: str, limit: float | None, is_prepared: bool) -> None:
         self.name = name
         self.line = line
         self.began = time.monotonic()
         self.limit = limit
+        self.is_prepared = is_prepared
         self._has_returned = False
         self._result: jax.Array | None = None
 
@@ -50,6 +52,15 @@ class JointCall:
     def seconds(self) -> float:
         """How long ago it began."""
         return time.monotonic() - self.began
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it seems to wait for others, and is the next call of this process for sure."""
+        return self.is_prepared and self.seconds >= _OPEN_SECONDS
+
+    def end_preparation(self) -> None:
+        """Notes that other calls, such as those that fetch what this one needs, are made."""
+        self.is_prepared = True
 
     def set_results(self, results: Iterable[object]) -> None:
         """Notes what the call has returned, which may not be computed yet."""
@@ -97,15 +108,24 @@ class JointCalls:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_NUM_MARKS)
         self._levels: list[tuple[tuple[int, int], tuple[int, int]]] = []
         self._made: deque[JointCall] = deque(maxlen=_NUM_KEPT)
-        # A program that is being traced may ask the other processes something meanwhile.
+        # A program whose inputs are collected may ask the other processes something meanwhile.
         self._open: list[JointCall] = []
 
     @contextlib.contextmanager
-    def record(self, name: str, limit: float | None = None) -> Iterator[JointCall]:
-        """Notes that a call is made inside; one that raises an exception is not counted."""
+    def record(
+        self, name: str, limit: float | None = None, *, is_prepared: bool = True
+    ) -> Iterator[JointCall]:
+        """Notes that a call is made inside; one that raises an exception is not counted.
+
+        Args:
+            name: What is called; the same in all processes.
+            limit: How many seconds it may wait for the others; None if the call does not say.
+            is_prepared: Whether no other call is made inside before this one is; if there may be
+                one, the caller says when that is over (`JointCall.end_preparation`).
+        """
         # Behind this frame is that of `contextlib`, and then the caller's.
         line = find_user_line(sys._getframe(2)) if self.is_watched else ""
-        call = JointCall(name, line, limit)
+        call = JointCall(name, line, limit, is_prepared)
         self._open.append(call)
         try:
             yield call
@@ -137,7 +157,7 @@ class JointCalls:
         """Digests of all calls up to some numbers."""
         made = {**dict(mark for pair in list(self._levels) for mark in pair), **dict(self._recent)}
         newest = self.newest
-        if self._open and newest is not None and newest.seconds >= _OPEN_SECONDS:
+        if self._open and newest is not None and newest.is_overdue:
             # It waits for others, which may have gone on to the next calls already.
             made[self.number + 1] = zlib.crc32(newest.name.encode(), self._digest)
         return made
@@ -160,11 +180,15 @@ class JointCalls:
         return made[max(0, len(made) - (self.number - number)) :] + self._open
 
     def record_for(
-        self, get_name: Callable[[], str], *values: object, limit: float | None = None
+        self,
+        get_name: Callable[[], str],
+        *values: object,
+        limit: float | None = None,
+        is_prepared: bool = True,
     ) -> contextlib.AbstractContextManager[JointCall]:
         """Like `record`, for a call that all processes make only if a value is spread over them."""
         if self.is_watched and any(map(_spans_processes, values)):
-            return self.record(get_name(), limit)
+            return self.record(get_name(), limit, is_prepared=is_prepared)
         return _NOT_RECORDED
 
 
@@ -180,7 +204,7 @@ def _spans_processes(value: object) -> bool:
     return isinstance(value, jax.Array) and not is_tracer(value) and not value.is_fully_addressable
 
 
-_NOT_RECORDED: Final = contextlib.nullcontext(_NotRecorded("", "", None))
+_NOT_RECORDED: Final = contextlib.nullcontext(_NotRecorded("", "", None, True))
 
 joint_calls: Final = JointCalls()
 """The calls of this process."""

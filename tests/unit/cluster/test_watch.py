@@ -408,6 +408,23 @@ def test_processes_at_different_calls_have_a_mark_in_common() -> None:
     assert behind.marks[behind.number] != ahead.marks.get(behind.number)
 
 
+def test_a_call_that_makes_others_first_is_not_taken_for_the_next() -> None:
+    slow, quick = JointCalls(), JointCalls()
+    slow.is_watched = quick.is_watched = True
+    with quick.record("program", is_prepared=False) as call, quick.record("agreement"):
+        pass
+    with slow.record("program", is_prepared=False) as call:
+        call.began -= 60
+        assert slow.marks.keys().isdisjoint(quick.marks)
+        with slow.record("agreement"):
+            assert slow.newest is not None
+            slow.newest.began -= 60
+            assert slow.marks[1] == quick.marks[1]
+        call.end_preparation()
+        # Now it can only wait for others.
+        assert slow.marks[2] == quick.marks[2]
+
+
 def test_values_of_this_process_are_no_joint_call() -> None:
     calls = JointCalls()
     with calls.record("nobody looks"):

@@ -131,27 +131,39 @@ class Program:
         # What takes long, or waits for other processes, is done before the variables are held.
         far = self._fetch() if self.fetches else None
         if jax_private.joint_calls.is_watched:
-            with self._record(dynamic) as call:
-                arrays, new, done = self._launch(own, far, dynamic)
-                call.set_results((*new, *arrays))
+            with self._record(dynamic) as joint:
+                arrays, new, done = self._launch(own, far, dynamic, joint)
+                joint.set_results((*new, *arrays))
         else:
-            arrays, new, done = self._launch(own, far, dynamic)
+            arrays, new, done = self._launch(own, far, dynamic, None)
         if done:
             self.effects.commit(done)
         return self.results.rebuild(arrays)
 
-    def _launch(self, own: list[Any], far: list[Any] | None, dynamic: list[Any]) -> Any:
+    def _launch(
+        self,
+        own: list[Any],
+        far: list[Any] | None,
+        dynamic: list[Any],
+        joint: jax_private.JointCall | None,
+    ) -> Any:
         """Starts the program with the values that its variables have now, and stores the new ones.
 
         No other thread may use the variables in between: the program overwrites their memory.
         """
         device = self.lift.device
         if device is None:
-            return self._start(own, far, dynamic)
+            return self._start(own, far, dynamic, joint)
         with jax.default_device(device):
-            return self._start(own, far, dynamic)
+            return self._start(own, far, dynamic, joint)
 
-    def _start(self, own: list[Any], far: list[Any] | None, dynamic: list[Any]) -> Any:
+    def _start(
+        self,
+        own: list[Any],
+        far: list[Any] | None,
+        dynamic: list[Any],
+        joint: jax_private.JointCall | None,
+    ) -> Any:
         lift, call = self.lift, self.call
         if isinstance(call, StagedCall):
 
@@ -162,7 +174,11 @@ class Program:
             call = functools.partial(call, call.fetch_rows(look))
         with launch_lock:
             given = [variable.take_program_value() for variable in lift.donated]
-            arrays, new, done = call(given, own, self._read(far), dynamic)
+            read = self._read(far)
+            if joint is not None:
+                # Workers may have agreed on the first values of variables just now.
+                joint.end_preparation()
+            arrays, new, done = call(given, own, read, dynamic)
             for variable, value in zip(lift.written, new, strict=True):
                 variable.store_program_value(value)
         return arrays, new, done
@@ -186,8 +202,8 @@ class Program:
         """Notes the call if all processes have to make it."""
         calls = jax_private.joint_calls
         if self._shares_variables:
-            return calls.record(f"compiled {self.name}")
-        return calls.record_for(lambda: f"compiled {self.name}", *dynamic)
+            return calls.record(f"compiled {self.name}", is_prepared=False)
+        return calls.record_for(lambda: f"compiled {self.name}", *dynamic, is_prepared=False)
 
     @functools.cached_property
     def _shares_variables(self) -> bool:
