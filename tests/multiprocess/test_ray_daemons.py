@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distribax.cluster.ray.cluster_token import make_token
-from distribax.cluster.ray.ports import find_free_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 from tests.multiprocess.marked_programs import MarkedPrograms, Program, marked_programs
 from tests.multiprocess.server_machines import COORDINATOR_HERE, SERVER_HERE, kill_processes
 
@@ -90,7 +90,7 @@ def _ask(program: Program, command: str) -> Any:
 def test_a_head_without_chief_is_started_again_in_place(
     programs: MarkedPrograms, victim: str
 ) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in find_quiet_ports(2)]
     spec = {"ps": addresses[:1], "worker": addresses[1:]}
     shared = {"RAY_AUTH_TOKEN": make_token(), "DISTRIBAX_HEAD_LOST_SECONDS": "5"}
 

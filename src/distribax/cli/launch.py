@@ -14,7 +14,7 @@ from typing import Final
 from distribax.cli.task_processes import OutputTarget
 from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from distribax.cluster.ray.cluster_token import make_token
-from distribax.cluster.ray.ports import find_free_ports, find_quiet_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.spec.address import Address, parse_address
 
 RESTART_VARIABLE: Final = "DISTRIBAX_RESTART_COUNT"
@@ -120,7 +120,7 @@ class Launch:
         common = self._make_common(inherited, restart)
         if self.rdzv_endpoint is None:
             addresses = [
-                Address(_LOCAL_HOST, port) for port in find_free_ports(self.workers, _LOCAL_HOST)
+                Address(_LOCAL_HOST, port) for port in find_quiet_ports(self.workers, _LOCAL_HOST)
             ]
             leader = addresses[0]
         else:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from distribax.cluster.ray.ports import find_free_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 
 _DEVICE_VARIABLES: Final = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "TF_CONFIG")
 
@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
     Returns:
         The ports, all different.
     """
-    return find_free_ports(count)
+    return find_quiet_ports(count)
 
 
 def run_workers(

@@ -34,7 +34,7 @@ from distribax.cluster.peers.gate import (
 )
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member
 from distribax.cluster.peers.pair_watch import PairWatch
-from distribax.cluster.ray.ports import find_free_ports
+from distribax.cluster.ray.ports import find_quiet_ports
 from tests.unit.cluster.test_watch import Crew
 
 SECRET = "a secret that nobody can guess"
@@ -215,7 +215,7 @@ def test_nonsense_of_the_hub_is_its_end(make_crew: Callable[..., Crew], said: by
 
 def test_hub_has_the_secret_and_shows_it_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cluster_secret.SECRET_VARIABLE, SECRET)
-    (port,) = find_free_ports(1, "127.0.0.1")
+    (port,) = find_quiet_ports(1, "127.0.0.1")
     members = [Member("worker 0", "127.0.0.1", port), Member("worker 1", "127.0.0.1", 1)]
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(meetings.meet, members, i, 300.0, "a cluster", 60.0) for i in (0, 1)]

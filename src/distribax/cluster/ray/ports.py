@@ -15,8 +15,11 @@ _DEFAULT_START: Final = 32_768
 _MAX_TRIES: Final = 1_000
 
 
-def find_free_ports(count: int, host: str = _LOOPBACK) -> list[int]:
-    """Returns different ports that no process uses now.
+def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
+    """Returns different ports that no process uses, and that the system assigns to nobody.
+
+    A port from the range that the system assigns may be free now and taken when its task starts:
+    Ray alone uses dozens of them.
 
     Args:
         count: How many ports.
@@ -24,17 +27,6 @@ def find_free_ports(count: int, host: str = _LOOPBACK) -> list[int]:
 
     Returns:
         The ports.
-    """
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
-
-
-def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
-    """Returns different ports that no process uses, and that the system assigns to nobody.
-
-    A port from the range that the system assigns may be free now and taken when its task starts:
-    Ray alone uses dozens of them.
 
     Raises:
         OSError: There are not enough free ports.
