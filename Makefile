@@ -58,8 +58,9 @@ package: $(VENV)/.test ## build the wheel and the source archive into dist/, and
 bench: $(VENV)/.test ## print and save the benchmark table
 	$(BIN)/python -m benchmarks.run
 
-charts: $(VENV)/.test ## measure again what the charts in docs/images show
+charts: $(VENV)/.test ## measure again, and draw, what the charts in docs/images show
 	$(BIN)/distribax bench --peers --json docs/images/bench.json --svg docs/images/bench.svg
+	$(BIN)/python docs/benchmark_chart.py
 
 soak: $(VENV)/.test ## the long tests
 	DISTRIBAX_CONTRACT=all $(BIN)/python -m pytest -m soak --timeout 1800 $(PYTEST_ARGS)
