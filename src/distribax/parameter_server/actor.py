@@ -241,7 +241,8 @@ class ServerGroup:
         for index, actor in enumerate(self._actors):
             while True:
                 try:
-                    ray.get(pending[index], timeout=max(0.0, deadline - time.monotonic()))
+                    with ray_session.refuse_exit():
+                        ray.get(pending[index], timeout=max(0.0, deadline - time.monotonic()))
                     break
                 except ray.exceptions.RayTaskError as error:
                     # What the server says, without the lines that Ray puts around it.
@@ -266,7 +267,9 @@ class ServerGroup:
         self._closed.set()
         self._thread.join(timeout=5.0)
         if not keep_snapshots:
-            with contextlib.suppress(ray.exceptions.RayError, RuntimeError):  # They may be gone.
+            # They may be gone, or Ray may be started again just now.
+            gone = contextlib.suppress(ray.exceptions.RayError, RuntimeError)
+            with gone, ray_session.refuse_exit():
                 pending = [actor.end.remote() for actor in self._actors]
                 ray.wait(pending, num_returns=len(pending), timeout=_END_SECONDS)
 
@@ -294,9 +297,10 @@ class ServerGroup:
         try:
             if self._pending[index] is None:
                 self._pending[index] = self._actors[index].status.remote()
-            ready, _ = ray.wait([self._pending[index]], timeout=0.05)
-            if ready:
-                status = ray.get(self._pending[index])
+            with ray_session.refuse_exit():
+                ready, _ = ray.wait([self._pending[index]], timeout=0.05)
+                status = ray.get(self._pending[index]) if ready else None
+            if status is not None:
                 self._pending[index] = None
                 _take_in(health, status)
                 return

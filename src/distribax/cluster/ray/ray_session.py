@@ -151,6 +151,22 @@ class RaySession:
             _set_automatic_start(self._automatic_start)
 
 
+@contextlib.contextmanager
+def refuse_exit() -> Iterator[None]:
+    """Raises an error where Ray, shut down by another thread, would end the program or thread.
+
+    Raises:
+        RuntimeError: Ray was shut down while a call waited for it.
+    """
+    try:
+        yield
+    except SystemExit:
+        raise RuntimeError(
+            "Ray was shut down while a call waited for it: it failed and is started again, or the "
+            "strategy was closed. Call again."
+        ) from None
+
+
 def get_epoch() -> int | None:
     """Returns how often Ray was started again in this process; None while it is.
 
