@@ -257,7 +257,8 @@ class WorkerHandle:
         import ray
 
         if self._actor is not None and ray.is_initialized():
-            with contextlib.suppress(Exception):  # It may be dead already.
+            # It may be dead already.
+            with contextlib.suppress(Exception), ray_session.refuse_exit():
                 ray.kill(self._actor, no_restart=no_restart)
 
 
@@ -284,7 +285,8 @@ def _ask(question: Callable[[], Any], answer: Answer) -> None:
             raise ConnectionError("Ray is being started again")
         if not ray.is_initialized():
             raise ClusterEndedError(ray_session.get_failure() or "Ray has been shut down")
-        future: Future = question().future()
+        with ray_session.refuse_exit():
+            future: Future = question().future()
     except Exception as error:
         future = concurrent.futures.Future()
         future.set_exception(error)

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import node_main, ray_session
 from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE
+from distribax.errors import ParameterServerUnreachableError
 from distribax.parameter_server import (
     Endpoint,
     ParameterClient,
@@ -27,6 +28,9 @@ from distribax.parameter_server import (
 )
 from distribax.parameter_server.settings import ServerSettings
 from distribax.topology.host_memory import keep_freed_memory
+
+if TYPE_CHECKING:
+    import ray
 
 _logger = logging.getLogger(__name__)
 
@@ -138,9 +142,10 @@ def connect_to_servers(
             raise ConnectionError(f"parameter server {index}: Ray is being started again")
         # The client asks again until its own patience ends: servers take time to restart.
         try:
-            actor = ray.get_actor(f"server-{index}", namespace=namespace)
-            endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=_LOCATE_SECONDS)
-        except (ray.exceptions.RayError, ValueError) as error:
+            with ray_session.refuse_exit():
+                actor = ray.get_actor(f"server-{index}", namespace=namespace)
+                endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=_LOCATE_SECONDS)
+        except (ray.exceptions.RayError, ValueError, ray_session.RayStoppedError) as error:
             raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error
         return endpoint
 
@@ -232,28 +237,43 @@ class ServerGroup:
         return list(self._health)
 
     def snapshot(self) -> list[str]:
-        """Has every server save its state now, and returns the paths."""
+        """Has every server save its state now, and returns the paths.
+
+        Raises:
+            ParameterServerUnreachableError: A server has not answered in time.
+            OSError: A server cannot write its snapshot.
+        """
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            self._await_ray(deadline)
+            try:
+                with ray_session.refuse_exit():
+                    pending = [actor.snapshot.remote() for actor in self._actors]
+                    return [
+                        self._await_snapshot(index, answer, deadline)
+                        for index, answer in enumerate(pending)
+                    ]
+            except ray_session.RayStoppedError:
+                if time.monotonic() > deadline:
+                    raise
+
+    def _await_snapshot(self, index: int, answer: ray.ObjectRef[str], deadline: float) -> str:
         import ray
 
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        self._await_ray(deadline)
-        pending = [actor.snapshot.remote() for actor in self._actors]
-        for index, actor in enumerate(self._actors):
-            while True:
-                try:
-                    with ray_session.refuse_exit():
-                        ray.get(pending[index], timeout=max(0.0, deadline - time.monotonic()))
-                    break
-                except ray.exceptions.RayTaskError as error:
-                    # What the server says, without the lines that Ray puts around it.
-                    raise error.cause from None
-                except ray.exceptions.ActorUnavailableError:
-                    # It is being restarted.
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(_RESTART_POLL_SECONDS)
-                    pending[index] = actor.snapshot.remote()
-        return ray.get(pending)
+        while True:
+            try:
+                return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+            except ray.exceptions.RayTaskError as error:
+                # What the server says, without the lines that Ray puts around it.
+                raise error.cause from None
+            except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
+                # It is being restarted.
+                if time.monotonic() > deadline:
+                    raise ParameterServerUnreachableError(
+                        index, "", _ANSWER_SECONDS, str(error)
+                    ) from error
+                time.sleep(_RESTART_POLL_SECONDS)
+                answer = self._actors[index].snapshot.remote()
 
     def _await_ray(self, deadline: float) -> None:
         """Waits while Ray is started again, until there are servers again."""
@@ -280,7 +300,8 @@ class ServerGroup:
                 continue
             if epoch != self._epoch:
                 try:
-                    self._actors = self._make_actors()
+                    with ray_session.refuse_exit():
+                        self._actors = self._make_actors()
                 except Exception:  # Ray has failed once more, and is started again.
                     _logger.debug("parameter servers could not be started", exc_info=True)
                     continue
@@ -295,9 +316,9 @@ class ServerGroup:
 
         health = self._health[index]
         try:
-            if self._pending[index] is None:
-                self._pending[index] = self._actors[index].status.remote()
             with ray_session.refuse_exit():
+                if self._pending[index] is None:
+                    self._pending[index] = self._actors[index].status.remote()
                 ready, _ = ray.wait([self._pending[index]], timeout=0.05)
                 status = ray.get(self._pending[index]) if ready else None
             if status is not None:
@@ -318,7 +339,8 @@ class ServerGroup:
                 "Parameter server %d has not answered for %.0f s and is restarted.", index, patience
             )
             self._await_start(index)
-            with contextlib.suppress(Exception):  # Ray may have ended meanwhile.
+            # Ray may have ended meanwhile.
+            with contextlib.suppress(Exception), ray_session.refuse_exit():
                 ray.kill(self._actors[index], no_restart=False)
 
     def _await_start(self, index: int) -> None:

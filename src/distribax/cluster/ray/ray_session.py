@@ -25,6 +25,7 @@ from distribax.cluster.ray.ray_shutdown import prepare_shutdown, shut_down_ray
 from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
 from distribax.cluster.spec.address import parse_address
 from distribax.cluster.spec.host_address import is_loopback
+from distribax.errors import DistribaxError
 
 _logger = logging.getLogger(__name__)
 
@@ -151,17 +152,21 @@ class RaySession:
             _set_automatic_start(self._automatic_start)
 
 
+class RayStoppedError(DistribaxError, RuntimeError):
+    """Ray was shut down by another thread while a call waited for it."""
+
+
 @contextlib.contextmanager
 def refuse_exit() -> Iterator[None]:
     """Raises an error where Ray, shut down by another thread, would end the program or thread.
 
     Raises:
-        RuntimeError: Ray was shut down while a call waited for it.
+        RayStoppedError: Ray was shut down while a call waited for it.
     """
     try:
         yield
     except SystemExit:
-        raise RuntimeError(
+        raise RayStoppedError(
             "Ray was shut down while a call waited for it: it failed and is started again, or the "
             "strategy was closed. Call again."
         ) from None

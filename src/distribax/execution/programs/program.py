@@ -151,36 +151,25 @@ class Program:
 
         No other thread may use the variables in between: the program overwrites their memory.
         """
-        device = self.lift.device
-        if device is None:
-            return self._start(own, far, dynamic, joint)
-        with jax.default_device(device):
-            return self._start(own, far, dynamic, joint)
-
-    def _start(
-        self,
-        own: list[Any],
-        far: list[Any] | None,
-        dynamic: list[Any],
-        joint: jax_private.JointCall | None,
-    ) -> Any:
         lift, call = self.lift, self.call
-        if isinstance(call, StagedCall):
+        device = contextlib.nullcontext() if lift.device is None else jax.default_device(lift.device)
+        with device:
+            if isinstance(call, StagedCall):
 
-            def look() -> list[Any]:
-                given = [variable.program_value() for variable in lift.donated]
-                return jax.tree.leaves((given, own, self._read(far), dynamic))
+                def look() -> list[Any]:
+                    given = [variable.program_value() for variable in lift.donated]
+                    return jax.tree.leaves((given, own, self._read(far), dynamic))
 
-            call = functools.partial(call, call.fetch_rows(look))
-        with launch_lock:
-            given = [variable.take_program_value() for variable in lift.donated]
-            read = self._read(far)
-            if joint is not None:
-                # Workers may have agreed on the first values of variables just now.
-                joint.end_preparation()
-            arrays, new, done = call(given, own, read, dynamic)
-            for variable, value in zip(lift.written, new, strict=True):
-                variable.store_program_value(value)
+                call = functools.partial(call, call.fetch_rows(look))
+            with launch_lock:
+                given = [variable.take_program_value() for variable in lift.donated]
+                read = self._read(far)
+                if joint is not None:
+                    # Workers may have agreed on the first values of variables just now.
+                    joint.end_preparation()
+                arrays, new, done = call(given, own, read, dynamic)
+                for variable, value in zip(lift.written, new, strict=True):
+                    variable.store_program_value(value)
         return arrays, new, done
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
