@@ -176,6 +176,7 @@ class ParameterServerStrategy(ServedStrategy):
         Raises:
             RuntimeError: If the strategy was closed.
             OSError: If a server cannot write its snapshot.
+            ParameterServerUnreachableError: If a server has not answered in time.
         """
         self._require_open("snapshot")
         return self._servers.snapshot()

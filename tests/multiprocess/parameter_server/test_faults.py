@@ -12,6 +12,7 @@ import pytest
 
 import distribax as dx
 from distribax.errors import ParametersLostError
+from distribax.parameter_server import actor
 from distribax.testing import FaultInjector, History
 
 
@@ -95,8 +96,8 @@ def test_a_killed_server_comes_back_from_its_snapshot(
     assert "Lost are 1 x assign_add (" in strategy.servers[index].lost
 
 
-def test_a_stopped_server_is_replaced(
-    strategy: dx.ParameterServerStrategy, coordinator: Any
+def test_a_stopped_server_is_named_and_replaced(
+    strategy: dx.ParameterServerStrategy, coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with strategy.scope():
         v = dx.Variable(5.0)
@@ -104,6 +105,11 @@ def test_a_stopped_server_is_replaced(
     strategy.snapshot()
     _wait_until(lambda: "pid" in _server(strategy, index), "the server has answered")
     os.kill(_server(strategy, index)["pid"], signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(actor, "_ANSWER_SECONDS", 0.5)
+        expected = rf"^parameter server {index} .* did not answer within 0.5 s"
+        with pytest.raises(dx.ParameterServerUnreachableError, match=expected):
+            strategy.snapshot()
     assert float(coordinator.schedule(lambda: v.read_value()).fetch()) == 5.0
 
 
