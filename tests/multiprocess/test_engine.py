@@ -127,6 +127,12 @@ except RuntimeError as error:
 mine.close()
 await_end(worker)
 tell(initialized=ray.is_initialized(), host=mine.server_host(0))
+
+# Nothing that is closed later starts another Ray.
+late = engine.start_embedded(1, 1)
+ray.shutdown()
+late.close()
+tell(initialized=ray.is_initialized())
 """
 )
 
@@ -208,6 +214,7 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
     assert f"connected to the Ray cluster at {address} already" in program.hear()["error"]
     assert "connected to a Ray cluster already" in program.hear()["error"]
     assert program.hear() == {"initialized": True, "host": None}
+    assert program.hear() == {"initialized": False}
     assert program.finish()[0] == 0
 
 

@@ -67,6 +67,48 @@ tell(closed="healthy", left=len(psutil.Process().children()))
 """
 )
 
+_WHEREVER = (
+    _TELL
+    + """
+import threading
+class Closer(logging.Handler):
+    # Closes a strategy when something is logged, in the thread that does.
+    def __init__(self, text, strategy):
+        super().__init__()
+        self._text, self._strategy = text, strategy
+        self.begun, self.ended = threading.Event(), threading.Event()
+        logging.getLogger().addHandler(self)
+
+    def emit(self, record):
+        if self._text in record.getMessage():
+            logging.getLogger().removeHandler(self)
+            self.begun.set()
+            try:
+                self._strategy.close()
+            finally:
+                self.ended.set()
+
+(first, _), (second, _), (third, coordinator) = start(), start(), start()
+while "pid" not in first.server_status()[0]:
+    time.sleep(0.05)
+closer = Closer("Parameter server 0 has died", first)
+os.kill(first.server_status()[0]["pid"], signal.SIGKILL)
+closer.ended.wait()
+tell(closed="by a handler, when a server had died")
+strike("raylet", signal.SIGKILL)
+while ray_session.get_epoch() is not None:
+    time.sleep(0.01)
+second.close()
+tell(closed="one of two, while Ray was started again", result=coordinator.schedule(int).fetch())
+closer = Closer("Ray is started again", third)
+strike("gcs_server", signal.SIGKILL)
+closer.begun.wait()
+third.close()
+closer.ended.wait()
+tell(closed="twice at once", left=len(psutil.Process().children()))
+"""
+)
+
 _OWNER = (
     _TELL
     + """
@@ -119,6 +161,17 @@ def test_clusters_end_whatever_has_happened_to_ray(programs: MarkedPrograms) -> 
     assert "the process raylet is stopped. Its processes are killed." in err
     assert "the process gcs_server is stopped" in err
     assert "Token authentication is" not in err
+    assert programs.left() == []
+
+
+# Takes more than 10 s: Ray is started twice, with six actors.
+def test_strategies_are_closed_by_whatever_thread_and_whenever(programs: MarkedPrograms) -> None:
+    program = programs.start(_WHEREVER)
+    assert program.hear() == {"closed": "by a handler, when a server had died"}
+    assert program.hear() == {"closed": "one of two, while Ray was started again", "result": 0}
+    assert program.hear() == {"closed": "twice at once", "left": 0}
+    code, _, err = program.finish()
+    assert code == 0 and "Traceback" not in err, err
     assert programs.left() == []
 
 

@@ -103,9 +103,13 @@ class Dispatcher:
         self._events.put(functools.partial(self._end, reason))
 
     def close(self, reason: str = "the program has ended") -> None:
-        """Ends the thread and the workers, and waits for that."""
+        """Ends the thread and the workers, and waits for that, unless this is the thread itself.
+
+        What runs in it may close the coordinator: a handler of messages, or what unpickles results.
+        """
         self.ask_to_end(reason)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def status(self) -> CoordinatorStatus:
         """Returns what is known now."""
@@ -270,6 +274,8 @@ class Dispatcher:
         self._watched_at = now
         if self._epoch != (epoch := ray_session.get_epoch()):
             self._epoch = epoch
+            # Workers have their whole time from when there is Ray again.
+            self._stranded_since = None
             for worker in self._workers:
                 if worker.state is not WorkerState.LOST:
                     self._lose(worker, "Ray has failed on the coordinator's machine")

@@ -256,9 +256,9 @@ class WorkerHandle:
     def _kill(self, no_restart: bool) -> None:
         import ray
 
-        if self._actor is not None and ray.is_initialized():
-            # It may be dead already.
-            with contextlib.suppress(Exception), ray_session.refuse_exit():
+        if self._actor is not None:
+            # It may be dead already, and Ray too.
+            with contextlib.suppress(Exception), ray_session.guard_calls():
                 ray.kill(self._actor, no_restart=no_restart)
 
 
@@ -285,7 +285,7 @@ def _ask(question: Callable[[], Any], answer: Answer) -> None:
             raise ConnectionError("Ray is being started again")
         if not ray.is_initialized():
             raise ClusterEndedError(ray_session.get_failure() or "Ray has been shut down")
-        with ray_session.refuse_exit():
+        with ray_session.guard_calls():
             future: Future = question().future()
     except Exception as error:
         future = concurrent.futures.Future()

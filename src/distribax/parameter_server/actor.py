@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import node_main, ray_session
 from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE
+from distribax.cluster.ray.ray_session import Answer, RayStoppedError, ask_actor
 from distribax.errors import ParameterServerUnreachableError
 from distribax.parameter_server import (
     Endpoint,
@@ -29,13 +30,11 @@ from distribax.parameter_server import (
 from distribax.parameter_server.settings import ServerSettings
 from distribax.topology.host_memory import keep_freed_memory
 
-if TYPE_CHECKING:
-    import ray
-
 _logger = logging.getLogger(__name__)
 
 # How often the servers are asked for a sign of life.
 _PING_SECONDS = 2.0
+_STATUS_SECONDS = 0.05
 # How much nicer than workers a server is. A worker that has pushed soon waits for the answer, and
 # leaves its core to the server; with the same niceness, the server would interrupt a worker that
 # computes, and cost it its caches.
@@ -138,16 +137,16 @@ def connect_to_servers(
     def locate(index: int) -> Endpoint:
         import ray
 
-        if ray_session.get_epoch() is None:
+        if (epoch := ray_session.get_epoch()) is None:
             raise ConnectionError(f"parameter server {index}: Ray is being started again")
         # The client asks again until its own patience ends: servers take time to restart.
         try:
-            with ray_session.refuse_exit():
+            with ray_session.guard_calls():
                 actor = ray.get_actor(f"server-{index}", namespace=namespace)
-                endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=_LOCATE_SECONDS)
-        except (ray.exceptions.RayError, ValueError, ray_session.RayStoppedError) as error:
+            answer: Answer[Endpoint] = ask_actor(actor.endpoint.remote, epoch)
+            return answer.wait(_LOCATE_SECONDS)
+        except (ray.exceptions.RayError, ValueError, TimeoutError, RayStoppedError) as error:
             raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error
-        return endpoint
 
     return ParameterClient(
         num_servers,
@@ -207,7 +206,7 @@ class ServerGroup:
         self._epoch = ray_session.get_epoch()
         self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
-        self._pending: list[Any] = [None] * len(self._actors)
+        self._pending: list[Answer[dict[str, Any]] | None] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
@@ -216,11 +215,12 @@ class ServerGroup:
         import ray
 
         actor = ray.remote(ServerActor)
-        return [
-            # An attempt that has failed may have made some of them.
-            actor.options(**each, get_if_exists=True).remote(own)
-            for own, each in zip(self._settings, self._options, strict=True)
-        ]
+        with ray_session.guard_calls():
+            return [
+                # An attempt that has failed may have made some of them.
+                actor.options(**each, get_if_exists=True).remote(own)
+                for own, each in zip(self._settings, self._options, strict=True)
+            ]
 
     def watch(self, timeout: float) -> None:
         """Begins to look after the servers.
@@ -242,42 +242,51 @@ class ServerGroup:
         Raises:
             ParameterServerUnreachableError: A server has not answered in time.
             OSError: A server cannot write its snapshot.
+            RayStoppedError: Ray was shut down, and is not started again.
         """
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
             self._await_ray(deadline)
+            epoch = self._epoch
             try:
-                with ray_session.refuse_exit():
-                    pending = [actor.snapshot.remote() for actor in self._actors]
-                    return [
-                        self._await_snapshot(index, answer, deadline)
-                        for index, answer in enumerate(pending)
-                    ]
-            except ray_session.RayStoppedError:
-                if time.monotonic() > deadline:
+                pending: list[Answer[str]] = [
+                    ask_actor(actor.snapshot.remote, epoch) for actor in self._actors
+                ]
+                return [
+                    self._await_snapshot(index, answer, epoch, deadline)
+                    for index, answer in enumerate(pending)
+                ]
+            except RayStoppedError:
+                if epoch == ray_session.get_epoch() or time.monotonic() > deadline:
                     raise
 
-    def _await_snapshot(self, index: int, answer: ray.ObjectRef[str], deadline: float) -> str:
+    def _await_snapshot(
+        self, index: int, answer: Answer[str], epoch: int | None, deadline: float
+    ) -> str:
         import ray
 
         while True:
             try:
-                return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+                return answer.wait(max(0.0, deadline - time.monotonic()))
             except ray.exceptions.RayTaskError as error:
                 # What the server says, without the lines that Ray puts around it.
                 raise error.cause from None
-            except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError) as error:
+            except (ray.exceptions.ActorUnavailableError, TimeoutError) as error:
                 # It is being restarted.
                 if time.monotonic() > deadline:
                     raise ParameterServerUnreachableError(
                         index, "", _ANSWER_SECONDS, str(error)
                     ) from error
                 time.sleep(_RESTART_POLL_SECONDS)
-                answer = self._actors[index].snapshot.remote()
+                answer = ask_actor(self._actors[index].snapshot.remote, epoch)
 
     def _await_ray(self, deadline: float) -> None:
         """Waits while Ray is started again, until there are servers again."""
-        while self._epoch != ray_session.get_epoch() and time.monotonic() < deadline:
+        while (
+            self._epoch != ray_session.get_epoch()
+            and ray_session.get_failure() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(_RESTART_POLL_SECONDS)
 
     def close(self, *, keep_snapshots: bool) -> None:
@@ -285,13 +294,20 @@ class ServerGroup:
         import ray
 
         self._closed.set()
-        self._thread.join(timeout=5.0)
+        # A handler of messages may close the strategy in the thread itself.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
         if not keep_snapshots:
+            deadline = time.monotonic() + _END_SECONDS
             # They may be gone, or Ray may be started again just now.
-            gone = contextlib.suppress(ray.exceptions.RayError, RuntimeError)
-            with gone, ray_session.refuse_exit():
-                pending = [actor.end.remote() for actor in self._actors]
-                ray.wait(pending, num_returns=len(pending), timeout=_END_SECONDS)
+            gone = (ray.exceptions.RayError, RayStoppedError, TimeoutError)
+            pending: list[Answer[None]] = []
+            for actor in self._actors:
+                with contextlib.suppress(*gone):
+                    pending.append(ask_actor(actor.end.remote, self._epoch))
+            for answer in pending:
+                with contextlib.suppress(*gone):
+                    answer.wait(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while not self._closed.wait(_PING_SECONDS):
@@ -300,8 +316,7 @@ class ServerGroup:
                 continue
             if epoch != self._epoch:
                 try:
-                    with ray_session.refuse_exit():
-                        self._actors = self._make_actors()
+                    self._actors = self._make_actors()
                 except Exception:  # Ray has failed once more, and is started again.
                     _logger.debug("parameter servers could not be started", exc_info=True)
                     continue
@@ -316,15 +331,16 @@ class ServerGroup:
 
         health = self._health[index]
         try:
-            with ray_session.refuse_exit():
-                if self._pending[index] is None:
-                    self._pending[index] = self._actors[index].status.remote()
-                ready, _ = ray.wait([self._pending[index]], timeout=0.05)
-                status = ray.get(self._pending[index]) if ready else None
-            if status is not None:
+            if (answer := self._pending[index]) is None:
+                answer = ask_actor(self._actors[index].status.remote, self._epoch)
+                self._pending[index] = answer
+            with contextlib.suppress(TimeoutError):
+                _take_in(health, answer.wait(_STATUS_SECONDS))
                 self._pending[index] = None
-                _take_in(health, status)
                 return
+        except RayStoppedError:
+            self._await_start(index)
+            return
         except Exception:
             # The process has ended, and Ray is starting it again; or Ray itself has ended, which
             # it says in many ways.
@@ -340,7 +356,7 @@ class ServerGroup:
             )
             self._await_start(index)
             # Ray may have ended meanwhile.
-            with contextlib.suppress(Exception), ray_session.refuse_exit():
+            with contextlib.suppress(Exception), ray_session.guard_calls():
                 ray.kill(self._actors[index], no_restart=False)
 
     def _await_start(self, index: int) -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -143,6 +144,7 @@ class ParameterServerStrategy(ServedStrategy):
         self.cluster_coordinator: contracts.Coordinator | None = None
         self._keeps_snapshots = snapshot_dir is not None
         self._closed = False
+        self._closing = threading.Lock()
         atexit.register(self.close)
 
     @property
@@ -249,8 +251,11 @@ class ParameterServerStrategy(ServedStrategy):
             )
 
     def close(self) -> None:
-        """Ends the coordinator, the servers and, if it was started for this strategy, Ray."""
-        if self._closed:
+        """Ends the coordinator, the servers and, if it was started for this strategy, Ray.
+
+        Further calls do nothing, also those of other threads while the first one is busy.
+        """
+        if not self._closing.acquire(blocking=False):
             return
         self._closed = True
         atexit.unregister(self.close)

@@ -44,6 +44,20 @@ class Point:
         return Point(self.x + by)
 
 
+CLOSED: list[ClusterCoordinator] = []
+
+
+class Closing:
+    """Closes coordinators when it is unpickled."""
+
+    def __getstate__(self) -> int:
+        return 1
+
+    def __setstate__(self, state: int) -> None:
+        for each in CLOSED:
+            each.close()
+
+
 def test_a_function_runs_on_a_worker_and_its_result_is_fetched(
     coordinator: ClusterCoordinator,
 ) -> None:
@@ -427,4 +441,14 @@ def test_a_closed_coordinator(own_engine: Callable[[int], Engine]) -> None:
     assert again is not closed
     assert again.schedule(add, args=(1,)).fetch() == 1
     assert [worker.restarts for worker in again.status().workers] == [0]
-    again.close()
+    # Results are unpickled in the coordinator's own thread, which cannot wait for itself.
+    value = again.schedule(Closing)
+    CLOSED.append(again)
+    assert isinstance(value.fetch(), Closing)
+    with pytest.raises(RuntimeError, match="ClusterCoordinator: it was closed"):
+        again.join()
+    threads = [threading.Thread(target=again.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -185,7 +185,15 @@ def test_false_hub_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [b"[" * 60_000 + b"\n", b'{"at": {"number": "x"}}\n', b'{"at": 3}\n', b"x" * 70_000]
+    "said",
+    [
+        b"[" * 60_000 + b"\n",
+        b'{"at": {"number": "x"}}\n',
+        b'{"at": 3}\n',
+        b'{"at": {"number": 1, "seconds": "x", "marks": [], "here": ""}}\n',
+        b'{"at": {"number": 1, "marks": [["x", 1], [1, 1]], "here": ""}}\n',
+        b"x" * 70_000,
+    ],
 )
 def test_nonsense_costs_the_worker_that_says_it_its_place(
     make_crew: Callable[..., Crew], said: bytes

@@ -64,3 +64,19 @@ def test_two_workers_hear_each_other() -> None:
     finally:
         for watch in watches:
             watch.close()
+
+
+def test_a_stranger_that_talks_while_it_is_dismissed_ends_nothing() -> None:
+    watch = PairWatch(0, "127.0.0.1", 60.0, lambda _: None)
+    watch._peers, watch._key = {1: ("127.0.0.1", 1)}, "key"
+    with contextlib.ExitStack() as stack:
+        stack.callback(watch.close)
+        strangers = [stack.enter_context(socket.create_connection(watch.address)) for _ in range(2)]
+        for _ in strangers:
+            watch._receive(60.0)
+        # Both at once: one more than are kept calls, and the oldest says something.
+        strangers[0].sendall(b"x")
+        worker = stack.enter_context(socket.create_connection(watch.address))
+        worker.sendall(b'[1, "key"]\n')
+        while 1 not in watch._links:
+            watch._receive(60.0)

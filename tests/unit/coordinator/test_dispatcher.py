@@ -1,14 +1,16 @@
-"""The dispatcher: how it ends by a mistake, and what it says of a lost worker."""
+"""The dispatcher: how it ends by a mistake, and what it does about lost workers."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from distribax.coordinator import ClosureCancelledError
+from distribax.cluster.ray import ray_session
+from distribax.coordinator import ClosureCancelledError, WorkersLostError
 from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
@@ -26,6 +28,13 @@ class Broken(WorkerHandle):
         raise ZeroDivisionError("a mistake")
 
     def end(self) -> None:
+        """There is no process."""
+
+
+class Absent(Broken):
+    """A worker that never answers."""
+
+    def start(self, answer: Any) -> None:
         """There is no process."""
 
 
@@ -66,3 +75,24 @@ def test_a_lost_worker_and_its_functions_are_logged(caplog: pytest.LogCaptureFix
         "Functions that are retried as worker 3 is lost: 1.",
         "Worker 3 has been restarted as process 43 on here.",
     ]
+
+
+def test_workers_have_their_time_from_when_ray_was_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    epochs: list[int | None] = [0]
+    monkeypatch.setattr(ray_session, "get_epoch", lambda: epochs[-1])
+    dispatcher = make_dispatcher(Absent(0, {}, b""))
+    put(dispatcher.queue, 1)
+    now = time.monotonic()
+    for epoch in (0, None, 1):
+        epochs.append(epoch)
+        for _ in range(100):  # 50 of the 60 s that workers have.
+            now += 0.5
+            dispatcher._watch(now)
+    assert not dispatcher.queue.has_error
+    for _ in range(40):
+        now += 0.5
+        dispatcher._watch(now)
+    with pytest.raises(WorkersLostError, match=r"no worker for 60\.5 s"):
+        dispatcher.queue.join()

@@ -69,9 +69,10 @@ class _Position:
         self.number = int(said["number"])
         self.name = str(said.get("name"))
         self.line = str(said.get("line"))
-        self.seconds: float | None = said.get("seconds")
+        seconds = said.get("seconds")
+        self.seconds = None if seconds is None else float(seconds)
         self.limit = float(said.get("limit") or math.inf)
-        self.marks: dict[int, int] = dict(said["marks"])
+        self.marks = {int(number): int(mark) for number, mark in said["marks"]}
         self.here = str(said["here"])
 
     def contradicts(self, other: _Position) -> bool:

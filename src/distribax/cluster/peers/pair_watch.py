@@ -159,6 +159,8 @@ class PairWatch:
             self._callers.append(_Caller(connection))
 
     def _hear_hello(self, caller: _Caller) -> None:
+        if caller not in self._callers:
+            return  # It had to make room for another one just now.
         try:
             caller.said += caller.connection.recv(_LONGEST_HELLO)
         except BlockingIOError:
@@ -172,7 +174,7 @@ class PairWatch:
         if number is None:
             self._dismiss(caller)
         else:
-            self._callers.remove(caller)
+            self._forget(caller)
             self._keep(number, caller.connection)
 
     def _parse_hello(self, line: bytes) -> int | None:
@@ -187,8 +189,12 @@ class PairWatch:
             return None
         return number if isinstance(number, int) and number in self._peers else None
 
+    def _forget(self, caller: _Caller) -> None:
+        with contextlib.suppress(ValueError):  # Another thread may have closed all.
+            self._callers.remove(caller)
+
     def _dismiss(self, caller: _Caller) -> None:
-        self._callers.remove(caller)
+        self._forget(caller)
         caller.connection.close()
 
     def _keep(self, number: int, connection: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -12,9 +13,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
@@ -27,9 +28,16 @@ from distribax.cluster.spec.address import parse_address
 from distribax.cluster.spec.host_address import is_loopback
 from distribax.errors import DistribaxError
 
+if TYPE_CHECKING:
+    import ray
+
+T = TypeVar("T")
+
 _logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.1
+_CALL_SECONDS: Final = 5.0
+"""How long Ray is not shut down because of calls that have not returned."""
 _MAX_ATTEMPTS: Final = 3
 """How often it is tried to start Ray again after it has failed."""
 
@@ -54,7 +62,8 @@ class RaySession:
         # How often Ray was started again, and why it could not be.
         self.epoch: int | None = 0
         self.failure: str | None = None
-        self._changing = threading.Lock()
+        # A program may close its strategy in a handler of what is logged meanwhile.
+        self._changing = threading.RLock()
         # Threads that call Ray while it is started again must not start a cluster of their own.
         self._automatic_start = _set_automatic_start(False) if owned else None
         global _current
@@ -73,14 +82,19 @@ class RaySession:
 
     def _watch_node(self) -> None:
         """Starts Ray again whenever it fails on this machine, until the session ends."""
-        while self._node is not None and not self._is_ending:
-            try:
-                self._node.wait_until_ended()
-                return  # The cluster has ended.
-            except ClusterJoinError as error:
-                with self._changing:
-                    if not self._is_ending and not self._start_again(error):
-                        return
+        try:
+            while self._node is not None and not self._is_ending:
+                try:
+                    self._node.wait_until_ended()
+                    return  # The cluster has ended.
+                except ClusterJoinError as error:
+                    with self._changing:
+                        if not self._is_ending and not self._start_again(error):
+                            return
+        except BaseException as error:
+            # Otherwise everybody would wait for ever until Ray is there again.
+            self.failure = f"Ray has failed, and could not be started again: {error!r}"
+            raise
 
     def _start_again(self, trouble: ClusterJoinError) -> bool:
         """Replaces the node and the connection; returns whether that was possible.
@@ -124,7 +138,8 @@ class RaySession:
         with self._lock:
             self._users -= 1
             last = self._users == 0
-        if not last or not self._owned:
+        # While Ray is started again, they are gone.
+        if self.epoch is not None and not (last and self._owned):
             _kill_actors(namespace)
         if last:
             self.end()
@@ -153,23 +168,87 @@ class RaySession:
 
 
 class RayStoppedError(DistribaxError, RuntimeError):
-    """Ray was shut down by another thread while a call waited for it."""
+    """Ray was shut down, perhaps by another thread while a call waited for it."""
+
+
+_calls = threading.Condition()
+_num_calls = 0
 
 
 @contextlib.contextmanager
-def refuse_exit() -> Iterator[None]:
-    """Raises an error where Ray, shut down by another thread, would end the program or thread.
+def guard_calls() -> Iterator[None]:
+    """Keeps calls of Ray from what it does to them when it is shut down: put all of them inside.
+
+    Ray starts another cluster where it is called and there is none. Threads that wait for it when
+    another one shuts it down are ended, or never return, as it frees what they use. So it is not
+    shut down before they have left the block, or some seconds have passed; wait for answers of
+    actors elsewhere (`ask_actor`).
 
     Raises:
-        RayStoppedError: Ray was shut down while a call waited for it.
+        RayStoppedError: Ray was shut down, before or while a call waited for it.
     """
+    global _num_calls
+    with _calls:
+        _num_calls += 1
     try:
+        if not import_ray().is_initialized():
+            raise RayStoppedError(get_failure() or "Ray has been shut down in this process.")
         yield
     except SystemExit:
-        raise RayStoppedError(
-            "Ray was shut down while a call waited for it: it failed and is started again, or the "
-            "strategy was closed. Call again."
-        ) from None
+        raise _make_stopped_error() from None
+    finally:
+        with _calls:
+            _num_calls -= 1
+            _calls.notify_all()
+
+
+def _make_stopped_error() -> RayStoppedError:
+    return RayStoppedError(
+        "Ray was shut down while a call waited for it: it failed and is started again, or the "
+        "strategy was closed. Call again."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What an actor will answer; unlike `ray.get`, waiting for it survives the end of Ray."""
+
+    _future: concurrent.futures.Future[T]
+    _epoch: int | None
+
+    def wait(self, seconds: float) -> T:
+        """Returns the answer when it is there.
+
+        Raises:
+            TimeoutError: It was not there in time.
+            RayStoppedError: Ray was shut down.
+            Exception: Whatever else the call has ended with.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._future.done():
+            remaining = deadline - time.monotonic()
+            if self._epoch != get_epoch() or not import_ray().is_initialized():
+                raise _make_stopped_error()
+            if remaining <= 0:
+                raise TimeoutError(f"there was no answer within {seconds:g} s")
+            concurrent.futures.wait([self._future], timeout=min(_POLL_SECONDS, remaining))
+        return self._future.result()
+
+
+def ask_actor(question: Callable[[], ray.ObjectRef[T]], epoch: int | None) -> Answer[T]:
+    """Calls a method of an actor, and does not wait for the answer.
+
+    Args:
+        question: The call, `actor.method.remote` for example.
+        epoch: What `get_epoch` was when the actor was made.
+
+    Raises:
+        RayStoppedError: Ray was shut down, or started again since then.
+    """
+    with guard_calls():
+        if epoch != get_epoch():
+            raise _make_stopped_error()
+        return Answer(question().future(), epoch)
 
 
 def get_epoch() -> int | None:
@@ -258,13 +337,18 @@ def connect(address: str, timeout: float) -> RaySession:
 
 
 def get_resources() -> dict[str, float]:
-    """Returns the sums of the resources of the cluster's live nodes."""
-    found: dict[str, float] = import_ray().cluster_resources()
+    """Returns the sums of the resources of the cluster's live nodes; none without Ray."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(RayStoppedError), guard_calls():
+        found = import_ray().cluster_resources()
     return found
 
 
 def _shut_down_ray(node: RayNode | None, *, end_cluster: bool = False) -> None:
     """Ends the connection, and if that is not possible otherwise the node."""
+    with _calls:
+        # Without its processes they may take a minute; Ray then ends their threads.
+        _calls.wait_for(lambda: not _num_calls, _CALL_SECONDS)
     if node is None:
         shut_down_ray(lambda: "the node of this machine does not answer", None)
     else:
@@ -378,7 +462,9 @@ def _await_cluster(address: str, seconds: float) -> None:
 
 def _kill_actors(namespace: str) -> None:
     ray = import_ray()
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == namespace:
-            with contextlib.suppress(ValueError):  # It has ended in the meantime.
-                ray.kill(ray.get_actor(actor["name"], namespace=namespace), no_restart=True)
+    # Actors end with Ray, which may have ended, or may do so in the meantime.
+    with contextlib.suppress(RayStoppedError, ray.exceptions.RayError), guard_calls():
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            if actor["namespace"] == namespace:
+                with contextlib.suppress(ValueError):  # It has ended in the meantime.
+                    ray.kill(ray.get_actor(actor["name"], namespace=namespace), no_restart=True)

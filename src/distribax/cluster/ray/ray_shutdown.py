@@ -28,22 +28,18 @@ class _ShutdownThread(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="distribax-ray-shutdown", daemon=True)
         self._is_wanted = threading.Event()
-        self._error: BaseException | None = None
 
     def run(self) -> None:
         self._is_wanted.wait()
         try:
             close_left()
+        finally:
             import_ray().shutdown()
-        except BaseException as error:
-            self._error = error
 
     def shut_down(self, seconds: float) -> bool:
         """Shuts Ray down; returns whether it has in that time."""
         self._is_wanted.set()
         self.join(seconds)
-        if self._error is not None:
-            raise self._error
         return not self.is_alive()
 
 
