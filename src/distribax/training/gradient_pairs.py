@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, contracts, jax_private
+from distribax.execution import frames
 from distribax.training.foreign_variables import as_target
 from distribax.types import ReduceOp
 from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored, is_wrapped
@@ -126,6 +127,13 @@ def _check(index: int, grad: Grad | None, variable: Target) -> None:
         )
     if isinstance(grad, IndexedSlices):
         _check_slices(index, grad, variable)
+    if frames.current() is None and any(map(jax_private.is_tracer, jax.tree.leaves(grad))):
+        raise RuntimeError(
+            f"apply_gradients: the gradient of {variable.described} is a value of a JAX "
+            "transformation that is still tracing (jax.jit, jax.lax.scan, ...), and the update "
+            "cannot leave it. Use @dx.function instead of @jax.jit; for other transformations "
+            "return the gradient and apply it outside."
+        )
     shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
     if isinstance(grad, (int, float)):
         shape = ()

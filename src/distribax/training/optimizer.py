@@ -313,6 +313,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             ValueError: If there are no gradients, if a gradient does not fit its variable, if a
                 variable is not among those of the first call or occurs twice, or if the
                 transformation cannot be used with the variables.
+            RuntimeError: If `jax.jit` or the like is tracing the gradients.
 
         Example:
             >>> import distribax as dx, optax
@@ -386,7 +387,6 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         extra_args: Mapping[str, ExtraArg],
         op: ReduceOp | None,
     ) -> None:
-        # What is one value for all replicas has been combined already.
         own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
         self._apply(gradient_pairs.unite(strategy, op, grads, self._targets, own), extra_args)
 

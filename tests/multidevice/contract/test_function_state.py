@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import distribax as dx
@@ -270,7 +271,21 @@ def test_a_function_called_inside_jit_is_part_of_it(case: Case) -> None:
         for fn in (double, count, double.get_concrete_function()):
             with pytest.raises(RuntimeError, match=r"variable 'w'.*jax.jit"):
                 jax.jit(lambda x, fn=fn: x + fn())(1.0)
+        with pytest.raises(RuntimeError, match=r"variable 'w'.*jax.jit"):
+            jax.jit(lambda x: dx.Optimizer(optax.sgd(1.0)).apply_gradients([(x, variable)]))(1.0)
         assert (float(variable), float(double()), float(count())) == (1.0, 2.0, 2.0)
+
+
+def test_a_nan_is_found_where_it_is_computed(case: Case) -> None:
+    """`jax_debug_nans` runs the program again, step by step; nothing is written by then."""
+    variable = case.variable(1.0, aggregation="MEAN")
+    step = case.step(
+        lambda x: case.strategy.run(lambda x: variable.assign_add(jnp.log(x)), args=(x,))
+    )
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        step(jnp.asarray(-1.0))
+    step(jnp.asarray(1.0))
+    assert float(variable) == 1.0
 
 
 def test_gradients_flow_through_a_function(case: Case) -> None:
