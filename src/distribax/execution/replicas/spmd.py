@@ -101,6 +101,9 @@ class SpmdRunner:
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         values = [jnp.asarray(leaf) for leaf in leaves]
+        if self.mesh.size == 1:
+            # Its value is the sum and the mean, of the same type, as in eager code.
+            return [self.frame.give_shared(value) for value in values]
         options = options or self.ops.default_options
         reduce = functools.partial(self.ops.all_reduce_in_program, mesh=self.mesh, options=options)
         reduced = reduce_without_idle(
