@@ -62,9 +62,9 @@ def test_snapshots_are_kept_and_a_closed_strategy_says_so(
 
 
 def test_a_call_that_ray_would_end_the_program_in_is_an_error(coordinator: Any) -> None:
-    with pytest.raises(dx.DistribaxError, match="shut down while a call waited") as raised:
-        with ray_session.guard_calls():
-            raise SystemExit(0)  # As Ray does, in each thread that waits for it.
+    stopped = pytest.raises(dx.DistribaxError, match="shut down while a call waited")
+    with stopped as raised, ray_session.guard_calls():
+        raise SystemExit(0)  # As Ray does, in each thread that waits for it.
     assert isinstance(raised.value, RuntimeError)
     with pytest.raises(KeyError), ray_session.guard_calls():
         raise KeyError("of the caller")
