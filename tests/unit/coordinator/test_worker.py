@@ -17,6 +17,7 @@ from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Shipme
 from distribax.coordinator.outcomes import Raised
 from distribax.coordinator.references import Kind
 from distribax.coordinator.worker import LONGEST_SECONDS, Worker
+from distribax.errors import ParameterServerUnreachableError
 
 
 class Setup:
@@ -35,6 +36,9 @@ class Setup:
     def flush(self) -> None:
         if Setup.fails:
             raise ConnectionError("no answer")
+
+    def check_servers(self) -> None:
+        self.flush()
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +87,27 @@ def test_a_batch_ends_with_the_first_error() -> None:
     assert len(reply.outcomes) == 2
     assert isinstance(reply.outcomes[1], Raised)
     assert reply.outcomes[1].summary == "ValueError: bad"
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_function_that_cannot_reach_a_server_is_not_at_fault(is_wrapped: bool) -> None:
+    def read() -> None:
+        lost = ParameterServerUnreachableError(2, "there:1", 3.0, "no answer")
+        if is_wrapped:
+            raise ValueError("what a library makes of it") from lost
+        raise lost
+
+    driver = Driver()
+    reply = driver.run(lambda: 1, read, lambda: 3)
+    assert reply.outcomes == [] and "parameter server 2 (there:1)" in reply.unreachable
+    # It runs nothing until it reaches all servers.
+    assert driver.run(lambda: 1).refused
+    Setup.fails = True
+    said = driver.worker.start(0, b"")
+    assert isinstance(said, Raised) and said.summary == "ConnectionError: no answer"
+    Setup.fails = False
+    assert isinstance(driver.worker.start(0, b""), Greeting)
+    assert driver.run(lambda: 1).outcomes == [1]
 
 
 def test_a_batch_that_takes_long_is_cut_short() -> None:

@@ -310,6 +310,18 @@ def test_strangers_do_not_keep_out_a_client_with_the_token(cluster: Cluster) -> 
         strangers.communicate()
 
 
+def test_a_server_listens_again_when_it_can_start_threads_again(cluster: Cluster) -> None:
+    server = cluster.start()
+    size = threading.stack_size(1 << 46)  # More than any process can have.
+    try:
+        with sockets.call(cluster.locate(0), 60.0) as refused, contextlib.suppress(OSError):
+            assert refused.recv(1) == b""
+    finally:
+        threading.stack_size(size)
+    assert cluster.client().get_note("key") is None
+    assert server.status()["connections"] == 1
+
+
 @pytest.mark.parametrize("side", [handshake.welcome, handshake.introduce])
 def test_a_handshake_has_one_time_limit_however_its_bytes_come(
     pair: tuple[socket.socket, socket.socket], side: Callable[..., None]

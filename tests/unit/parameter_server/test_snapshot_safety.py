@@ -150,6 +150,20 @@ def test_a_folder_of_another_user_is_not_used(
     assert snapshot_file.list_files(tmp_path) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_link_of_another_user_is_no_folder(tmp_path: Path) -> None:
+    own, planted = tmp_path / "own", tmp_path / "planted"
+    own.mkdir(mode=0o755)
+    (own / "download.partial").touch()
+    planted.symlink_to(own)
+    os.lchown(planted, 65534, 65534)
+    with pytest.raises(PermissionError, match="belongs to user 65534"):
+        snapshot_file.write(planted, 1, SnapshotState({}), TOKEN)
+    assert snapshot_file.list_files(planted) == []
+    assert [each.name for each in own.iterdir()] == ["download.partial"]
+    assert stat.S_IMODE(own.stat().st_mode) == 0o755
+
+
 def test_links_and_pipes_are_not_followed(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / f"{1:020d}.dxsnap").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / f"{2:020d}.dxsnap")

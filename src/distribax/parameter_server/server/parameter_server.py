@@ -178,7 +178,12 @@ class ParameterServer:
                     del self._strangers[oldest]
                     with contextlib.suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # Too many threads, which may pass; the client calls again.
+                    del self._connections[connection]
+                    self._strangers.pop(connection, None)
+                    connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

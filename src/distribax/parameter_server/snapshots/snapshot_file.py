@@ -171,11 +171,13 @@ def make_private(folder: Path) -> None:
 def _check_owner(folder: Path) -> int:
     """Returns the permissions of a folder; raises a PermissionError if it is another user's."""
     found = os.stat(folder)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(
-            f"{folder} belongs to user {found.st_uid}, and this server runs as {os.geteuid()}. "
-            "Give snapshot_dir a folder of its own."
-        )
+    # A link of another user may lead to any folder of this one.
+    for user in (found.st_uid, os.lstat(folder).st_uid):
+        if user != os.geteuid():
+            raise PermissionError(
+                f"{folder} belongs to user {user}, and this server runs as {os.geteuid()}. "
+                "Give snapshot_dir a folder of its own."
+            )
     return stat.S_IMODE(found.st_mode)
 
 
