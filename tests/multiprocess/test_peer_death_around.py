@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import distribax as dx
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
 from tests.multiprocess.crew import TRAINING, Cluster
+from tests.process_forks import WITH_WORKERS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -108,13 +109,15 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 def launch(tmp_path: Path) -> Launch:
     """Gives a function that runs a program in two workers and waits for the launcher's end."""
 
-    def run(program: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        program: str, *more: str, variables: Mapping[str, str] = WITH_WORKERS
+    ) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "train.py"
         path.write_text(TRAINING + textwrap.dedent(program))
         options = ["--workers", "2", "--grace-seconds", "3", *more]
         return subprocess.run(
             [sys.executable, "-m", "distribax", "run", *options, str(path)],
-            env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"},
+            env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"} | variables,
             capture_output=True,
             text=True,
             check=False,
@@ -137,7 +140,8 @@ def test_launcher_ends_a_worker_that_is_stopped(launch: Launch) -> None:
         if worker == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         train()
-        """
+        """,
+        variables={},
     )
     assert done.returncode == PEER_LOST_EXIT_CODE, done.stderr
     assert "worker 0 failed (exit code 43: it has lost another worker)" in done.stderr

@@ -13,6 +13,7 @@ from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.ray.server import ClusterLostError
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+from tests.process_forks import WITHOUT
 
 pytestmark = pytest.mark.multiprocess
 
@@ -123,7 +124,7 @@ def programs() -> Iterator[MarkedPrograms]:
 
 def test_servers_and_coordinator_in_one_program(programs: MarkedPrograms) -> None:
     ports = find_quiet_ports(2)
-    program = programs.start(IN_ONE_PROGRAM, *map(str, ports))
+    program = programs.start(IN_ONE_PROGRAM, *map(str, ports), **WITHOUT)
     told = program.hear()
     assert told["target"] == f"grpc://localhost:{ports[0]}"
     # Each has its own node, and none is the coordinator's.
