@@ -28,6 +28,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -271,6 +272,7 @@ def _run(task: _Task) -> None:
     for name, kind in _SETTINGS.items():
         if name in os.environ:
             importlib.import_module("jax").config.update(name.lower(), kind(os.environ[name]))
+    tempfile.tempdir = None  # Of another TMPDIR, if somebody has asked for it.
     os.chdir(task.folder)
     # As with the option -u, which all of these scripts are started with.
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)

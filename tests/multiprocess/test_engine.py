@@ -195,7 +195,7 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
         },
         "task": {"type": "chief", "index": 0},
     }
-    program = programs.start(
+    program = programs.fork(
         ELSEWHERE,
         address,
         RAY_AUTH_MODE="token",

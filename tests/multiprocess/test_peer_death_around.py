@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,9 @@ import pytest
 import distribax as dx
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
+from tests.forked import start_forked
 from tests.multiprocess.crew import TRAINING, Cluster
+from tests.multiprocess.launchers import finish
 from tests.process_forks import WITH_WORKERS
 
 pytestmark = pytest.mark.multiprocess
@@ -115,13 +116,13 @@ def launch(tmp_path: Path) -> Launch:
         path = tmp_path / "train.py"
         path.write_text(TRAINING + textwrap.dedent(program))
         options = ["--workers", "2", "--grace-seconds", "3", *more]
-        return subprocess.run(
-            [sys.executable, "-m", "distribax", "run", *options, str(path)],
-            env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"} | variables,
-            capture_output=True,
-            text=True,
-            check=False,
+        command = ["run", *options, str(path)]
+        launcher = start_forked(
+            f"import sys\nfrom distribax.cli import main\nsys.exit(main({command!r}))",
+            inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"} | variables,
         )
+        code, out, err = finish(launcher)
+        return subprocess.CompletedProcess(command, code, out, err)
 
     return run
 

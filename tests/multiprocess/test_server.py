@@ -151,7 +151,7 @@ class Cluster:
     def start(self, program: str, job: str, **changes: str):
         config = {"cluster": self.cluster, "task": {"type": job, "index": 0}}
         environment = {"TF_CONFIG": json.dumps(config), "RAY_AUTH_TOKEN": self.token} | changes
-        return self._programs.start(program, **environment)
+        return self._programs.fork(program, **environment)
 
 
 # Takes more than 10 s: six nodes of Ray start one after the other.
