@@ -45,6 +45,7 @@ def start_server() -> None:
 
 def wake_server() -> None:
     """Has the server get ready, which takes five seconds of processor time, if it is not."""
-    name = os.environ.get(VARIABLE)
+    if not (name := os.environ.get(VARIABLE)):
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as alarm, contextlib.suppress(OSError):
         alarm.sendto(b"wake", f"\0{name}-alarm")
