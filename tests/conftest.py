@@ -21,9 +21,10 @@ import pytest
 
 from distribax import context, topology
 from tests import environment as environment_of_tests
-from tests import forked
+from tests import forked, process_forks
 
 environment_of_tests.prepare()
+process_forks.start_server()
 # Leaving JAX's frames out of the traceback of each expected error takes a thirtieth of the time.
 jax.config.update("jax_traceback_filtering", "off")
 
@@ -88,8 +89,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def pytest_collection_finish() -> None:
-    """Keeps the garbage collector from looking at modules and tests again and again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keeps the garbage collector from looking at modules and tests again and again.
+
+    In runs of tests that kill processes or take long, Ray starts all of its processes itself.
+    """
+    if any(item.get_closest_marker(name) for item in session.items for name in ("chaos", "soak")):
+        os.environ.update(process_forks.WITHOUT)
+    elif any(_find_place(item.path, _ON_RAY) < len(_ON_RAY) for item in session.items):
+        process_forks.wake_server()
     gc.collect()
     gc.freeze()
 

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import types
 import warnings
 from dataclasses import dataclass, field
@@ -116,6 +117,7 @@ def _run(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # Of another TMPDIR, if somebody has asked for it.
     sys.argv = request["arguments"]
     del sys.path[0]  # The folder of the tests.
     program = types.ModuleType("__main__")

@@ -22,6 +22,7 @@ import pytest
 import sklearn.datasets  # noqa: F401  sets environment variables, which a test must not
 
 import distribax as dx
+from tests.process_forks import WITH_WORKERS
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -198,7 +199,7 @@ def test_multi_worker(run_forked: Callable[..., str]) -> None:
     arguments = ["run", "--workers", "2", "--devices-per-worker", "2"]
     arguments += [str(_EXAMPLES / "multi_worker.py"), "--epochs", "6"]
     launch = f"from distribax.cli import main\nassert main({arguments!r}) == 0\n"
-    lines = run_forked(launch).splitlines()
+    lines = run_forked(launch, **WITH_WORKERS).splitlines()
     epochs = [line.split() for line in lines if line.startswith("[worker 0] epoch")]
     assert len(epochs) == 6 and float(epochs[-1][-1]) > 0.85
     for worker in range(2):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.environment import inherited
+from tests.forked import ForkedProcess, start_forked
 
 _MARK = "DISTRIBAX_TEST_MARK"
 _RAY_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS")
@@ -26,7 +27,7 @@ _WAIT_SECONDS = 300.0
 class Program:
     """A running Python program that tells things as lines of JSON on its standard output."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | ForkedProcess) -> None:
         self.process = process
 
     @property
@@ -49,6 +50,7 @@ class Program:
     def finish(self) -> tuple[int, str, str]:
         """Waits for the end of the program; returns its exit code and what it has written."""
         out, err = self.process.communicate()
+        assert self.process.returncode is not None
         return self.process.returncode, out, err
 
 
@@ -65,14 +67,21 @@ class MarkedPrograms:
         """Starts a program's text with some arguments and environment variables."""
         return self.start_command(["-c", textwrap.dedent(program), *arguments], **environment)
 
+    def fork(self, program: str, *arguments: str, **environment: str) -> Program:
+        """Starts a program's text in a process that has imported JAX and distribax.
+
+        It has no mark itself, and distribax has read its time limits; but what it starts is marked.
+        """
+        variables = self._make_environment() | environment
+        process = start_forked(textwrap.dedent(program), variables, arguments=arguments)
+        self._programs.append(Program(process))
+        return self._programs[-1]
+
     def start_command(self, command: Sequence[str], **environment: str) -> Program:
         """Starts Python with some arguments and environment variables."""
-        name, _, value = self._mark.partition("=")
         process = subprocess.Popen(
             [sys.executable, *command],
-            env=inherited(*_RAY_VARIABLES)
-            | {name: value, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
-            | environment,
+            env=self._make_environment() | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -80,6 +89,11 @@ class MarkedPrograms:
         )
         self._programs.append(Program(process))
         return self._programs[-1]
+
+    def _make_environment(self) -> dict[str, str]:
+        name, _, value = self._mark.partition("=")
+        own = {name: value, "TMPDIR": str(self.folder), "HOME": str(self.folder)}
+        return inherited(*_RAY_VARIABLES) | own
 
     def processes(self) -> dict[int, str]:
         """Returns the command lines of the live processes with the mark, by process id."""

@@ -73,7 +73,10 @@ def _named(num_devices: int) -> str:
     )
 
 
-@pytest.mark.parametrize("num_devices", [2, pytest.param(4, marks=pytest.mark.thorough), 8])
+# With two devices, below in two threads.
+@pytest.mark.parametrize(
+    "num_devices", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 4)), 8]
+)
 def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunFresh) -> None:
     _train(run_forked, num_devices, _named(num_devices), steps=80, rounds=12)
 

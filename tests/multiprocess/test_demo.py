@@ -14,13 +14,14 @@ from distribax.cli import main
 from distribax.cli.demo import programs
 from distribax.cli.demo.view import DemoView, EpochFigures, Outcome, draw_bars
 from tests.forked import start_forked
+from tests.process_forks import WITH_WORKERS
 
 
 def run_demo(*arguments: str) -> str:
     """Returns what the demo prints in a process of its own."""
     command = ["demo", "--epochs", "3", "--devices", "2", *arguments]
     program = f"import sys\nfrom distribax.cli import main\nsys.exit(main({command!r}))"
-    process = start_forked(program, os.environ | {"KERAS_BACKEND": "jax"})
+    process = start_forked(program, os.environ | {"KERAS_BACKEND": "jax"} | WITH_WORKERS)
     out, err = process.communicate()
     assert process.returncode == 0, err
     return out

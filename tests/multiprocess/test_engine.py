@@ -18,6 +18,7 @@ from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ports import find_quiet_ports
 from tests.conftest import RunFresh
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+from tests.process_forks import WITHOUT
 
 pytestmark = pytest.mark.multiprocess
 
@@ -162,7 +163,7 @@ def _shared_memory() -> list[str]:
 def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     programs: MarkedPrograms,
 ) -> None:
-    program = programs.start(EMBEDDED)
+    program = programs.start(EMBEDDED, **WITHOUT)
     code, out, err = program.finish()
     assert (code, err) == (0, "")
     assert programs.left() == [] and _shared_memory() == []
@@ -181,7 +182,7 @@ def test_embedded_is_this_machines_alone_and_ends_with_the_program(
 
 
 def test_nothing_is_left_of_a_program_that_is_killed(programs: MarkedPrograms) -> None:
-    program = programs.start(KILLED)
+    program = programs.start(KILLED, **WITHOUT)
     pids = program.hear()["pids"]
     assert {program.pid, *pids} <= programs.processes().keys()
     program.process.kill()
@@ -200,7 +201,7 @@ def test_a_ray_cluster_that_is_there(programs: MarkedPrograms, cluster: tuple[st
         },
         "task": {"type": "chief", "index": 0},
     }
-    program = programs.start(
+    program = programs.fork(
         ELSEWHERE,
         address,
         RAY_AUTH_MODE="token",

@@ -84,7 +84,7 @@ def test_chief_worker_and_parameter_server(tmp_path: Path) -> None:
     program = PROGRAM.format(directory=str(tmp_path), strategy="dx.ParameterServerStrategy")
     token = {"RAY_AUTH_TOKEN": make_token()}
     with marked_programs() as programs:
-        tasks = [programs.start(program, **_describe(cluster, job), **token) for job in cluster]
+        tasks = [programs.fork(program, **_describe(cluster, job), **token) for job in cluster]
         for task in tasks:
             code, out, err = task.finish()
             assert code == 0, err

@@ -17,6 +17,7 @@ import distribax as dx
 from tests.multidevice.keras.features import check_features, train_features, train_random
 from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.workers import run_workers
+from tests.process_forks import WITH_WORKERS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -174,7 +175,7 @@ def test_launched_workers_go_on_after_a_restart(tmp_path: Path) -> None:
     with launchers(tmp_path) as start:
         for end in ("stop", "die"):
             code, out, err = finish(
-                start(RESTARTED, *options, arguments=(str(tmp_path / end), end))
+                start(RESTARTED, *options, arguments=(str(tmp_path / end), end), **WITH_WORKERS)
             )
             assert code == 0, err
             assert "starting all workers again" in err

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pickle
 import signal
 import subprocess
-import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,10 @@ import pytest
 import distribax as dx
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.environment import inherited
+from tests.forked import start_forked
 from tests.multiprocess.crew import TRAINING, Cluster
+from tests.multiprocess.launchers import finish
+from tests.process_forks import WITH_WORKERS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -108,17 +110,19 @@ Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 def launch(tmp_path: Path) -> Launch:
     """Gives a function that runs a program in two workers and waits for the launcher's end."""
 
-    def run(program: str, *more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        program: str, *more: str, variables: Mapping[str, str] = WITH_WORKERS
+    ) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "train.py"
         path.write_text(TRAINING + textwrap.dedent(program))
         options = ["--workers", "2", "--grace-seconds", "3", *more]
-        return subprocess.run(
-            [sys.executable, "-m", "distribax", "run", *options, str(path)],
-            env=inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"},
-            capture_output=True,
-            text=True,
-            check=False,
+        command = ["run", *options, str(path)]
+        launcher = start_forked(
+            f"import sys\nfrom distribax.cli import main\nsys.exit(main({command!r}))",
+            inherited() | {"DISTRIBAX_PEER_TIMEOUT": "4", "COMPILED": "True"} | variables,
         )
+        code, out, err = finish(launcher)
+        return subprocess.CompletedProcess(command, code, out, err)
 
     return run
 
@@ -137,7 +141,8 @@ def test_launcher_ends_a_worker_that_is_stopped(launch: Launch) -> None:
         if worker == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         train()
-        """
+        """,
+        variables={},
     )
     assert done.returncode == PEER_LOST_EXIT_CODE, done.stderr
     assert "worker 0 failed (exit code 43: it has lost another worker)" in done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS, Decision, RestartPolicy
 from tests.multiprocess.launchers import Start, finish, launchers, lines_of
+from tests.process_forks import WITH_WORKERS
 
 pytestmark = pytest.mark.multiprocess
 
@@ -129,7 +130,8 @@ print("ends at", handler.total_run_calls, float(v), flush=True)
 
 def test_a_preempted_training_goes_on_where_it_was(start: Start) -> None:
     total = 60
-    launcher = start(TRAINING, "--workers", "2", "--grace-seconds", "30", arguments=(str(total),))
+    options = ("--workers", "2", "--grace-seconds", "30")
+    launcher = start(TRAINING, *options, arguments=(str(total),), **WITH_WORKERS)
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if match := re.match(r"\[worker 1\] pid (\d+)", line):

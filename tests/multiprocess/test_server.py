@@ -13,6 +13,7 @@ from distribax.cluster.ray.ports import find_quiet_ports
 from distribax.cluster.ray.server import ClusterLostError
 from distribax.types import PEER_LOST_EXIT_CODE
 from tests.multiprocess.marked_programs import MarkedPrograms, marked_programs
+from tests.process_forks import WITHOUT
 
 pytestmark = pytest.mark.multiprocess
 
@@ -123,7 +124,7 @@ def programs() -> Iterator[MarkedPrograms]:
 
 def test_servers_and_coordinator_in_one_program(programs: MarkedPrograms) -> None:
     ports = find_quiet_ports(2)
-    program = programs.start(IN_ONE_PROGRAM, *map(str, ports))
+    program = programs.start(IN_ONE_PROGRAM, *map(str, ports), **WITHOUT)
     told = program.hear()
     assert told["target"] == f"grpc://localhost:{ports[0]}"
     # Each has its own node, and none is the coordinator's.
@@ -150,7 +151,7 @@ class Cluster:
     def start(self, program: str, job: str, **changes: str):
         config = {"cluster": self.cluster, "task": {"type": job, "index": 0}}
         environment = {"TF_CONFIG": json.dumps(config), "RAY_AUTH_TOKEN": self.token} | changes
-        return self._programs.start(program, **environment)
+        return self._programs.fork(program, **environment)
 
 
 # Takes more than 10 s: six nodes of Ray start one after the other.

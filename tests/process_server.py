@@ -1,0 +1,291 @@
+"""A process that has imported JAX and forks: each fork is a process that others have started.
+
+To start a worker, Ray starts two Pythons, one after the other, which both import Ray; then the
+worker imports JAX. That takes three seconds of processor time, and a fork a fifth of that. A worker
+of `distribax run` takes two seconds, and two more if it imports Keras. A fork runs the script that
+was started, with its arguments, variables, folder and descriptors.
+
+The process that was started (`tests/startup`) waits for the end of its fork, and forwards signals.
+When it is killed, its fork is, too. Ray learns a worker's process id from the worker itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+_MODULES = (
+    "jax.numpy",
+    "optax",
+    "orbax.checkpoint",
+    "distribax.coordinator.worker",
+    "distribax.parameter_server.actor",
+    # What Ray imports. Ray itself reads variables when it is loaded: each fork does that.
+    "aiohttp.web",
+    "jsonschema",
+    "psutil",
+    "requests",
+    "yaml",
+)
+_READ_BY_IMPORTS = ("PYTHON", "JAX_", "KERAS_")
+_READ_LATER = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_SETTINGS = {"JAX_PLATFORMS": str, "JAX_NUM_CPU_DEVICES": int}
+"""Variables of JAX that a fork heeds all the same."""
+_LONGEST_REQUEST = 1 << 20
+_MOST_DESCRIPTORS = 4
+_MOST_WAITING = 128
+_FREE_DESCRIPTORS = 500
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a fork has to run.
+
+    Attributes:
+        arguments: The script, and its arguments.
+        environment: All variables.
+        folder: The working directory.
+        descriptors: The numbers that the descriptors which come with this have in the fork.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    descriptors: list[int]
+
+
+@dataclass
+class _Server:
+    """The processes that wait for their forks; the tables have the descriptors of connections."""
+
+    listener: socket.socket
+    owner: int
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    connections: dict[int, socket.socket] = field(default_factory=dict)
+    # The process ids of the forks, and descriptors of them.
+    forks: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def serve(self) -> _Task | None:
+        """Forks as asked; returns what to run in a fork, and None in the server at its end."""
+        self._watch(self.listener.fileno(), self._accept)
+        self.selector.register(self.owner, selectors.EVENT_READ)
+        while True:
+            for key, _ in self.selector.select():
+                if key.fd == self.owner:
+                    return None
+                react: Callable[[], _Task | None] = key.data
+                if task := react():
+                    return task
+
+    def _watch(self, descriptor: int, react: Callable[[], _Task | None]) -> None:
+        self.selector.register(descriptor, selectors.EVENT_READ, react)
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            connection.close()
+            return
+        key = connection.fileno()
+        self.connections[key] = connection
+        self._watch(key, lambda: self._hear(key))
+
+    def _hear(self, key: int) -> _Task | None:
+        """Reads a request, or that the process which waits for a fork has ended."""
+        connection = self.connections[key]
+        data, received, _, _ = socket.recv_fds(connection, _LONGEST_REQUEST, _MOST_DESCRIPTORS)
+        if key in self.forks:
+            signal.pidfd_send_signal(self.forks[key][1], signal.SIGKILL)
+            self.selector.unregister(key)
+            return None
+        task = _read_task(data) if data else None
+        if task is not None and self._fork(key, dict(zip(task.descriptors, received, strict=True))):
+            return task
+        for descriptor in received:
+            os.close(descriptor)
+        if task is None:
+            self._forget(key)
+        return None
+
+    def _fork(self, key: int, descriptors: Mapping[int, int]) -> bool:
+        """Returns whether this is the fork, which has these descriptors and none of the server."""
+        if pid := os.fork():
+            self.forks[key] = pid, os.pidfd_open(pid)
+            self._watch(self.forks[key][1], lambda: self._reap(key))
+            with contextlib.suppress(OSError):
+                self.connections[key].send(str(pid).encode())
+            return False
+        self.selector.close()
+        self.listener.close()
+        for connection in self.connections.values():
+            connection.close()
+        for _, pidfd in self.forks.values():
+            os.close(pidfd)
+        os.close(self.owner)
+        moved = {
+            number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE_DESCRIPTORS)
+            for number, descriptor in descriptors.items()
+        }
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        for number, descriptor in moved.items():
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        return True
+
+    def _reap(self, key: int) -> None:
+        pid, pidfd = self.forks.pop(key)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(OSError):  # The process that waited has been killed.
+            self.connections[key].send(str(code).encode())
+        self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(key)
+        self.connections.pop(key).close()
+
+
+def _read_task(data: bytes) -> _Task | None:
+    """Returns what to run; None for what only a fresh Python does as it should."""
+    task = _Task(**json.loads(data))
+    if task.arguments[0].endswith("setup_worker.py"):
+        # It sets variables, and starts what follows in its arguments.
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--serialized-runtime-env-context", default="{}")
+        parser.add_argument("--language")
+        known, arguments = parser.parse_known_args(task.arguments[1:])
+        context = json.loads(known.serialized_runtime_env_context)
+        variables = context.pop("env_vars", {})
+        if context.pop("py_executable", sys.executable) != sys.executable or any(context.values()):
+            return None
+        task = replace(task, arguments=arguments, environment=task.environment | variables)
+    return task if _select(task.environment) == _select(os.environ) else None
+
+
+def _select(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that are read by imports: distribax reads its time limits then."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(_READ_BY_IMPORTS) and name not in (*_READ_LATER, *_SETTINGS))
+        or (name.startswith("DISTRIBAX_") and name.endswith("_SECONDS"))
+    }
+
+
+class _HiddenModules:
+    """A package that has been imported, but looks as if it were not until it is imported.
+
+    Args:
+        name: The package's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        importlib.import_module(name)
+        names = [each for each in sys.modules if each == name or each.startswith(f"{name}.")]
+        self._modules = {each: sys.modules.pop(each) for each in names}
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Brings all modules of the package back when one asks for the package."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        sys.modules.update(self._modules)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Returns the package."""
+        return self._modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Does nothing: the package was executed when it was imported first."""
+
+
+def _import_modules() -> None:
+    """Imports what the forks need; only then, because most runs of tests need no fork."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    importlib.import_module("tests.lowering").share_contexts()
+    if importlib.util.find_spec("keras"):
+        _HiddenModules("keras")
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Serves at an address; the descriptor of a socket, on which it is woken, comes first.
+
+    The end of the standard input ends the server, and with it all of its forks.
+    """
+    # Ctrl-C in a terminal reaches this process too; whoever has started it decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as alarm:
+        if 0 in select.select([alarm, 0], [], [])[0]:
+            return
+    _import_modules()
+    # Not earlier: who comes before this one is ready does not wait for it.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + sys.argv[2])
+        listener.listen(_MOST_WAITING)
+        with warnings.catch_warnings():
+            # JAX warns of forks: threads that it starts later do not exist here yet.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+            task = _Server(listener, os.dup(0)).serve()
+    if task is not None:
+        _run(task)
+
+
+def _run(task: _Task) -> None:
+    """Runs a script as the main module of this process, which ends with the server."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(task.environment)
+    for name, kind in _SETTINGS.items():
+        if name in os.environ:
+            importlib.import_module("jax").config.update(name.lower(), kind(os.environ[name]))
+    tempfile.tempdir = None  # Of another TMPDIR, if somebody has asked for it.
+    os.chdir(task.folder)
+    # As with the option -u, which all of these scripts are started with.
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
+    sys.argv = task.arguments
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    program = types.ModuleType("__main__")
+    program.__file__ = sys.argv[0]
+    sys.modules["__main__"] = program
+    with open(sys.argv[0], "rb") as file:
+        code = compile(file.read(), sys.argv[0], "exec")
+    exec(code, program.__dict__)
+
+
+if __name__ == "__main__":
+    main()
