@@ -16,6 +16,7 @@ from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
 from distribax.values import ArrayLike, DistributedValues, Local, Mirrored, PerReplica, is_wrapped
+from distribax.variables import parts
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -301,6 +302,12 @@ def _write_together(
         strategy.extended.update(variable, lambda v, x: write(v, x, kind, index), args=(value,))
 
     assert here.replica_context is not None
+    if index is not WHOLE and aggregation is not _FIRST and parts.may_differ(index):
+        part = fit(variable, unwrap(value), kind, index)
+        value = parts.spread(variable, part, kind, index, here.replica_context)
+        index = WHOLE
+        if kind is WriteKind.ASSIGN:
+            aggregation = _FIRST  # It is the same in all replicas.
     index = jax.tree.map(_share_index, index)
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.find_overlay(variable)

@@ -274,6 +274,31 @@ def test_replicas_assign_a_part_together(case: Case) -> None:
     assert own.numpy().tolist() == [1.0, sum(numbers)]
 
 
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN"])
+def test_replicas_may_assign_different_parts(case: Case, aggregation: str) -> None:
+    """Each its own element, and all of them the last one."""
+    count = case.num_replicas
+    assigned, added = (
+        case.variable(np.full(count + 2, 5.0, np.float32), aggregation=aggregation)
+        for _ in range(2)
+    )
+
+    def replica_fn() -> Any:
+        own = dx.get_replica_context().replica_id_in_sync_group
+        for part in (own, count + 1 + 0 * own):
+            assigned[part].assign(replica_number())
+            added[part].assign_add(replica_number())
+        return assigned.read_value()
+
+    result = case.run(replica_fn)
+    numbers = [index + 1.0 for index in range(count)]
+    all_of_them = sum(numbers) / (count if aggregation == "MEAN" else 1)
+    close(assigned, [*numbers, 5.0, all_of_them])
+    close(case.parts(result), [[*numbers, 5.0, all_of_them]] * count)
+    share = count if aggregation == "MEAN" else 1
+    close(added, [*(5.0 + number / share for number in numbers), 5.0, 5.0 + all_of_them])
+
+
 # Of several strategies, and of other processes.
 
 
