@@ -6,7 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from typing_extensions import override
+import numpy as np
+from typing_extensions import TypeIs, override
 
 _E = TypeVar("_E", bound="ParsedEnum")
 
@@ -181,3 +182,8 @@ def is_python_number(value: object) -> bool:
     """Tells whether `value` is a number of Python's own types, which has no device."""
     # Not of a class derived from them, such as the index of a replica.
     return type(value) in (bool, int, float, complex)
+
+
+def is_integer(value: object) -> TypeIs[int]:
+    """Tells whether `value` is a whole number that can name a dimension, of NumPy's types too."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

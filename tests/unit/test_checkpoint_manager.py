@@ -37,6 +37,28 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert float(v) == 10.0
 
 
+def test_one_for_some_hours_is_kept_for_good(tmp_path: Path) -> None:
+    """With arguments in TensorFlow's order, and its options; a restart does not forget."""
+    checkpoint, start = dx.Checkpoint(v=dx.Variable(0.0)), time.time()
+    manager = dx.CheckpointManager(checkpoint, tmp_path, 1, 2.0)
+    for hour in (1, 3, 4, 6, 7):
+        if hour == 6:
+            manager = dx.CheckpointManager(checkpoint, tmp_path, 1, 2.0)
+        path = manager.save(hour, options=None)
+        assert path is not None and _names(manager) == [f"ckpt-{hour}"]
+        os.utime(path, (start + hour * 3600.0 + 60.0,) * 2)
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-3", "ckpt-6", "ckpt-7"]
+    # One that is replaced is new.
+    manager.save(3)
+    manager.save(8)
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-6", "ckpt-8"]
+    with pytest.raises(ValueError, match="keep_checkpoint_every_n_hours=0 is not positive"):
+        dx.CheckpointManager(checkpoint, tmp_path, keep_checkpoint_every_n_hours=0)
+    written = checkpoint.write(tmp_path / "other", None)
+    checkpoint.read(written, None).assert_consumed()
+    checkpoint.restore(checkpoint.save(tmp_path / "more", None), None).assert_consumed()
+
+
 def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
     """Who goes back to an earlier checkpoint saves smaller numbers later; copies keep the order."""
     manager = dx.CheckpointManager(dx.Checkpoint(v=dx.Variable(0.0)), tmp_path / "a", max_to_keep=2)

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from distribax import jax_private
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
 from distribax.topology import resolve_device
-from distribax.types import CommunicationOptions, ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp, is_integer
 from distribax.values import (
     DistributedValues,
     IndexedSlices,
@@ -304,7 +304,7 @@ def check_gather_shapes(value: DistributedValues, axis: object) -> None:
     layout = value.layout
     shapes = layout.get_shapes() if isinstance(layout, Local) else value.shapes()
     rank = len(shapes[0])
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+    if not is_integer(axis) or not -rank <= axis < rank:
         raise ValueError(
             f"gather: axis={axis!r} does not fit values of shape {shapes[0]}. Expected an int from "
             f"{-rank} to {rank - 1}; scalars have no axis to gather along."

@@ -19,7 +19,7 @@ from typing_extensions import override
 from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import refuse_slices
 from distribax.context.replica_id import ReplicaId
-from distribax.types import CommunicationOptions, ReduceOp
+from distribax.types import CommunicationOptions, ReduceOp, is_integer
 from distribax.values import IndexedSlices, is_slices, is_wrapped, nests
 
 _S = TypeVar("_S", bound=contracts.Strategy)
@@ -391,7 +391,7 @@ def _as_own(leaf: Any) -> Any:
 
 def _check_gather_axis(value: jax.typing.ArrayLike, axis: object) -> None:
     shape = jax.numpy.shape(value)
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
+    if not is_integer(axis) or not -len(shape) <= axis < len(shape):
         raise ValueError(
             f"all_gather: axis={axis!r} does not fit a value of shape {tuple(shape)}. Expected an "
             f"int from {-len(shape)} to {len(shape) - 1}; a scalar has no axis to gather along, "

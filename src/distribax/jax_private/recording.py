@@ -18,7 +18,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend import core
 from jax.typing import ArrayLike
 
-from distribax.jax_private.tracing import run_outside_trace
+from distribax.jax_private.tracing import is_tracing, run_outside_trace
 
 ArrayType: TypeAlias = _core.ShapedArray
 """The type that an array has in a program."""
@@ -69,8 +69,9 @@ def run_recorded(program: Recorded, inputs: Sequence[ArrayLike], name: str) -> l
     Inside `jax.jit` it becomes a part of that program as it is: its operations are not traced one
     by one a second time.
     """
-    if not inputs or _config.disable_jit.value:
-        return core.jaxpr_as_fun(program)(*inputs)
+    if not inputs or not is_tracing():
+        # Step by step, as `jax.disable_jit` wants it, and `jax_debug_nans` when it looks for a NaN.
+        return _core.eval_jaxpr(program.jaxpr, program.consts, *inputs)
     (call,) = jax.make_jaxpr(_any_program)(0).eqns
     num_inputs, num_results = len(inputs), len(program.out_avals)
     parameters = {

@@ -246,7 +246,7 @@ def make_row_operations(
 ) -> list[ServerOp]:
     """Returns the operations of a write to some rows, one for each shard that has some of them."""
     check_places("scatter", table.shape, table.described, indices)
-    ids = indices.reshape(len(indices), -1)[:, 0]
+    ids = indices if indices.ndim == 1 else indices[:, 0]
     operations: list[ServerOp] = []
     for variable, places, own in _split_ids(table, ids):
         for spec in _specs_of(variable):

@@ -117,7 +117,10 @@ def _take_part(nest: object, index: int, device: jax.Device) -> Any:
     def own(leaf: object) -> object:
         if is_wrapped(leaf):
             leaf = leaf.part(index)
-        return jax_private.move_to_device(leaf, device) if isinstance(leaf, jax.Array) else leaf
+        # Of `jax.jit` around the code, a traced value is nowhere; who writes it is told so.
+        if not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
+            return leaf
+        return jax_private.move_to_device(leaf, device)
 
     return nests.map_leaves(own, nest, is_wrapped_or_opaque)
 

@@ -19,7 +19,7 @@ from distribax.errors import HostMode, HostOnly
 from distribax.execution import captured, frames
 from distribax.strategies import idle_values
 from distribax.topology import REPLICA_AXIS, launch_lock
-from distribax.types import ReduceOp
+from distribax.types import ReduceOp, is_integer
 from distribax.values import (
     DistributedValues,
     Global,
@@ -294,14 +294,14 @@ def _check_axis(shape: Sequence[int], axis: object) -> tuple[int, ...]:
                 "reduce: axis is a number that was given to a dx.function, and so is not known "
                 "while the function is traced. Name it static: dx.function(static_argnames='axis')."
             )
-        if isinstance(each, bool) or not isinstance(each, int) or not -rank <= each < rank:
+        if not is_integer(each) or not -rank <= each < rank:
             hint = "; a scalar has no axis, use axis=None" if not rank else ""
             raise ValueError(
                 f"reduce: axis={axis!r} does not fit a value of shape {tuple(shape)} in each "
                 f"replica. Expected None, an int from {-rank} to {rank - 1}, or a tuple of "
                 f"them{hint}."
             )
-    axes = tuple(each % rank for each in given)
+    axes = tuple(int(each) % rank for each in given)
     if len(set(axes)) < len(axes):
         raise ValueError(f"reduce: axis={axis!r} names a dimension twice. Name each once.")
     return axes

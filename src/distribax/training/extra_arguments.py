@@ -21,3 +21,13 @@ def check_no_functions(extra_args: Mapping[str, ExtraArg], reason: str) -> None:
     for name, value in extra_args.items():
         if callable(value):
             raise ValueError(f"apply_gradients: {name}={value!r} is a function, and {reason}")
+
+
+def refuse_global_step(extra_args: Mapping[str, ExtraArg]) -> None:
+    """Raises if there is the counter that optimizers of TensorFlow 1 take."""
+    if "global_step" in extra_args:
+        raise TypeError(
+            "apply_gradients: global_step is an argument of TensorFlow 1. optimizer.iterations "
+            "counts the updates; a counter of your own is a variable: step.assign_add(1). An "
+            "Estimator counts its steps itself."
+        )

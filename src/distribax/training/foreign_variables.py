@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from distribax import contracts
+from distribax.execution import adapters
 from distribax.variables import Variable
 
 
@@ -62,4 +63,6 @@ def as_target(variable: Any) -> Any:
 
 
 def _find_kind(leaf: object) -> Kind | None:
+    # There may have been no step and no scope yet.
+    adapters.load_adapters()
     return next((_kinds[base] for base in type(leaf).__mro__ if base in _kinds), None)

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
+from distribax.execution import frames
 from distribax.training.foreign_variables import as_target
-from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored
+from distribax.types import ReduceOp
+from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored, is_wrapped
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.sharded.division import check_ids
 
@@ -125,6 +127,13 @@ def _check(index: int, grad: Grad | None, variable: Target) -> None:
         )
     if isinstance(grad, IndexedSlices):
         _check_slices(index, grad, variable)
+    if frames.current() is None and any(map(jax_private.is_tracer, jax.tree.leaves(grad))):
+        raise RuntimeError(
+            f"apply_gradients: the gradient of {variable.described} is a value of a JAX "
+            "transformation that is still tracing (jax.jit, jax.lax.scan, ...), and the update "
+            "cannot leave it. Use @dx.function instead of @jax.jit; for other transformations "
+            "return the gradient and apply it outside."
+        )
     shape = jnp.shape(grad.get()) if isinstance(grad, Mirrored) else getattr(grad, "shape", None)
     if isinstance(grad, (int, float)):
         shape = ()
@@ -154,3 +163,37 @@ def _check_slices(index: int, grad: IndexedSlices, variable: Target) -> None:
     # While a step is traced they are not known yet; servers look at them when it has run.
     if not jax_private.is_tracer(grad.indices):
         check_ids("apply_gradients", variable.shape, variable.described, np.asarray(grad.indices))
+
+
+def unite(
+    strategy: contracts.Strategy,
+    op: ReduceOp | None,
+    grads: Sequence[Grad | None],
+    targets: Sequence[Target] | None,
+    places: Sequence[int],
+) -> list[Grad | None]:
+    """Returns the gradients with one for all replicas at some places.
+
+    Without an `op` they have been combined already, and the first replica's are taken.
+    """
+    assert targets is not None
+    pairs = [(grads[place], targets[place]) for place in places]
+    extended = strategy.extended
+    united: list[Any] = []
+    if op is None:
+        united = [extended.first_value(g, v) if is_wrapped(g) else g for g, v in pairs]
+    elif pairs:
+        united = extended.batch_reduce_to(op, pairs)
+    found = dict(zip(places, united, strict=True))
+    return [found.get(place, grad) for place, grad in enumerate(grads)]
+
+
+def refuse_constraints(targets: Sequence[Target]) -> None:
+    """Raises if a variable on a parameter server has a constraint."""
+    for target in targets:
+        if target.constraint is not None:
+            raise ValueError(
+                f"dx.Optimizer: {target.described} has a constraint, which a parameter "
+                "server, where the update runs, cannot call. Apply it in the worker's "
+                "function: v.assign(constraint(v.value()))."
+            )

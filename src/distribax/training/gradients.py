@@ -71,8 +71,10 @@ def value_and_grad(
             "jax.value_and_grad(fn)(params, x)."
         )
     leaves = states
-    here = [leaf for leaf in leaves if leaf.source is None]
-    away = [leaf for leaf in leaves if leaf.source is not None]
+    # A variable may be named twice, as tied weights are: what stands in for it is one value.
+    once = list(dict.fromkeys(leaves))
+    here = [leaf for leaf in once if leaf.source is None]
+    away = [leaf for leaf in once if leaf.source is not None]
     for leaf in away:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
@@ -88,10 +90,11 @@ def value_and_grad(
 
         values = [leaf.read_value() for leaf in here]
         if not away:
-            result, gradients = eager_gradients.differentiate(fn, of_values, values, has_aux)
-            return result, jax.tree.unflatten(tree, gradients)
-        result, own, flows = _differentiate_remote(of_values, values, away, has_aux)
-        by_leaf = dict(zip(here, own, strict=True))
+            result, own = eager_gradients.differentiate(fn, of_values, values, has_aux)
+            flows: list[Inflow] = []
+        else:
+            result, own, flows = _differentiate_remote(of_values, values, away, has_aux)
+        by_leaf: dict[AnyVariable, Any] = dict(zip(here, own, strict=True))
         by_leaf.update((leaf, _collect(leaf, flows)) for leaf in away)
         return result, jax.tree.unflatten(tree, [by_leaf[leaf] for leaf in leaves])
 

@@ -19,7 +19,7 @@ def compute_average_loss(
 
     Args:
         per_example_loss: The losses of this replica's examples; the first dimension is the batch.
-        sample_weight: Weights of the examples.
+        sample_weight: Weights of the examples, or of parts of them, also as a column.
         global_batch_size: The number of examples over all replicas; this replica's times the
             number of replicas by default.
 
@@ -43,7 +43,10 @@ def compute_average_loss(
         )
     if sample_weight is not None:
         weight = jnp.asarray(sample_weight)
-        if weight.ndim > loss.ndim or weight.shape != loss.shape[: weight.ndim]:
+        if weight.ndim == loss.ndim + 1 and weight.shape[-1] == 1:
+            weight = weight[..., 0]
+        fits = weight.shape[:1] in ((), loss.shape[:1]) and weight.ndim <= loss.ndim
+        if not fits or any(w not in (1, n) for w, n in zip(weight.shape, loss.shape, strict=False)):
             raise ValueError(
                 f"compute_average_loss: sample_weight of shape {tuple(weight.shape)} does not fit "
                 f"per_example_loss of shape {tuple(loss.shape)}. Expected one weight for each "

@@ -16,8 +16,8 @@ from distribax.context import keeping
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.execution.functions.function import Function
-from distribax.training import gradient_pairs
-from distribax.training.extra_arguments import ExtraArg, are_plain, check_no_functions
+from distribax.training import extra_arguments, gradient_pairs
+from distribax.training.extra_arguments import ExtraArg, are_plain
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
@@ -205,13 +205,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         import optax
 
         strategy = targets[0].distribute_strategy
-        for target in targets:
-            if target.constraint is not None:
-                raise ValueError(
-                    f"dx.Optimizer: {target.described} has a constraint, which a parameter "
-                    "server, where the update runs, cannot call. Apply it in the worker's "
-                    "function: v.assign(constraint(v.value()))."
-                )
+        gradient_pairs.refuse_constraints(targets)
         shapes = [jax.ShapeDtypeStruct(target.shape, target.dtype) for target in targets]
         state = jax_private.run_outside_trace(
             lambda: jax.eval_shape(self._transformation.init, shapes)
@@ -285,7 +279,13 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 return self._transformation.init(values)
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Grad | None, Target]], **extra_args: ExtraArg
+        self,
+        grads_and_vars: Iterable[tuple[Grad | None, Target]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        *,
+        skip_gradients_aggregation: bool = False,
+        **extra_args: ExtraArg,
     ) -> None:
         """Combines the replicas' gradients, and updates the variables with them.
 
@@ -297,6 +297,11 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
 
         Args:
             grads_and_vars: Pairs of a gradient, or None, and its variable.
+            name: Accepted as in TensorFlow; it changes nothing.
+            experimental_aggregate_gradients: Whether to combine the replicas' gradients. With
+                False they have been combined already, by `all_reduce` for example, so that all
+                replicas pass the same; the first replica's are applied.
+            skip_gradients_aggregation: The opposite, as later versions of TensorFlow name it.
             **extra_args: What the transformation takes beside them, such as `value=loss`. All
                 replicas have to pass the same, so combine it first:
                 `value=dx.get_replica_context().all_reduce("SUM", loss)`. A function of the
@@ -304,10 +309,11 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 variables' values, and can be passed outside the replicas only.
 
         Raises:
-            TypeError: If a pair does not have a variable second.
+            TypeError: If a pair does not have a variable second, or `global_step` is given.
             ValueError: If there are no gradients, if a gradient does not fit its variable, if a
                 variable is not among those of the first call or occurs twice, or if the
                 transformation cannot be used with the variables.
+            RuntimeError: If `jax.jit` or the like is tracing the gradients.
 
         Example:
             >>> import distribax as dx, optax
@@ -318,6 +324,9 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             >>> round(float(w), 3)
             0.5
         """
+        extra_arguments.refuse_global_step(extra_args)
+        combines = experimental_aggregate_gradients and not skip_gradients_aggregation
+        op = self._reduce_op if combines else None
         grads, variables = gradient_pairs.split_pairs(grads_and_vars)
         if all(grad is None for grad in grads):
             raise ValueError(
@@ -331,15 +340,15 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy
         if replica is None or not (replica.strategy is strategy or context.has_strategy()):
-            self._apply_outside(strategy, grads, extra_args)
+            self._apply_outside(strategy, grads, extra_args, op)
         else:
             if strategy.num_replicas_in_sync > 1:
-                check_no_functions(
+                extra_arguments.check_no_functions(
                     extra_args,
                     "each replica would call its own, with its own part of the batch. Call "
                     "apply_gradients outside the replicas, with a function of the whole batch.",
                 )
-            replica.merge_call(self._merge, args=(grads, extra_args))
+            replica.merge_call(self._merge, args=(grads, extra_args, op))
 
     def _distributed_apply(
         self,
@@ -364,10 +373,11 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         strategy: contracts.Strategy,
         grads: Sequence[Grad | None],
         extra_args: Mapping[str, ExtraArg],
+        op: ReduceOp | None,
     ) -> None:
         if not strategy.extended.single:
             given = [index for index, grad in enumerate(grads) if grad is not None]
-            grads = self._reduce(strategy, grads, given)
+            grads = gradient_pairs.unite(strategy, op, grads, self._targets, given)
         self._apply(grads, extra_args)
 
     def _apply_outside(
@@ -375,20 +385,10 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         strategy: contracts.Strategy,
         grads: Sequence[Grad | None],
         extra_args: Mapping[str, ExtraArg],
+        op: ReduceOp | None,
     ) -> None:
-        # What is one value for all replicas has been combined already.
         own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
-        self._apply(self._reduce(strategy, grads, own), extra_args)
-
-    def _reduce(
-        self, strategy: contracts.Strategy, grads: Sequence[Grad | None], indices: Sequence[int]
-    ) -> list[Grad | None]:
-        """Returns the gradients with those at `indices` combined over the replicas."""
-        assert self._targets is not None
-        pairs = [(grads[index], self._targets[index]) for index in indices]
-        reduced = strategy.extended.batch_reduce_to(self._reduce_op, pairs) if pairs else []
-        combined = dict(zip(indices, reduced, strict=True))
-        return [combined.get(index, grad) for index, grad in enumerate(grads)]
+        self._apply(gradient_pairs.unite(strategy, op, grads, self._targets, own), extra_args)
 
     def _apply(
         self,
@@ -398,7 +398,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         if self._served is not None:
             if self._needs_whole:
                 grads = [None if grad is None else jnp.asarray(grad) for grad in grads]
-            check_no_functions(
+            extra_arguments.check_no_functions(
                 extra_args,
                 "a parameter server, where the update runs, cannot call it. Use a transformation "
                 "that needs no function.",

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import override
 
 from distribax import jax_private
@@ -50,6 +51,11 @@ class VariableSlice(ArrayLike, Generic[_V]):
         self._variable = variable
         self._index = unwrap_index(index)
         self._array = variable.read_value()[self._index]
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the index has no traced numbers."""
+        return not any(map(jax_private.is_tracer, jax.tree.leaves(self._index)))
 
     def as_array(self) -> jax.Array | VariableSlice[_V]:
         """Returns an array with methods that write to the variable, if there is one already."""
@@ -106,20 +112,50 @@ class VariableSlice(ArrayLike, Generic[_V]):
 
     def _write(self, value: Assigned, kind: WriteKind) -> _V:
         variable = self._variable
+        if self._is_known:
+            _check_inside(variable, kind, self._index)
         if variable.source is None:
             context_rules.write(variable, value, kind, self._index)
             return variable
-        # Only the rows that change are sent, as others may write the rest.
-        numbers = jnp.arange(variable.shape[0])
-        first = self._index[0] if isinstance(self._index, tuple) else self._index
-        rows = numbers if first is Ellipsis else jnp.atleast_1d(numbers[first])
-        base = variable.read_value()
-        part = (base if kind is WriteKind.ASSIGN else jnp.zeros_like(base)).at[self._index]
         array = context_rules.fit(variable, context_rules.unwrap(value), kind, self._index)
-        changed = part.set(-array if kind is WriteKind.ASSIGN_SUB else array)
-        write = variable.scatter_update if kind is WriteKind.ASSIGN else variable.scatter_add
-        write(IndexedSlices(changed[rows], rows))
+        if kind is WriteKind.ASSIGN:
+            changed = variable.read_value().at[self._index].set(array)
+        else:
+            signed = -array if kind is WriteKind.ASSIGN_SUB else array
+            changed = jnp.zeros(variable.shape, variable.dtype).at[self._index].add(signed)
+        if not variable.shape:
+            context_rules.write(
+                variable, changed, kind if kind is WriteKind.ASSIGN else WriteKind.ASSIGN_ADD
+            )
+            return variable
+        # Only the rows that change are sent, as others may write the rest.
+        rows, is_first = self._find_rows()
+        if not rows.size:
+            return variable
+        if kind is WriteKind.ASSIGN:
+            variable.scatter_update(IndexedSlices(changed[rows], rows))
+        else:
+            once = is_first.reshape(-1, *(1,) * (len(variable.shape) - 1))
+            parts = jnp.where(once, changed[rows], jnp.zeros((), variable.dtype))
+            variable.scatter_add(IndexedSlices(parts, rows))
         return variable
+
+    def _find_rows(self) -> tuple[jax.Array, jax.Array]:
+        """Returns the numbers of the rows that change, and for each whether it is the first such.
+
+        Numbers that are not known yet may occur several times.
+        """
+        shape, index = self._variable.shape, self._index
+        if self._is_known:
+            grid = np.arange(shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+            rows = jnp.asarray(np.unique(np.broadcast_to(grid, shape)[_to_host(index)]))
+            return rows, jnp.ones(rows.shape, bool)
+        first = index[0] if isinstance(index, tuple) else index
+        numbers = jnp.arange(shape[0])
+        rows = numbers if first is Ellipsis or first is None else jnp.ravel(numbers[first])
+        places = jnp.arange(rows.size)
+        earliest = jnp.full(shape[0], rows.size).at[rows].min(places)
+        return rows, earliest[rows] == places
 
     @override
     def __repr__(self) -> str:
@@ -136,3 +172,21 @@ class VariableSlice(ArrayLike, Generic[_V]):
         """Returns the array: a part of a variable that has changed is not the variable's."""
         (array,) = arrays
         return array
+
+
+def _check_inside(variable: PlacedVariable, kind: WriteKind, index: object) -> None:
+    """Raises if a part is outside of the variable, where JAX would write nothing."""
+    try:
+        np.broadcast_to(np.zeros((), bool), variable.shape)[_to_host(index)]
+    except IndexError as error:
+        raise IndexError(
+            f"{kind}: [{index!r}] is not a part of {variable.described}: {error}. Expected an "
+            "index inside its shape."
+        ) from error
+
+
+def _to_host(index: Any) -> Any:
+    """Returns an index as NumPy takes it."""
+    if isinstance(index, tuple):
+        return tuple(map(_to_host, index))
+    return np.asarray(index) if isinstance(index, jax.Array) else index

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import distribax as dx
@@ -259,3 +260,48 @@ def test_reading_inside_jit_is_refused(case: Case) -> None:
             step()
     passed = jax.jit(lambda x, v: x * v)
     assert float(dx.function(lambda: passed(2.0, variable))()) == 2.0
+
+
+def test_a_function_called_inside_jit_is_part_of_it(case: Case) -> None:
+    """Compiled apart, it would give `jax.jit` values to keep, and variables values of the trace."""
+    variable = case.variable(1.0, name="w")
+    double = dx.function(lambda: variable * 2.0)
+    count = dx.function(lambda: variable.assign_add(1.0).read_value())
+    with case.strategy.scope():
+        for fn in (double, count, double.get_concrete_function()):
+            with pytest.raises(RuntimeError, match=r"variable 'w'.*jax.jit"):
+                jax.jit(lambda x, fn=fn: x + fn())(1.0)
+        with pytest.raises(RuntimeError, match=r"variable 'w'.*jax.jit"):
+            jax.jit(lambda x: dx.Optimizer(optax.sgd(1.0)).apply_gradients([(x, variable)]))(1.0)
+        assert (float(variable), float(double()), float(count())) == (1.0, 2.0, 2.0)
+
+
+def test_a_nan_is_found_where_it_is_computed(case: Case) -> None:
+    """`jax_debug_nans` runs the program again, step by step; nothing is written by then."""
+    variable = case.variable(1.0, aggregation="MEAN")
+    step = case.step(
+        lambda x: case.strategy.run(lambda x: variable.assign_add(jnp.log(x)), args=(x,))
+    )
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        step(jnp.asarray(-1.0))
+    step(jnp.asarray(1.0))
+    assert float(variable) == 1.0
+
+
+def test_gradients_flow_through_a_function(case: Case) -> None:
+    """As through a `tf.function` that a tape watches, whatever the function has captured."""
+    variable = case.variable(3.0)
+    square = dx.function(lambda x: variable * variable * x)
+    differentiate = dx.value_and_grad(lambda x: square(x) + 1.0, variable)
+    for _ in range(2):
+        loss, gradient = case.run(differentiate, 2.0)
+        assert case.numbers(loss) == [19.0] * case.num_replicas
+        assert case.numbers(gradient) == [12.0] * case.num_replicas
+        # It was not compiled for the values that stood in for the variable.
+        assert case.numbers(case.run(square, 2.0)) == [18.0] * case.num_replicas
+
+    def of_captured(parameter: jax.Array) -> jax.Array:
+        return dx.function(lambda x: parameter * x)(2.0)
+
+    assert float(jax.grad(of_captured)(1.0)) == 2.0
+    assert jax.vmap(of_captured)(jnp.ones(2)).tolist() == [2.0, 2.0]

@@ -43,6 +43,16 @@ def test_gradients_have_the_form_of_the_variables(case: Case) -> None:
     close(nest["rest"][0], 5.0)
 
 
+def test_a_variable_that_is_named_twice_has_one_gradient(small: Case) -> None:
+    """As tied weights are, in the lists of two layers."""
+    w, b = small.variable(3.0), small.variable(1.0)
+    differentiate = dx.value_and_grad(lambda: w * w * b, {"first": [w, b], "last": [w]})
+    _, gradients = small.run(differentiate)
+    parts = [*gradients["first"], *gradients["last"]]
+    for part, expected in zip(parts, (6.0, 9.0, 6.0), strict=True):
+        close(small.parts(part), [expected] * small.num_replicas)
+
+
 def test_something_beside_the_loss(case: Case) -> None:
     w = case.variable(3.0)
 

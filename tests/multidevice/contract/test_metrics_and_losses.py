@@ -160,6 +160,17 @@ def test_losses_are_of_single_examples() -> None:
         dx.compute_average_loss(jnp.ones(2), global_batch_size=-1)
 
 
+def test_weights_of_examples_may_be_a_column() -> None:
+    """As data sets give them, and as TensorFlow takes them."""
+    weights = jnp.asarray([[1.0], [3.0]])
+    for loss in (jnp.ones(2), jnp.ones((2, 1))):
+        assert float(dx.compute_average_loss(loss, weights, global_batch_size=2)) == 2.0
+    assert float(dx.compute_average_loss(jnp.ones((2, 3)), weights, global_batch_size=2)) == 6.0
+    for wrong in (jnp.ones((1, 2)), jnp.ones((2, 2)), jnp.ones(1)):
+        with pytest.raises(ValueError, match="sample_weight of shape"):
+            dx.compute_average_loss(jnp.ones((2, 3)), wrong, global_batch_size=2)
+
+
 def test_losses_belong_to_replicas(strategy: Any) -> None:
     with strategy.scope():
         if not dx.in_cross_replica_context():

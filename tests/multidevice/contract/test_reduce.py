@@ -100,7 +100,7 @@ def test_nests_are_reduced_leaf_by_leaf(case: Case) -> None:
 def test_one_value_for_all_has_a_mean_and_no_sum(case: Case) -> None:
     shared = jnp.asarray([1.0, 2.0])
     close(case.strategy.reduce("MEAN", shared, axis=None), [1.0, 2.0])
-    close(case.strategy.reduce("MEAN", shared, axis=0), 1.5)
+    close(case.strategy.reduce("MEAN", shared, axis=np.int64(0)), 1.5)
     assert case.strategy.reduce("SUM", 0, axis=None) == 0
     if case.num_replicas == 1:
         close(case.strategy.reduce("SUM", shared, axis=None), [1.0, 2.0])
@@ -155,7 +155,7 @@ def test_gather_joins_the_pieces_of_a_nest(case: Case) -> None:
     close(result, {"a": BATCH, "b": [MATRIX]})
 
 
-@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("axis", [1, np.int64(-1)])
 def test_gather_along_another_dimension(case: Case, axis: int) -> None:
     n = case.num_replicas
     value = case.each(lambda index: jnp.full((2, 1), float(index)))

@@ -62,8 +62,15 @@ def test_all_reduce_of_uneven_pieces_is_refused(several: Case) -> None:
         several.run(lambda x: _context().all_reduce("SUM", x), uneven)
 
 
+def test_the_mean_of_one_replica_keeps_its_type(mirrored: Case) -> None:
+    """Eager and compiled alike; that of several is a true division."""
+    result = mirrored.run(lambda: _context().all_reduce("MEAN", jnp.arange(2)))
+    kind = np.int32 if mirrored.num_replicas == 1 else np.float32
+    assert {part.dtype for part in mirrored.parts(result)} == {np.dtype(kind)}
+
+
 def test_all_gather_joins_along_an_axis(case: Case) -> None:
-    n, axes = case.num_replicas, (0, 1, -1)
+    n, axes = case.num_replicas, (0, 1, np.int32(-1))
 
     def replica_fn() -> Any:
         matrix = jnp.full((2, 2), replica_number())

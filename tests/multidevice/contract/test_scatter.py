@@ -99,3 +99,18 @@ def test_no_aggregation(case: Case) -> None:
         return
     with pytest.raises(ValueError, match=r"scatter_max: variable .* has aggregation=NONE"):
         case.run(lambda: _write(variable, "max", 9.0))
+
+
+def test_no_rows_change_nothing(case: Case) -> None:
+    """As of a batch without examples."""
+    variable = case.variable(VALUE)
+    none = jnp.zeros((0,), jnp.int32)
+
+    def across() -> None:
+        for name in ("add", "sub", "mul", "div", "max", "min", "update"):
+            getattr(variable, f"scatter_{name}")(dx.IndexedSlices(jnp.zeros((0, 2)), none))
+        for name in ("add", "sub", "update"):
+            getattr(variable, f"scatter_nd_{name}")(jnp.zeros((0, 2), jnp.int32), jnp.zeros(0))
+
+    case.across(across)
+    close(variable, VALUE)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import distribax as dx
-from tests.multidevice.contract.cases import Case, close
+from tests.multidevice.contract.cases import Case, close, replica_number
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(31, 3)).astype(np.float32)
@@ -144,6 +144,30 @@ def test_the_mean_of_gradients(case: Case) -> None:
     case.run(replica_fn)
     close(w, 1.0 - (case.num_replicas + 1) / 2)
     assert optimizer.variables[0].name == "Mine/iterations:0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"experimental_aggregate_gradients": False}, {"skip_gradients_aggregation": True}],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_gradients_that_are_combined_already(small: Case, arguments: Any) -> None:
+    """The replicas have combined them, as programs for TensorFlow do to clip them."""
+    w, table = small.variable(1.0), small.variable(jnp.ones((3, 1)))
+    optimizer = dx.Optimizer(optax.sgd(1.0))
+
+    def replica_fn() -> None:
+        rows = dx.IndexedSlices(jnp.ones((1, 1)), jnp.asarray([1]))
+        context = dx.get_replica_context()
+        grads = context.all_reduce("SUM", (replica_number(), rows))
+        optimizer.apply_gradients(zip(grads, (w, table), strict=True), **arguments)
+
+    small.run(replica_fn)
+    count = small.num_replicas
+    assert [float(copy) for copy in w.values] == [1.0 - count * (count + 1) / 2] * len(w.values)
+    close(table, [[1.0], [1.0 - count], [1.0]])
+    with pytest.raises(TypeError, match="global_step is an argument of TensorFlow 1"):
+        optimizer.apply_gradients([(1.0, w), (None, table)], global_step=w)
 
 
 def test_slots_live_beside_their_variables(case: Case) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -209,6 +210,51 @@ def test_a_part_of_a_variable_is_assigned(case: Case) -> None:
     assert isinstance(variable[0], jax.Array)
     with pytest.raises(ValueError, match=r"shape \(3,\) does not fit \[0\] of variable.*\(2,\)"):
         case.across(lambda: variable[0].assign([1.0, 2.0, 3.0]))
+
+
+PARTS: list[Any] = [
+    (np.array([[0, 1], [1, 2]]),), ([0, 0], [0, 1]), ([0, 0], [1, 1]), ([2, 0], 1), ...,
+    np.array([[True, False], [False, True], [False, False]]), np.array([], int), (None, 0),
+]  # fmt: skip
+
+
+def test_parts_are_those_of_an_array(case: Case) -> None:
+    """Rows that an index names several times, and none."""
+    start = np.arange(6, dtype=np.float32).reshape(3, 2)
+    variable = case.variable(start)
+
+    def across(index: Any, delta: Any) -> Any:
+        variable.assign(start)
+        variable[index].assign_add(delta)
+        added = variable.read_value()
+        variable.assign(start)
+        variable[index].assign_sub(delta)
+        subtracted = variable.read_value()
+        variable.assign(start)
+        variable[index].assign(7.0)
+        return added, subtracted, variable.read_value()
+
+    for index in PARTS:
+        delta = np.arange(start[index].size, dtype=np.float32).reshape(start[index].shape) + 1.0
+        expected = [start.copy() for _ in range(3)]
+        np.add.at(expected[0], index, delta)
+        np.subtract.at(expected[1], index, delta)
+        expected[2][index] = 7.0
+        known = case.across(functools.partial(across, index), jnp.asarray(delta))
+        close(known, tuple(expected))
+    delta = np.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    traced = case.across(across, jnp.asarray([0, 2, 0]), jnp.asarray(delta))
+    close(traced[0], np.add(start, [[6.0, 8.0], [0.0, 0.0], [3.0, 4.0]]))
+    for index in (3, (0, -3), np.array([1, 5])):
+        with pytest.raises(IndexError, match=r"assign: \[.*\] is not a part of variable"):
+            case.across(lambda index=index: variable[index].assign(1.0))
+
+
+def test_a_number_is_its_own_part(small: Case) -> None:
+    variable = small.variable(1.0)
+    small.across(lambda: variable[...].assign(2.0))
+    small.across(lambda: variable[()].assign_sub(5.0))
+    assert float(variable) == -3.0
 
 
 def test_replicas_assign_a_part_together(case: Case) -> None:

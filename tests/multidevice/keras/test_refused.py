@@ -121,6 +121,22 @@ def test_keras_runs_on_jax_if_nothing_is_said(
     assert (lines[0], lines[-1]) == ("jax False", "True")
 
 
+@pytest.mark.multiprocess
+def test_keras_variables_are_known_before_any_scope_or_step(run_forked: RunFresh) -> None:
+    out = run_forked(
+        """
+        import keras
+        import optax
+        import distribax as dx
+        v = keras.Variable(3.0)
+        loss, grad = dx.value_and_grad(lambda: v * v, v)()
+        dx.Optimizer(optax.sgd(0.5)).apply_gradients([(grad, v)])
+        print(float(loss), float(grad), float(v.value))
+        """
+    )
+    assert out.splitlines()[-1] == "9.0 6.0 0.0"
+
+
 def test_integrations_name_what_there_is() -> None:
     with pytest.raises(AttributeError, match="no attribute 'unknown'"):
         dx.integrations.unknown  # noqa: B018

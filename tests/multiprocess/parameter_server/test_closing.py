@@ -13,6 +13,7 @@ import pytest
 import ray
 
 import distribax as dx
+from distribax.cluster.ray import ray_session
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
@@ -58,3 +59,12 @@ def test_snapshots_are_kept_and_a_closed_strategy_says_so(
             use()
     with pytest.raises(RuntimeError, match="client is closed: its strategy was closed"):
         v.numpy()
+
+
+def test_a_call_that_ray_would_end_the_program_in_is_an_error(coordinator: Any) -> None:
+    stopped = pytest.raises(dx.DistribaxError, match="shut down while a call waited")
+    with stopped as raised, ray_session.guard_calls():
+        raise SystemExit(0)  # As Ray does, in each thread that waits for it.
+    assert isinstance(raised.value, RuntimeError)
+    with pytest.raises(KeyError), ray_session.guard_calls():
+        raise KeyError("of the caller")

@@ -77,6 +77,7 @@ INDICES: list[Any] = [
     None, (slice(1, 4), 1), (3, 2), (-1, slice(0, 2)), (slice(None), 1), (slice(0, 4, 3), None),
     np.array([3, 0, -1]), [1, 1], jnp.array([4, 2]), np.array([True, False, True, False, True]),
     (np.array([0, 4]), slice(1, 3)), np.array([[0, 4], [1, 1]]),
+    (np.array([0, 4]), np.array([1, 2])), (np.array([[0], [4]]), [1, 2]), (slice(1, 4), [2, 0]),
 ]  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """Connections that Ray never closes: a program that uses many clusters would run out of them.
 
-A driver is called by its actors and its node. When Ray is shut down, it closes the socket on which
-it was called, but not all connections that it has accepted there. They are closed here, once Ray
-had the whole life of another cluster to do so, and has not: a descriptor that Ray was about to
-close may stand for something else a moment later, and Ray waits for minutes if one of its own is
-closed. Ray's other sockets are not touched. It closes those when it is connected again.
+A driver calls Ray's processes, and is called by its actors and its node. When Ray is shut down, it
+leaves some of these connections open: it closes a part of them when it is connected again, and
+others never. Those are closed here, once Ray had the whole life of two more clusters to do so, and
+has not: a descriptor that Ray was about to close may stand for something else a moment later, and
+Ray waits for minutes if one of its own is closed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,46 +22,74 @@ _CLOSED: Final = 7
 """The kernel's number of the state of a TCP socket of no use: it cannot listen or send any more."""
 _FOLDER: Final = Path("/proc/self/fd")
 
-_port = 0
-"""The port on which Ray is called in this process; 0 if it is not connected."""
-_left: dict[int, str] = {}
-"""The connections that were accepted for earlier clusters: their names by descriptor."""
+_NUM_LIVES: Final = 2
+"""How many more clusters have to end before a connection counts as left for ever."""
+
+_ports: frozenset[int] = frozenset()
+"""The ports of Ray's own connections: this process's, the head's, the node's; none without Ray."""
+_left: dict[int, _Connection] = {}
+"""The connections of earlier clusters, by descriptor."""
 
 
-def note_port() -> None:
-    """Notes on which port Ray is called; called when it is connected."""
+@dataclass
+class _Connection:
+    """A connection of Ray's that a cluster may have left.
+
+    Attributes:
+        name: The kernel's name of the socket.
+        num_lives: How many clusters have ended since then.
+    """
+
+    name: str
+    num_lives: int = 0
+
+
+def note_ports() -> None:
+    """Notes the ports by which Ray's connections are known; called when it is connected."""
     from ray.core.generated import common_pb2
 
-    global _port
+    global _ports
     ray = import_ray()
     address = common_pb2.Address()
     # Only the owner of an object is told its address.
     owned = ray.put(None)
     address.ParseFromString(ray._private.worker.global_worker.core_worker.get_owner_address(owned))
-    _port = address.port
+    head = ray.get_runtime_context().gcs_address
+    _ports = frozenset((address.port, int(head.rpartition(":")[2]), _find_node_port()))
+
+
+def _find_node_port() -> int:
+    """Returns the port of the node that this process uses; 0 if it has none."""
+    ray = import_ray()
+    own = ray.get_runtime_context().get_node_id()
+    return next((int(n["NodeManagerPort"]) for n in ray.nodes() if n["NodeID"] == own), 0)
 
 
 def close_left() -> None:
-    """Closes what an earlier cluster has left, and notes what this one may; before Ray's end."""
-    global _port
+    """Closes what earlier clusters have left, and notes what this one may; before Ray's end."""
+    global _ports
     sockets = _list_sockets()
-    for fd, name in list(_left.items()):
-        if sockets.get(fd) != name:
+    for fd, connection in list(_left.items()):
+        connection.num_lives += 1
+        if sockets.get(fd) != connection.name:
             del _left[fd]
-        elif _is_closed(fd):
+        elif connection.num_lives >= _NUM_LIVES and _is_closed(fd):
             os.close(fd)
             del _left[fd]
-    port, _port = _port, 0
-    if port:
-        _left.update({fd: name for fd, name in sockets.items() if _get_port(fd) == port})
+    ports, _ports = _ports, frozenset()
+    for fd, name in sockets.items():
+        if fd not in _left and not ports.isdisjoint(_list_ports(fd)):
+            _left[fd] = _Connection(name)
 
 
-def _get_port(fd: int) -> int:
-    """Returns the port that a socket is bound to; 0 if there is none."""
+def _list_ports(fd: int) -> list[int]:
+    """Returns the ports of both ends of a socket, as far as it has them."""
+    ports: list[int] = []
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as probe:
         if probe.family in (socket.AF_INET, socket.AF_INET6):
-            return int(probe.getsockname()[1])
-    return 0
+            ports.append(probe.getsockname()[1])
+            ports.append(probe.getpeername()[1])
+    return ports
 
 
 def _is_closed(fd: int) -> bool:

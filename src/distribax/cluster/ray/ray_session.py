@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from distribax.cluster.ray import cluster_token
 from distribax.cluster.ray.cluster_token import import_ray
-from distribax.cluster.ray.left_sockets import note_port
+from distribax.cluster.ray.left_sockets import note_ports
 from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ray_shutdown import prepare_shutdown, shut_down_ray
@@ -373,7 +373,7 @@ def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
             # There may be several nodes on this machine: this one was started for this process.
             _temp_dir=None if node is None else str(node.ray_folder),
         )
-    note_port()
+    note_ports()
 
 
 def _set_automatic_start(wanted: bool) -> bool:

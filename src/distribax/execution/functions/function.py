@@ -176,13 +176,12 @@ class Function:
         frame = frames.current()
         if frame is not None:
             frame.function.has_steps = True
-        if frame is not None or here.copy_id is not None:
+        # What JAX traces is part of its program; compiled apart it would keep values of the trace.
+        if frame is not None or here.copy_id is not None or jax_private.is_tracing():
             return self._python(*args, **kwargs)
         replica = here.replica_context
         if replica is None or replica.compiles:
             return self._call(here, args, kwargs)
-        if jax_private.is_tracing():
-            return self._python(*args, **kwargs)
         # The program reads what the replicas have written so far.
         adapters.commit()
         return replica.runner.call_together(self._run_together, args, kwargs, self._python)

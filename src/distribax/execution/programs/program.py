@@ -152,7 +152,9 @@ class Program:
         No other thread may use the variables in between: the program overwrites their memory.
         """
         lift, call = self.lift, self.call
-        device = contextlib.nullcontext() if lift.device is None else jax.default_device(lift.device)
+        device = (
+            contextlib.nullcontext() if lift.device is None else jax.default_device(lift.device)
+        )
         with device:
             if isinstance(call, StagedCall):
 

@@ -101,6 +101,9 @@ class SpmdRunner:
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         values = [jnp.asarray(leaf) for leaf in leaves]
+        if self.mesh.size == 1:
+            # Its value is the sum and the mean, of the same type, as in eager code.
+            return [self.frame.give_shared(value) for value in values]
         options = options or self.ops.default_options
         reduce = functools.partial(self.ops.all_reduce_in_program, mesh=self.mesh, options=options)
         reduced = reduce_without_idle(
@@ -186,7 +189,10 @@ def run_in_program(
     assert outer is not None
     if isinstance(outer, frames.RunFrame):
         return _run_inside(strategy, outer, ops, fn, args, kwargs)
-    return _run(strategy, outer, mesh, ops, fn, args, kwargs)
+    outer.function.mesh = mesh
+    if jax_private.has_mesh():
+        raise NeedsOwnMesh
+    return _ReplicaProgram(strategy, outer, mesh, ops, fn, args, kwargs).run()
 
 
 def _run_inside(
@@ -207,58 +213,112 @@ def _run_inside(
     return nests.map_leaves(runner.wrap, result, _is_unit)
 
 
-def _run(
-    strategy: contracts.Strategy,
-    outer: frames.Frame,
-    mesh: Mesh,
-    ops: CrossDeviceOps,
-    fn: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> Any:
-    outer.function.mesh = mesh
-    if jax_private.has_mesh():
-        raise NeedsOwnMesh
-    leaves, tree = nests.flatten((tuple(args), dict(kwargs)), is_wrapped_or_opaque)
-    given = [_make_input(leaf, mesh) for leaf in leaves]
-    inputs = [each.array for each in given if each is not None]
-    in_specs = [each.spec for each in given if each is not None]
-    # All of them, as the replicas' values cannot be reached from inside.
-    stacked = frames.per_replica_states.find(NamedSharding(mesh, SPLIT))
-    stacked_values = [outer.function.lift(variable) for variable in stacked]
-    found = captured.find_known(outer.function, mesh)
-    found_values = [outer.function.lift(state) for state in found]
-    entering = [
-        *zip(inputs, in_specs, strict=True),
-        *((value, SPLIT) for value in stacked_values),
-        *zip(found_values, (state.layout.spec for state in found), strict=True),
-    ]
-    out_specs: list[PartitionSpec] = []
-    outcome: Outcome
+class _ReplicaProgram:
+    """The one program of all replicas of a `strategy.run`, as a part of the traced function."""
 
-    def call(
+    def __init__(
+        self,
+        strategy: contracts.Strategy,
+        outer: frames.Frame,
+        mesh: Mesh,
+        ops: CrossDeviceOps,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> None:
+        self._strategy = strategy
+        self._outer = outer
+        self._mesh = mesh
+        self._ops = ops
+        self._fn = fn
+        self._names = name_leaves(fn, args, kwargs, is_wrapped_or_opaque)
+        self._leaves, self._tree = nests.flatten((tuple(args), dict(kwargs)), is_wrapped_or_opaque)
+        self._given = [_make_input(leaf, mesh) for leaf in self._leaves]
+        self._inputs = [each for each in self._given if each is not None]
+        # All of them, as the replicas' values cannot be reached from inside.
+        self._stacked = frames.per_replica_states.find(NamedSharding(mesh, SPLIT))
+        self._found = captured.find_known(outer.function, mesh)
+        # The arrays that enter, in three lists, and how each is divided among the replicas.
+        self._arrays = (
+            [each.array for each in self._inputs],
+            [outer.function.lift(variable) for variable in self._stacked],
+            [outer.function.lift(state) for state in self._found],
+        )
+        self._specs = (
+            [each.spec for each in self._inputs],
+            [SPLIT] * len(self._stacked),
+            [state.layout.spec for state in self._found],
+        )
+        self._entering = [
+            pair
+            for arrays, specs in zip(self._arrays, self._specs, strict=True)
+            for pair in zip(arrays, specs, strict=True)
+        ]
+        # Both are known once the replicas' code is traced.
+        self._out_specs: list[PartitionSpec] = []
+        self._outcome: Outcome | None = None
+
+    def run(self) -> Any:
+        """Adds the program to the traced function, and returns what the replicas return."""
+        # A function of its own, which JAX's errors describe by the replicas' code and arguments.
+        body = functools.partial(self._trace)
+        jax_private.set_description(body, self._describe())
+        program = jax_private.shard_map(body, self._mesh, self._specs, self._out_specs)
+        outputs = iter(program(*self._arrays))
+        outcome = self._outcome
+        assert outcome is not None
+        merged = [
+            part.value if isinstance(part, Held) else _merge(part, next(outputs))
+            for part in outcome.plan
+        ]
+        for variable in outcome.written:
+            self._outer.write(variable, next(outputs))
+        return jax.tree.unflatten(outcome.tree, merged)
+
+    def _describe(self) -> jax_private.Description:
+        # Not as many: JAX does not know all of the containers.
+        paired = zip(self._names, self._given, strict=False)
+        names = [name for name, each in paired if each is not None]
+        names += [state.described for state in (*self._stacked, *self._found)]
+        return jax_private.describe("strategy.run", self._fn, names)
+
+    def _trace(
+        self,
+        local_inputs: list[jax.Array],
+        local_stacked: list[jax.Array],
+        local_found: list[jax.Array],
+    ) -> list[jax.Array]:
+        """Traces what all replicas do, given a replica's parts of the arrays."""
+        layouts = [each.layout for each in self._inputs]
+        padded = [layout for layout in layouts if isinstance(layout, Padded)]
+        local_states = [*local_stacked, *local_found]
+        if padded:
+            outcome = run_uneven(self._call, local_inputs, local_states, padded, self._mesh)
+        else:
+            outcome = self._call(local_inputs, local_states, None)
+        self._outcome = outcome
+        # Filled, not replaced: JAX reads the list after it has traced this function.
+        self._out_specs[:] = outcome.specs
+        return outcome.outputs
+
+    def _call(
+        self,
         local_inputs: Sequence[jax.Array],
         local_states: Sequence[jax.Array],
         variant: Variant | None,
     ) -> Outcome:
-        origins = Origins()
-        values = iter(local_states)
-        local: dict[contracts.State, Any] = {variable: next(values)[0] for variable in stacked}
-        for state in found:
-            local[state] = state.take_local(next(values))
-        frame = frames.RunFrame(outer, mesh, local, entering, variant)
-        runner = SpmdRunner(strategy, frame, ops, origins)
-        replica = context.ReplicaContext(strategy, runner)
-        remaining = iter(local_inputs)
-        local_leaves = [
-            leaf if each is None else _enter(next(remaining), leaf, each.layout, origins, variant)
-            for leaf, each in zip(leaves, given, strict=True)
-        ]
-        local_args, local_kwargs = jax.tree.unflatten(tree, local_leaves)
-        explained = trace_errors.explain(lambda: runner.uses_replica_id)
-        with explained, frames.enter(frame), context.enter(context.Entry(strategy, replica)):
-            result = fn(*local_args, **local_kwargs)
-        flat, result_tree = _flatten_results(result, runner)
+        """Calls the function once, for all replicas or for those of one size."""
+        frame = self._open_frame(local_states, variant)
+        runner = SpmdRunner(self._strategy, frame, self._ops, Origins())
+        args, kwargs = self._enter_arguments(local_inputs, runner.origins, variant)
+        replica = context.ReplicaContext(self._strategy, runner)
+        with (
+            trace_errors.explain(lambda: runner.uses_replica_id),
+            frames.enter(frame),
+            context.enter(context.Entry(self._strategy, replica)),
+        ):
+            result = self._fn(*args, **kwargs)
+        flat, tree = _flatten_results(result, runner)
         own = [leaf if _is_found(leaf) else runner.unwrap(leaf) for leaf in flat]
         plan, outputs = _sort(own, runner)
         # What another variant writes is written here too, with the value that it has.
@@ -267,42 +327,34 @@ def _run(
         for variable in written:
             value = frame.read(variable)
             outputs.append(value[None] if variable.per_replica else value)
-        return Outcome(result_tree, plan, written, outputs)
+        return Outcome(tree, plan, written, outputs)
 
-    def body(
-        local_inputs: list[jax.Array],
-        local_stacked: list[jax.Array],
-        local_found: list[jax.Array],
-    ) -> list[jax.Array]:
-        nonlocal outcome
-        layouts = [each.layout for each in given if each is not None]
-        padded = [layout for layout in layouts if isinstance(layout, Padded)]
-        local_states = [*local_stacked, *local_found]
-        if padded:
-            outcome = run_uneven(call, local_inputs, local_states, padded, mesh)
-        else:
-            outcome = call(local_inputs, local_states, None)
-        # Filled, not replaced: JAX reads the list after it has traced this function.
-        out_specs[:] = outcome.specs
-        return outcome.outputs
+    def _open_frame(
+        self, local_states: Sequence[jax.Array], variant: Variant | None
+    ) -> frames.RunFrame:
+        """Returns the frame in which replicas find their own values of variables."""
+        values = iter(local_states)
+        local: dict[contracts.State, Any] = {
+            variable: next(values)[0] for variable in self._stacked
+        }
+        for state in self._found:
+            local[state] = state.take_local(next(values))
+        return frames.RunFrame(self._outer, self._mesh, local, self._entering, variant)
 
-    called = name_leaves(fn, args, kwargs, is_wrapped_or_opaque)
-    paired = zip(called, given, strict=False)  # JAX does not know all of the containers.
-    names = [name for name, each in paired if each is not None]
-    names += [state.described for state in (*stacked, *found)]
-    # JAX's errors then name the replica's function and its arguments.
-    jax_private.set_description(body, jax_private.describe("strategy.run", fn, names))
-    all_specs = (in_specs, [SPLIT] * len(stacked), [state.layout.spec for state in found])
-    program = jax_private.shard_map(body, mesh, all_specs, out_specs)
-    outputs = program(inputs, stacked_values, found_values)
-    results = iter(outputs)
-    merged = [
-        part.value if isinstance(part, Held) else _merge(part, next(results))
-        for part in outcome.plan
-    ]
-    for variable in outcome.written:
-        outer.write(variable, next(results))
-    return jax.tree.unflatten(outcome.tree, merged)
+    def _enter_arguments(
+        self, local_inputs: Sequence[jax.Array], origins: Origins, variant: Variant | None
+    ) -> Any:
+        """Returns a replica's arguments, given its parts of the arrays."""
+        remaining = iter(local_inputs)
+        return jax.tree.unflatten(
+            self._tree,
+            [
+                leaf
+                if each is None
+                else _enter(next(remaining), leaf, each.layout, origins, variant)
+                for leaf, each in zip(self._leaves, self._given, strict=True)
+            ],
+        )
 
 
 def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:

@@ -51,7 +51,7 @@ def keep_last_rows(indices: Array, rows: Array) -> RowSet:
 
 def scatter(value: Array, kind: WriteKind, indices: Array, updates: Array) -> RowSet:
     """Returns the rows of a table that change when some rows, or elements, are written."""
-    places = indices.reshape(len(indices), -1)
+    places = indices[:, None] if indices.ndim == 1 else indices
     touched, of_row = np.unique(places[:, 0], return_inverse=True)
     rows = np.take(value, touched, axis=0)
     index = (of_row.reshape(-1), *places[:, 1:].T)

@@ -116,7 +116,13 @@ class Checkpoint:
 
     # Saving.
 
-    def save(self, file_prefix: str | os.PathLike[str], *, timeout_seconds: float = 600.0) -> str:
+    def save(
+        self,
+        file_prefix: str | os.PathLike[str],
+        options: object = None,
+        *,
+        timeout_seconds: float = 600.0,
+    ) -> str:
         """Writes a checkpoint to a new directory, numbered by `save_counter`: `prefix-1` and so on.
 
         With several workers all call it; one of those with the same prefix writes, and all raise if
@@ -124,6 +130,7 @@ class Checkpoint:
 
         Args:
             file_prefix: What the path begins with.
+            options: Accepted as in TensorFlow; it changes nothing.
             timeout_seconds: How long to wait for the other workers.
 
         Returns:
@@ -165,6 +172,7 @@ class Checkpoint:
     def write(
         self,
         file_prefix: str | os.PathLike[str],
+        options: object = None,
         *,
         overwrite: bool = False,
         timeout_seconds: float = 600.0,
@@ -173,6 +181,7 @@ class Checkpoint:
 
         Args:
             file_prefix: The directory, which must not exist yet.
+            options: Accepted as in TensorFlow; it changes nothing.
             overwrite: Whether to replace the checkpoint that is there.
             timeout_seconds: How long to wait for the other workers.
 
@@ -235,6 +244,7 @@ class Checkpoint:
     def restore(
         self,
         save_path: str | os.PathLike[str] | None,
+        options: object = None,
         *,
         partial: bool = False,
         timeout_seconds: float = 600.0,
@@ -248,6 +258,7 @@ class Checkpoint:
         Args:
             save_path: What `save` returned, or None, which restores nothing: so that
                 `restore(manager.latest_checkpoint)` can stand at the beginning of a program.
+            options: Accepted as in TensorFlow; it changes nothing.
             partial: Whether to ignore what the checkpoint has beyond what exists now, like
                 `expect_partial()` of the status.
             timeout_seconds: How long to wait for the other workers.
@@ -269,12 +280,17 @@ class Checkpoint:
         return status.expect_partial() if partial else status
 
     def read(
-        self, save_path: str | os.PathLike[str], *, timeout_seconds: float = 600.0
+        self,
+        save_path: str | os.PathLike[str],
+        options: object = None,
+        *,
+        timeout_seconds: float = 600.0,
     ) -> RestoreStatus:
         """Reads a checkpoint that `write` has written; `save_counter` stays as it is.
 
         Args:
             save_path: What `write` or `save` returned.
+            options: Accepted as in TensorFlow; it changes nothing.
             timeout_seconds: How long to wait for the other workers.
 
         Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import SupportsInt
@@ -30,6 +31,8 @@ class CheckpointManager:
         directory: Where; it is made when it is not there. One training writes to it, any number of
             others (an evaluation) may read.
         max_to_keep: How many checkpoints are kept; None keeps all.
+        keep_checkpoint_every_n_hours: Of those that are too many, keep one for each so many hours
+            of training. `checkpoints` does not list them.
         checkpoint_name: What the names of the checkpoints begin with.
         step_counter: A variable or array that counts the steps, for `checkpoint_interval`.
         checkpoint_interval: Let `save` do nothing until the step counter has grown by this much.
@@ -55,6 +58,7 @@ class CheckpointManager:
         checkpoint: Checkpoint,
         directory: str | os.PathLike[str],
         max_to_keep: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = None,
         *,
         checkpoint_name: str = "ckpt",
         step_counter: SupportsInt | None = None,
@@ -71,6 +75,11 @@ class CheckpointManager:
             raise ValueError(
                 f"CheckpointManager: max_to_keep={max_to_keep} would keep nothing. Expected a "
                 "positive number, or None to keep all."
+            )
+        if keep_checkpoint_every_n_hours is not None and keep_checkpoint_every_n_hours <= 0:
+            raise ValueError(
+                f"CheckpointManager: keep_checkpoint_every_n_hours={keep_checkpoint_every_n_hours} "
+                "is not positive. Expected hours between two checkpoints to keep, or None."
             )
         if not checkpoint_name or "/" in checkpoint_name or checkpoint_name.startswith("."):
             raise ValueError(
@@ -91,6 +100,11 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._init_fn = init_fn
         self._timeout_seconds = timeout_seconds
+        self._hours = keep_checkpoint_every_n_hours
+        # What was too many for an earlier process, and is there all the same, was kept for good.
+        self._kept = set(self._find_too_many()) if keep_checkpoint_every_n_hours else set()
+        written = [path.stat().st_mtime for path in self._kept]
+        self._last_kept = max(written, default=time.time())
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -119,7 +133,10 @@ class CheckpointManager:
         return next(reversed(self.checkpoints), None)
 
     def save(
-        self, checkpoint_number: SupportsInt | None = None, check_interval: bool = True
+        self,
+        checkpoint_number: SupportsInt | None = None,
+        check_interval: bool = True,
+        options: object = None,
     ) -> str | None:
         """Writes a checkpoint, and removes those that are too many.
 
@@ -127,6 +144,7 @@ class CheckpointManager:
             checkpoint_number: The number, for example that of the step; by default one more than
                 the last save had. One that is there already is replaced.
             check_interval: Whether to save only if the interval has passed.
+            options: Accepted as in TensorFlow; it changes nothing.
 
         Returns:
             The path, or None if the interval has not passed.
@@ -153,10 +171,29 @@ class CheckpointManager:
             timeout_seconds=self._timeout_seconds,
         )
         self._last_step = step
-        if writes and self._max_to_keep is not None:
-            for old in self._find_complete()[: -self._max_to_keep]:
-                files.remove(old)
+        # One that was replaced is the newest.
+        self._kept.discard(Path(path))
+        if writes:
+            for old in self._find_too_many():
+                self._keep_or_remove(old)
         return path
+
+    def _find_too_many(self) -> list[Path]:
+        """Returns the complete checkpoints before those that are kept as the newest."""
+        return [] if self._max_to_keep is None else self._find_complete()[: -self._max_to_keep]
+
+    def _keep_or_remove(self, old: Path) -> None:
+        if self._hours is None:
+            files.remove(old)
+            return
+        written = old.stat().st_mtime
+        if old in self._kept:
+            return
+        if written - self._last_kept < self._hours * 3600.0:
+            files.remove(old)
+        else:
+            self._kept.add(old)
+            self._last_kept = written
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint and returns its path; if there is none, returns None.

@@ -190,8 +190,13 @@ class ShardedVariable(RowAccess):
         rows = self._find_rows(first)
         if rows is None:
             return self.read_value()[index]
-        found = look_up(self, rows, f"{self._name}[...]")
-        return found[(slice(None),) * rows.ndim + tuple(others)] if others else found
+        if not others:
+            return look_up(self, rows, f"{self._name}[...]")
+        # The rows that were found have numbers of their own; other index arrays go along with them.
+        found = look_up(self, rows.reshape(-1), f"{self._name}[...]")
+        if not isinstance(first, slice):
+            return found[(np.arange(rows.size).reshape(rows.shape), *others)]
+        return found[(slice(None), *others)]
 
     def _find_rows(self, index: object) -> np.ndarray | None:
         """Returns the numbers of the rows that an index along the first dimension names."""
