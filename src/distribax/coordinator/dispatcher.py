@@ -226,6 +226,10 @@ class Dispatcher:
     def _on_pulse(self, worker: WorkerHandle, pulse: Pulse) -> None:
         worker.is_asked = False
         worker.has_been_heard = True
+        if worker.state is WorkerState.READY and not worker.is_process(pulse.boot):
+            # Ray has started the process again before the death of the last one was noticed.
+            self._lose(worker, "its process has died")
+            return
         if pulse.printed:
             self._on_print(worker.index, pulse.printed)
 

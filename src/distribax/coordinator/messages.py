@@ -77,9 +77,11 @@ class Pulse(NamedTuple):
     Attributes:
         batch: The batch that runs.
         started: How many of its closures have been started.
+        boot: The process that gives it.
         printed: The lines that functions have printed since that was last told.
     """
 
     batch: int
     started: int
+    boot: str
     printed: str = ""

@@ -143,12 +143,12 @@ class Worker:
 
     def ping(self) -> Pulse:
         """Answers, which shows that the process is alive, with what long functions print."""
-        return Pulse(*self._at, self._printed.take())
+        return Pulse(*self._at, self._boot, self._printed.take())
 
     def recall(self, number: int) -> Pulse:
         """Starts no more closures of batches up to that number; tells which have been started."""
         self._recalled = max(self._recalled, number)
-        return Pulse(*self._at)
+        return Pulse(*self._at, self._boot)
 
 
 _worker_index: int | None = None

@@ -115,6 +115,10 @@ class WorkerHandle:
         self.is_asked = True
         _ask(lambda: self._actor.ping.options(concurrency_group=_CONTROL).remote(), answer)
 
+    def is_process(self, boot: str) -> bool:
+        """Returns whether this is the process that was started last."""
+        return self.greeting is not None and self.greeting.boot == boot
+
     def recall(self, answer: Answer) -> None:
         """Asks the worker to start no more of the closures that it has."""
         for batch in self.batches.values():

@@ -140,7 +140,7 @@ def test_recalled_closures_are_not_started() -> None:
     )
     thread.start()
     assert begun.wait(300)
-    assert driver.worker.ping() == Pulse(1, 1)
+    assert driver.worker.ping() == Pulse(1, 1, driver.boot)
     pulse = driver.worker.recall(2)
     assert (pulse.batch, pulse.started) == (1, 1)
     go_on.set()
