@@ -14,9 +14,10 @@ from distribax.coordinator import ClosureCancelledError, WorkersLostError
 from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
-from distribax.coordinator.messages import Greeting
+from distribax.coordinator.messages import Greeting, Pulse
 from distribax.coordinator.printing import hide_printed
 from distribax.coordinator.progress import Hidden
+from distribax.coordinator.status import WorkerState
 from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
 from tests.unit.coordinator.closures import put, take
 
@@ -75,6 +76,21 @@ def test_a_lost_worker_and_its_functions_are_logged(caplog: pytest.LogCaptureFix
         "Functions that are retried as worker 3 is lost: 1.",
         "Worker 3 has been restarted as process 43 on here.",
     ]
+
+
+def test_a_worker_that_is_replaced_between_two_pings_is_lost() -> None:
+    worker = WorkerHandle(0, {}, b"")
+    dispatcher = make_dispatcher(worker)
+    worker.become_ready(Greeting("boot", 42, "here"))
+    dispatcher._on_pulse(worker, Pulse(0, 0, "boot"))
+    assert worker.state is WorkerState.READY
+    dispatcher._on_pulse(worker, Pulse(0, 0, "another"))
+    assert worker.state is WorkerState.LOST
+    # The new process answers while it is not known yet.
+    dispatcher._on_pulse(worker, Pulse(0, 0, "another"))
+    worker.become_ready(Greeting("another", 43, "here"))
+    dispatcher._on_pulse(worker, Pulse(0, 0, "another"))
+    assert worker.state is WorkerState.READY
 
 
 def test_workers_have_their_time_from_when_ray_was_started_again(
