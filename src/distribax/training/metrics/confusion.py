@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import override
 
 from distribax.training.metrics.metric import Metric, apply_weights
@@ -66,7 +67,7 @@ class _ClassConfusion(_Confusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] | None,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None,
         top_k: int | None,
         class_id: int | None,
         name: str,
@@ -81,8 +82,7 @@ class _ClassConfusion(_Confusion):
         if thresholds is None:
             # Whatever its probability, a class among the most probable ones counts.
             thresholds = 0.5 if top_k is None else float("-inf")
-        listed = thresholds if isinstance(thresholds, Sequence) else (thresholds,)
-        super().__init__(listed, name, dtype)
+        super().__init__(np.atleast_1d(thresholds).tolist(), name, dtype)
         self._top_k = top_k
         self._class_id = class_id
 
@@ -131,7 +131,7 @@ class Precision(_ClassConfusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] | None = None,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
         top_k: int | None = None,
         class_id: int | None = None,
         name: str = "precision",
@@ -168,7 +168,7 @@ class Recall(_ClassConfusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] | None = None,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
         top_k: int | None = None,
         class_id: int | None = None,
         name: str = "recall",
@@ -212,7 +212,7 @@ class AUC(_Confusion):
         summation_method: str = "interpolation",
         name: str = "auc",
         dtype: jax.typing.DTypeLike = jnp.float32,
-        thresholds: Sequence[float] | None = None,
+        thresholds: Sequence[float] | np.ndarray | jax.Array | None = None,
         *,
         from_logits: bool = False,
     ) -> None:
@@ -228,7 +228,7 @@ class AUC(_Confusion):
         if thresholds is None:
             inner = [(index + 1) / (num_thresholds - 1) for index in range(num_thresholds - 2)]
         else:
-            inner = sorted(thresholds)
+            inner = sorted(np.asarray(thresholds).tolist())
             if any(not 0 <= each <= 1 for each in inner):
                 raise ValueError(f"AUC: thresholds={thresholds}. Expected numbers from 0 to 1.")
         super().__init__((-1e-7, *inner, 1 + 1e-7), name, dtype)
