@@ -76,6 +76,17 @@ def test_mean_of_arrays(case: Case) -> None:
     close(mean.result(), [total, total, 0.0])
 
 
+def test_counts_of_other_metrics_are_added(case: Case) -> None:
+    with case.strategy.scope():
+        one, other = m.Precision([0.2, 0.7]), m.Precision([0.2, 0.7])
+    half = len(YES) // 2
+    for metric, part in ((one, slice(half)), (other, slice(half, None))):
+        data = case.split((np.float32(YES[part]), np.float32(PROBABILITIES[part])))
+        case.run(metric.update_state, *data)
+    one.merge_state([other])
+    close(one.result(), np.float32([0.888889, 0.8]), 2e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -85,6 +96,7 @@ def test_mean_of_arrays(case: Case) -> None:
         (lambda: m.Precision([]), "thresholds is empty"),
         (lambda: m.Precision(top_k=0), "top_k=0 is less than 1"),
         (lambda: m.Recall(class_id=2)([[0, 1]], [[0.1, 0.9]]), "Expected at most 1"),
+        (lambda: m.Mean().merge_state([m.Precision()]), "does not have the variables of 'mean'"),
         (lambda: m.AUC(1), "less than 2"),
         (lambda: m.AUC(thresholds=[0.5, 2.0]), "numbers from 0 to 1"),
         (lambda: m.AUC(curve="AB"), "curve='AB' is unknown"),
