@@ -35,8 +35,14 @@ RECORDED: list[Any] = [
     (m.Precision, BINARY, 0.857143, 0.738667),
     (m.Recall, BINARY, 0.75, 0.653302),
     (lambda: m.Precision([0.2, 0.7]), BINARY, [0.888889, 0.8], [0.812260, 0.677632]),
-    (lambda: m.Recall([0.2, 0.7]), BINARY, [1.0, 0.5], [1.0, 0.485849]),
+    (lambda: m.Recall(np.array([0.2, 0.7])), BINARY, [1.0, 0.5], [1.0, 0.485849]),
+    (lambda: m.Precision(top_k=2), CLASSES, 0.208333, 0.279160),
+    (lambda: m.Precision([0.0, 0.5], 3, 1), CLASSES, [0.333333] * 2, [0.564328] * 2),
+    (lambda: m.Recall(top_k=2, class_id=2), CLASSES, 0.166667, 0.170543),
+    (lambda: m.Recall(top_k=3), CLASSES, 0.833333, 0.838258),
     (m.AUC, BINARY, 0.875, 0.769923),
+    (lambda: m.AUC(thresholds=np.array([0.6, 0.2, 0.4])), BINARY, 0.828125, 0.675465),
+    (lambda: m.AUC(from_logits=True), CLASSES, 0.444444, 0.558649),
     (lambda: m.AUC(curve="PR"), BINARY, 0.926527, 0.875041),
     (lambda: m.AUC(20, "PR", "minoring"), BINARY, 0.545684, 0.463678),
     (lambda: m.AUC(20, "ROC", "majoring"), BINARY, 0.875, 0.769923),
@@ -70,6 +76,17 @@ def test_mean_of_arrays(case: Case) -> None:
     close(mean.result(), [total, total, 0.0])
 
 
+def test_counts_of_other_metrics_are_added(case: Case) -> None:
+    with case.strategy.scope():
+        one, other = m.Precision([0.2, 0.7]), m.Precision([0.2, 0.7])
+    half = len(YES) // 2
+    for metric, part in ((one, slice(half)), (other, slice(half, None))):
+        data = case.split((np.float32(YES[part]), np.float32(PROBABILITIES[part])))
+        case.run(metric.update_state, *data)
+    one.merge_state([other])
+    close(one.result(), np.float32([0.888889, 0.8]), 2e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -77,7 +94,11 @@ def test_mean_of_arrays(case: Case) -> None:
         (lambda: m.SparseCategoricalAccuracy()(np.ones(3), np.ones((4, 2))), "one label for each"),
         (lambda: m.MeanTensor((3,)).update_state(np.ones(2)), "do not fit the shape"),
         (lambda: m.Precision([]), "thresholds is empty"),
+        (lambda: m.Precision(top_k=0), "top_k=0 is less than 1"),
+        (lambda: m.Recall(class_id=2)([[0, 1]], [[0.1, 0.9]]), "Expected at most 1"),
+        (lambda: m.Mean().merge_state([m.Precision()]), "does not have the variables of 'mean'"),
         (lambda: m.AUC(1), "less than 2"),
+        (lambda: m.AUC(thresholds=[0.5, 2.0]), "numbers from 0 to 1"),
         (lambda: m.AUC(curve="AB"), "curve='AB' is unknown"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from typing_extensions import override
 
 from distribax.training.metrics.metric import Metric, apply_weights
@@ -44,6 +45,7 @@ class _Confusion(Metric):
         true, pred = match_ranks(jnp.asarray(y_true), jnp.asarray(y_pred), type(self).__name__)
         weights = fit_weights(sample_weight, true)
         _, weights = apply_weights(true, weights, type(self).__name__)
+        true, pred, weights = self._select(true, pred, weights)
         limits = jnp.asarray(self._thresholds).reshape(-1, 1)
         is_yes, said_yes = (true > 0).reshape(1, -1), pred.reshape(1, -1) > limits
         flat = weights.reshape(1, -1)
@@ -53,21 +55,73 @@ class _Confusion(Metric):
             matches = (said_yes == said) & (is_yes == right)
             count.assign_add(jnp.sum(jnp.where(matches, flat, 0.0), axis=1))
 
+    def _select(
+        self, true: jax.Array, pred: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the labels, probabilities and weights that are counted."""
+        return true, pred, weights
+
+
+class _ClassConfusion(_Confusion):
+    """Counts predictions of the most probable classes, or of one class."""
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None,
+        top_k: int | None,
+        class_id: int | None,
+        name: str,
+        dtype: jax.typing.DTypeLike,
+    ) -> None:
+        for what, value, least in (("top_k", top_k, 1), ("class_id", class_id, 0)):
+            if value is not None and value < least:
+                raise ValueError(
+                    f"{type(self).__name__}: {what}={value} is less than {least}. "
+                    f"Expected a whole number, or None."
+                )
+        if thresholds is None:
+            # Whatever its probability, a class among the most probable ones counts.
+            thresholds = 0.5 if top_k is None else float("-inf")
+        super().__init__(np.atleast_1d(thresholds).tolist(), name, dtype)
+        self._top_k = top_k
+        self._class_id = class_id
+
+    @override
+    def _select(
+        self, true: jax.Array, pred: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        for what, value, extra in (("top_k", self._top_k, 0), ("class_id", self._class_id, 1)):
+            classes = pred.shape[-1] if pred.ndim else 0
+            if value is not None and value + extra > classes:
+                raise ValueError(
+                    f"{type(self).__name__}: {what}={value}, but y_pred of shape {pred.shape} has "
+                    f"{classes} classes in its last dimension. Expected at most {classes - extra}."
+                )
+        if self._top_k is not None:
+            places = jnp.argsort(jnp.argsort(pred, axis=-1, descending=True), axis=-1)
+            pred = jnp.where(places < self._top_k, pred, -jnp.inf)
+        if self._class_id is not None:
+            one = (..., self._class_id)
+            true, pred, weights = true[one], pred[one], weights[one]
+        return true, pred, weights
+
     def _shape(self, values: jax.Array) -> jax.Array:
         return values[0] if len(self._thresholds) == 1 else values
 
 
-class Precision(_Confusion):
+class Precision(_ClassConfusion):
     """The share of right ones among the predictions of 1.
 
     Args:
         thresholds: A probability above it is a prediction of 1; with several, the result has one
-            number for each.
+            number for each. By default 0.5, or none with `top_k`.
+        top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
+        class_id: The only class that counts, as an index of the last dimension.
         name: The name of the metric.
         dtype: The data type of the counts.
 
     Raises:
-        ValueError: `thresholds` is empty.
+        ValueError: `thresholds` is empty, or `top_k` or `class_id` is too small.
 
     Example:
         >>> import distribax as dx
@@ -77,11 +131,13 @@ class Precision(_Confusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] = 0.5,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
         name: str = "precision",
         dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> None:
-        super().__init__(_list_thresholds(thresholds), name, dtype)
+        super().__init__(thresholds, top_k, class_id, name, dtype)
 
     @override
     def result(self) -> jax.Array:
@@ -90,17 +146,19 @@ class Precision(_Confusion):
         return self._shape(_divide(true_positives, true_positives + false_positives))
 
 
-class Recall(_Confusion):
+class Recall(_ClassConfusion):
     """The share of labels of 1 that are predicted as such.
 
     Args:
         thresholds: A probability above it is a prediction of 1; with several, the result has one
-            number for each.
+            number for each. By default 0.5, or none with `top_k`.
+        top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
+        class_id: The only class that counts, as an index of the last dimension.
         name: The name of the metric.
         dtype: The data type of the counts.
 
     Raises:
-        ValueError: `thresholds` is empty.
+        ValueError: `thresholds` is empty, or `top_k` or `class_id` is too small.
 
     Example:
         >>> import distribax as dx
@@ -110,11 +168,13 @@ class Recall(_Confusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] = 0.5,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
         name: str = "recall",
         dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> None:
-        super().__init__(_list_thresholds(thresholds), name, dtype)
+        super().__init__(thresholds, top_k, class_id, name, dtype)
 
     @override
     def result(self) -> jax.Array:
@@ -132,9 +192,12 @@ class AUC(_Confusion):
         summation_method: "interpolation", "minoring" or "majoring".
         name: The name of the metric.
         dtype: The data type of the counts.
+        thresholds: The thresholds between 0 and 1, instead of `num_thresholds`.
+        from_logits: Whether predictions are logits, and not probabilities.
 
     Raises:
-        ValueError: There are fewer than 2 thresholds, or a word is unknown.
+        ValueError: There are fewer than 2 thresholds, one is not between 0 and 1, or a word is
+            unknown.
 
     Example:
         >>> import distribax as dx
@@ -149,8 +212,11 @@ class AUC(_Confusion):
         summation_method: str = "interpolation",
         name: str = "auc",
         dtype: jax.typing.DTypeLike = jnp.float32,
+        thresholds: Sequence[float] | np.ndarray | jax.Array | None = None,
+        *,
+        from_logits: bool = False,
     ) -> None:
-        if num_thresholds < 2:
+        if thresholds is None and num_thresholds < 2:
             raise ValueError(f"AUC: num_thresholds={num_thresholds} is less than 2.")
         for what, value, known in (
             ("curve", curve, ("ROC", "PR")),
@@ -159,10 +225,22 @@ class AUC(_Confusion):
             if value not in known:
                 raise ValueError(f"AUC: {what}={value!r} is unknown. Expected one of {known}.")
         # The ends are beyond 0 and 1, so that all and none are predicted as 1 there.
-        inner = [(index + 1) / (num_thresholds - 1) for index in range(num_thresholds - 2)]
+        if thresholds is None:
+            inner = [(index + 1) / (num_thresholds - 1) for index in range(num_thresholds - 2)]
+        else:
+            inner = sorted(np.asarray(thresholds).tolist())
+            if any(not 0 <= each <= 1 for each in inner):
+                raise ValueError(f"AUC: thresholds={thresholds}. Expected numbers from 0 to 1.")
         super().__init__((-1e-7, *inner, 1 + 1e-7), name, dtype)
         self._curve = curve
         self._method = summation_method
+        self._from_logits = from_logits
+
+    @override
+    def _select(
+        self, true: jax.Array, pred: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return true, jax.nn.sigmoid(pred) if self._from_logits else pred, weights
 
     @override
     def result(self) -> jax.Array:
@@ -199,7 +277,3 @@ def _interpolate_precision(yes: jax.Array, wrong_yes: jax.Array, wrong_no: jax.A
 
 def _divide(above: jax.Array, below: jax.Array) -> jax.Array:
     return jnp.where(below == 0, 0.0, above / jnp.where(below == 0, 1.0, below))
-
-
-def _list_thresholds(thresholds: float | Sequence[float]) -> Sequence[float]:
-    return thresholds if isinstance(thresholds, Sequence) else (thresholds,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -100,6 +101,27 @@ class Metric(metaclass=keeping.Kept):
     def reset_states(self) -> None:
         """An older name of `reset_state`."""
         self.reset_state()
+
+    def merge_state(self, metrics: Iterable[Metric]) -> None:
+        """Adds what other metrics have counted; call it outside the replicas.
+
+        Args:
+            metrics: Metrics of the same kind, with variables of the same shapes.
+
+        Raises:
+            ValueError: A metric has other variables.
+        """
+        others = list(metrics)
+        shapes = [variable.shape for variable in self._variables]
+        for other in others:
+            if [variable.shape for variable in other.variables] != shapes:
+                raise ValueError(
+                    f"merge_state: metric {other.name!r} does not have the variables of "
+                    f"{self.name!r}. Expected metrics made with the same class and arguments."
+                )
+        for other in others:
+            for variable, more in zip(self._variables, other.variables, strict=True):
+                variable.assign(variable.read_value() + more.read_value())
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Adds values and returns the metric.
