@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import sys
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +15,19 @@ _LOWEST: Final = 10_000
 _RANGE_FILE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_START: Final = 32_768
 _MAX_TRIES: Final = 1_000
+_MAX_RESERVED: Final = 64
+"""How many ports a process reserves; the tasks of earlier ones have started, or never will."""
+
+_reserved: deque[socket.socket] = deque()
+"""Sockets by whose names other processes know which ports tasks of this one will use."""
 
 
 def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
     """Returns different ports that no process uses, and that the system assigns to nobody.
 
     A port from the range that the system assigns may be free now and taken when its task starts:
-    Ray alone uses dozens of them.
+    Ray alone uses dozens of them. On Linux, other programs that call this function at the same time
+    get other ports.
 
     Args:
         count: How many ports.
@@ -31,19 +39,34 @@ def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
     Raises:
         OSError: There are not enough free ports.
     """
-    candidates = random.sample(range(_LOWEST, _find_first_assigned()), _MAX_TRIES)
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        for port in candidates:
-            if len(ports) == count:
-                break
-            # All ports are held until the last one is found, so that they differ.
-            with contextlib.suppress(OSError):
-                stack.enter_context(socket.create_server((host, port)))
-                ports.append(port)
+    # Of its own: programs that set the seed of the common one would all try the same ports.
+    chance = random.SystemRandom()
+    candidates = chance.sample(range(_LOWEST, _find_first_assigned()), _MAX_TRIES)
+    ports: list[int] = []
+    for port in candidates:
+        if len(ports) == count:
+            break
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
+            _reserve(port)
+            ports.append(port)
     if len(ports) < count:
         raise OSError(f"{host}: of {_MAX_TRIES} ports, {len(ports)} are free; {count} are needed.")
     return ports
+
+
+def _reserve(port: int) -> None:
+    """Keeps other processes from choosing a port; raises an OSError if another one has it."""
+    if sys.platform != "linux":
+        return
+    reserved = socket.socket(socket.AF_UNIX)
+    try:
+        reserved.bind(f"\0distribax-port-{port}")
+    except OSError:
+        reserved.close()
+        raise
+    _reserved.append(reserved)
+    if len(_reserved) > _MAX_RESERVED:
+        _reserved.popleft().close()
 
 
 def _find_first_assigned() -> int:
