@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +160,28 @@ def test_where_the_token_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         cluster_token.find_token()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "in a variable")
     assert cluster_token.find_token() == "in a variable"
+
+
+def test_threads_that_use_ray_leave_the_environment_to_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster_token.import_ray()
+    is_over = threading.Event()
+
+    def use_ray() -> None:
+        while not is_over.is_set():
+            cluster_token.import_ray()
+
+    thread = threading.Thread(target=use_ray)
+    thread.start()
+    try:
+        for number in range(200):
+            monkeypatch.setenv("OF_THE_PROGRAM", str(number))
+            time.sleep(0)
+            assert os.environ["OF_THE_PROGRAM"] == str(number)
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:

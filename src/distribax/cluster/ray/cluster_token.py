@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,11 @@ def import_ray() -> ModuleType:
     Raises:
         ImportError: Ray is not installed.
     """
+    if "ray" in sys.modules:
+        # Threads call this all the time: they must not touch what the program sets meanwhile.
+        import ray
+
+        return ray
     try:
         with keep_environment():
             os.environ.setdefault(GCS_PATIENCE_VARIABLE, GCS_PATIENCE)
