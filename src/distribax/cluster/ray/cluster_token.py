@@ -34,7 +34,7 @@ def import_ray() -> ModuleType:
     Raises:
         ImportError: Ray is not installed.
     """
-    if "ray" in sys.modules:
+    if sys.modules.get("ray") is not None:
         # Threads call this all the time: they must not touch what the program sets meanwhile.
         import ray
 
