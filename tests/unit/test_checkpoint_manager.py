@@ -49,9 +49,15 @@ def test_one_for_some_hours_is_kept_for_good(tmp_path: Path) -> None:
         os.utime(path, (start + hour * 3600.0 + 60.0,) * 2)
     assert sorted(os.listdir(tmp_path)) == ["ckpt-3", "ckpt-6", "ckpt-7"]
     # One that is replaced is new.
-    manager.save(3)
+    os.utime(str(manager.save(3)), (start + 7.5 * 3600.0,) * 2)
     manager.save(8)
     assert sorted(os.listdir(tmp_path)) == ["ckpt-6", "ckpt-8"]
+    # A clock that is set back does not end it.
+    os.utime(tmp_path / "ckpt-8", (start - 86400.0,) * 2)
+    manager.save(9)
+    os.utime(tmp_path / "ckpt-9", (start - 86400.0 + 3600.0,) * 2)
+    manager.save(10)
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-10", "ckpt-6", "ckpt-8"]
     with pytest.raises(ValueError, match="keep_checkpoint_every_n_hours=0 is not positive"):
         dx.CheckpointManager(checkpoint, tmp_path, keep_checkpoint_every_n_hours=0)
     written = checkpoint.write(tmp_path / "other", None)

@@ -186,10 +186,11 @@ class CheckpointManager:
         if self._hours is None:
             files.remove(old)
             return
-        written = old.stat().st_mtime
         if old in self._kept:
             return
-        if written - self._last_kept < self._hours * 3600.0:
+        written = old.stat().st_mtime
+        # A clock that was set back keeps one too many, not none until it has caught up.
+        if 0 <= written - self._last_kept < self._hours * 3600.0:
             files.remove(old)
         else:
             self._kept.add(old)
