@@ -182,6 +182,11 @@ def test_threads_that_use_ray_leave_the_environment_to_the_program(
     finally:
         is_over.set()
         thread.join()
+    # While Ray is connected or started again, its own variables are restored, and no others.
+    with cluster_token.keep_environment():
+        monkeypatch.setenv("OF_THE_PROGRAM", "set meanwhile")
+        os.environ["RAY_OF_ITS_OWN"] = "1"
+    assert os.environ["OF_THE_PROGRAM"] == "set meanwhile" and "RAY_OF_ITS_OWN" not in os.environ
 
 
 def test_ports_that_nobody_is_given_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:

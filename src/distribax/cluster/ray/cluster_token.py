@@ -53,14 +53,25 @@ def import_ray() -> ModuleType:
 
 @contextlib.contextmanager
 def keep_environment() -> Iterator[None]:
-    """Restores the environment variables at the end."""
-    variables = dict(os.environ)
+    """Restores the environment variables that Ray sets at the end.
+
+    Others are the program's, which may set them meanwhile: Ray may be started again at any time.
+    """
+    before = _read_rays_variables()
     try:
         yield
     finally:
-        for name in os.environ.keys() - variables.keys():
+        for name in _read_rays_variables().keys() - before.keys():
             del os.environ[name]
-        os.environ.update(variables)
+        os.environ.update(before)
+
+
+def _read_rays_variables() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("RAY_") or name == "PYTHONBREAKPOINT"
+    }
 
 
 def make_token() -> str:
