@@ -73,7 +73,7 @@ def main() -> None:
         figures = {"examples": examples, "checksum": checksum}
         return figures | ({"resident": resident_bytes()} if options.weigh else {})
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def main() -> None:
         labels = tf.concat(pieces, 0)
         return {"examples": int(labels.shape[0]), "checksum": float(tf.reduce_sum(labels))}
 
-    serve(run, {"library": f"tensorflow {tf.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":
