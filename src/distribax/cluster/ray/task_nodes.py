@@ -10,9 +10,13 @@ from typing import Final
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.node import ClusterJoinError
 from distribax.cluster.ray.node_main import NodeSettings
-from distribax.cluster.spec.address import Address, parse_address
-from distribax.cluster.spec.cluster_spec import ClusterSpec, name_task_field
+from distribax.cluster.spec.cluster_spec import (
+    ClusterSpec,
+    name_task_field,
+    parse_task_address,
+)
 from distribax.cluster.spec.host_address import find_ip_address, find_own_address, is_loopback
+from distribax.cluster.spec.roles import list_tasks
 
 JOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_JOIN_SECONDS", 600.0)
 """How long the tasks of a cluster wait for each other to start."""
@@ -69,9 +73,9 @@ def make_node_settings(
         token=token,
         task=name_task(job, index),
         host=find_task_host(spec, job, index),
-        port=_parse_task_address(spec, job, index).port or 0,
+        port=parse_task_address(spec, job, index).port or 0,
         head=name_task(*head),
-        head_address=None if head == (job, index) else str(_parse_task_address(spec, *head)),
+        head_address=None if head == (job, index) else str(parse_task_address(spec, *head)),
         spec=_format_spec(spec),
         resources=make_task_resource(job, index),
         timeout=timeout,
@@ -86,7 +90,7 @@ def make_visitor_settings(spec: ClusterSpec, token: str, timeout: float) -> Node
         task="the coordinator",
         host=None,
         head=name_task(*head),
-        head_address=str(_parse_task_address(spec, *head)),
+        head_address=str(parse_task_address(spec, *head)),
         spec=_format_spec(spec),
         timeout=timeout,
     )
@@ -134,13 +138,12 @@ def _explain_failed_claim(settings: NodeSettings, error: OSError) -> str:
 
 def is_local(spec: ClusterSpec) -> bool:
     """Returns whether all tasks are on this machine and can only be reached from it."""
-    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
-    return all(is_loopback(find_ip_address(host)) for host in hosts)
+    return all(is_loopback(find_ip_address(host)) for host in _list_hosts(spec))
 
 
 def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
     """Returns the IP address of a task, as other tasks can reach it."""
-    address = _parse_task_address(spec, job, index)
+    address = parse_task_address(spec, job, index)
     host = find_ip_address(address.host)
     if host is None:
         raise ClusterJoinError(
@@ -149,22 +152,12 @@ def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
         )
     if not is_loopback(host):
         return host
-    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
-    own = find_own_address(address.host, hosts)
+    own = find_own_address(address.host, _list_hosts(spec))
     return LOOPBACK if own is None or is_loopback(own) else own
 
 
-def _list_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
-    return [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
-
-
-def _parse_task_address(spec: ClusterSpec, job: str, index: int) -> Address:
-    field = name_task_field(job, index)
-    text = spec.task_address(job, index)
-    address = parse_address(text, field)
-    if address.port is None:
-        raise ValueError(f"{field}={text!r}: the port is missing. Write 'host:port'.")
-    return address
+def _list_hosts(spec: ClusterSpec) -> list[str]:
+    return [parse_task_address(spec, *task).host for task in list_tasks(spec)]
 
 
 def _format_spec(spec: ClusterSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from distribax.cluster.spec.cluster_spec import ClusterSpec
@@ -122,7 +123,7 @@ def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") ->
     """
     if not cluster_spec or task_type == "evaluator":
         return 1
-    return sum(cluster_spec.num_tasks(job) for job in _training_jobs(cluster_spec))
+    return len(training_tasks(cluster_spec))
 
 
 def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
@@ -158,10 +159,17 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
 
 def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
     """Returns the tasks that train together, ordered by their numbers; the leader is first."""
+    return list_tasks(cluster_spec, ("chief", "worker"))
+
+
+def list_tasks(
+    cluster_spec: ClusterSpec, jobs: Iterable[str] | None = None
+) -> list[tuple[str, int]]:
+    """Returns the tasks of those jobs that the cluster has, by default of all."""
+    wanted = cluster_spec.jobs if jobs is None else jobs
     return [
-        (job, i) for job in _training_jobs(cluster_spec) for i in cluster_spec.task_indices(job)
+        (job, index)
+        for job in wanted
+        if job in cluster_spec.jobs
+        for index in cluster_spec.task_indices(job)
     ]
-
-
-def _training_jobs(cluster_spec: ClusterSpec) -> list[str]:
-    return [job for job in ("chief", "worker") if job in cluster_spec.jobs]
