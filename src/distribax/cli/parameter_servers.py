@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from distribax.cli.launch import Launch
-from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS
+from distribax.cli.restarts import ShortLives
 from distribax.cli.task_processes import Failure, OutputTarget, ProcessSet, TaskProcess
 from distribax.cluster.ray.cluster_token import find_token, make_token, make_token_environment
 
@@ -37,7 +37,7 @@ class _Tasks:
         self._environments = environments
         self._processes = processes
         self._start_times: dict[_Task, float] = {}
-        self._short_lives = dict.fromkeys(environments, 0)
+        self._short_lives = {task: ShortLives() for task in environments}
         self._by_task: dict[_Task, TaskProcess] = {}
         for task in environments:
             self.start(task)
@@ -68,9 +68,7 @@ class _Tasks:
 
     def count_death(self, task: _Task) -> bool:
         """Notes that a task has died; returns whether it dies too often soon after its start."""
-        is_short = time.monotonic() - self._start_times[task] < SHORT_LIFE_SECONDS
-        self._short_lives[task] = self._short_lives[task] + 1 if is_short else 0
-        return self._short_lives[task] > MAX_SHORT_LIVES
+        return self._short_lives[task].add(time.monotonic() - self._start_times[task])
 
 
 def run_cluster(

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 from typing_extensions import override
@@ -351,12 +350,7 @@ class ProcessSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # All are killed before the first is waited for; else they report its end as a failure.
         for process in self._processes:
             if not process.has_ended():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import stat
 from typing import Final
 
+from distribax.cluster.spec.host_address import is_loopback
 from distribax.errors import DistribaxError
 
 SECRET_VARIABLE: Final = "DISTRIBAX_CLUSTER_SECRET"
@@ -56,7 +56,7 @@ def warn_without_secret(host: str) -> None:
     Args:
         host: The host of the address.
     """
-    if not is_local_host(host):
+    if not is_loopback(host):
         _log.warning(
             "The workers meet at %s without a secret: whoever reaches that address can take a "
             "worker's place or end the training. %s",
@@ -87,11 +87,3 @@ def _check(secret: str, field: str) -> str:
             f"nobody can guess. {HOW_TO}"
         )
     return secret
-
-
-def is_local_host(host: str) -> bool:
-    """Tells whether only processes of this machine can reach an address with this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
