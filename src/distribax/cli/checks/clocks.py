@@ -13,9 +13,9 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from typing import Final
 
+from distribax.cli.checks.versions import find_version
 from distribax.cli.findings import Finding
 from distribax.cluster.spec.address import Address
 
@@ -129,8 +129,5 @@ def answer_peers(text: str) -> None:
 
 
 def _read_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _COMPARED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    installed = {name: version for name in _COMPARED if (version := find_version(name))}
+    return {"python": platform.python_version()} | installed

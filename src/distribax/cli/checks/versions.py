@@ -25,7 +25,8 @@ def _read_requirements() -> list[Requirement]:
     return [parse_requirement(line) for line in lines]
 
 
-def _find_version(name: str) -> str | None:
+def find_version(name: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -35,7 +36,7 @@ def _find_version(name: str) -> str | None:
 def check_versions() -> Iterator[Finding]:
     """Yields whether Python, distribax and the packages it needs are what it was tested with."""
     yield Finding("versions", "python", platform.python_version())
-    own = _find_version("distribax")
+    own = find_version("distribax")
     if own is None:
         value = "runs from its source and is not installed: the versions it needs are not known"
         fix = "pip install . in the folder of the source"
@@ -53,7 +54,7 @@ def _check_version(
     area: str, subject: str, needed: Requirement, *, is_needed: bool = False
 ) -> Finding:
     """Returns whether a package is installed, in a version that distribax is tested with."""
-    found = _find_version(needed.name)
+    found = find_version(needed.name)
     install = f"pip install '{needed.name}{needed.range}'"
     if found is None:
         return Finding(area, subject, "not installed", install, is_needed)
@@ -64,7 +65,7 @@ def _check_version(
 
 
 def _check_jaxlib() -> Finding:
-    jax, jaxlib = _find_version("jax"), _find_version("jaxlib")
+    jax, jaxlib = find_version("jax"), find_version("jaxlib")
     if jax is None or jaxlib is None or jax.split(".")[:2] != jaxlib.split(".")[:2]:
         value = f"{jaxlib or 'not installed'}, with jax {jax}"
         fix = f"pip install 'jaxlib=={jax}'"
@@ -78,7 +79,7 @@ def check_extras() -> Iterator[Finding]:
         if needed.extra is None or needed.extra in _TOOLS:
             continue
         subject = f"{needed.extra}: {needed.name}"
-        if _find_version(needed.name) is None:
+        if find_version(needed.name) is None:
             # Nobody needs all extras, so this is not a warning; the table says how to get it.
             how = f"pip install 'distribax[{needed.extra}]'"
             yield Finding("extras", subject, f"not installed; if you need it: {how}")

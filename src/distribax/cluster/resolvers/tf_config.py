@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from typing_extensions import override
 
@@ -21,6 +21,8 @@ from distribax.cluster.spec.cluster_spec import (
 from distribax.cluster.spec.roles import check_member, list_tasks
 
 _VARIABLE: Final = "TF_CONFIG"
+
+_T = TypeVar("_T")
 
 _Config = Mapping[str, object]
 """The JSON object in the variable, or one inside it."""
@@ -178,21 +180,18 @@ def _make_object(pairs: list[tuple[str, object]]) -> _Config:
 
 def _read_object(config: _Config, key: str) -> _Config:
     """Returns the object in a field, an empty one if the field is missing or null."""
-    value = config.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected an object."
-        )
-    return value
+    return _read_field(config, key, dict, "an object") or {}
 
 
 def _read_text(config: _Config, key: str) -> str | None:
+    return _read_field(config, key, str, "text")
+
+
+def _read_field(config: _Config, key: str, kind: type[_T], expected: str) -> _T | None:
     value = config.get(key)
-    if value is not None and not isinstance(value, str):
+    if value is not None and not isinstance(value, kind):
         raise ValueError(
-            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected text."
+            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected {expected}."
         )
     return value
 

@@ -1,4 +1,4 @@
-"""The roles of tasks: membership of a cluster, the chief, and the numbers of workers."""
+"""The roles of tasks: membership of a cluster, and the numbers of workers."""
 
 from __future__ import annotations
 
@@ -81,31 +81,6 @@ def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | 
     if task_type is not None and task_type not in TASK_TYPES:
         raise ValueError(f"task_type={task_type!r}: expected one of {', '.join(TASK_TYPES)}.")
     check_member(cluster_spec, task_type, task_id)
-
-
-def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
-    """Returns whether the task is the chief: the one that does what only one task must do.
-
-    Without a task in the job `chief`, it is worker 0.
-
-    An evaluator works alone and is its own chief; so is a process without a cluster.
-
-    Args:
-        cluster_spec: The cluster.
-        task_type: The job of the task.
-        task_id: The index of the task in its job.
-
-    Returns:
-        Whether the task is the chief.
-
-    >>> cluster = ClusterSpec({"worker": ["a:1", "b:1"]})
-    >>> is_chief(cluster, "worker", 0), is_chief(cluster, "worker", 1)
-    (True, False)
-    """
-    check_task(cluster_spec, task_type, task_id)
-    if not cluster_spec or task_type in ("chief", "evaluator"):
-        return True
-    return task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.jobs
 
 
 def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
