@@ -1,4 +1,4 @@
-"""Measures sides against each other: one long-lived process a side, taking turns step by step.
+"""Measures sides against each other: one long-lived process per side, taking turns step by step.
 
 On a shared machine the speed changes from minute to minute, so two programs are compared only by
 rounds in which both ran: A B, B A, A B, ... and by the ratios of those.
@@ -189,7 +189,7 @@ def interleave(
     warmup: int,
     turns: Turns | None = None,
 ) -> Outcome:
-    """Run all sides in turn, `steps` steps a turn, for `rounds` rounds.
+    """Run all sides in turn, `steps` steps per turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
     A side that cannot run is left out, and named in the outcome's `failures`.

@@ -1,4 +1,4 @@
-"""The secret that the workers of a cluster share: who does not have it cannot join them."""
+"""The secret that the workers of a cluster share: whoever does not have it cannot join them."""
 
 from __future__ import annotations
 

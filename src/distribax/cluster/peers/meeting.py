@@ -48,9 +48,9 @@ class ClusterTimeoutError(DistribaxError, RuntimeError):
         self.missing = tuple(missing)
         self.joined = tuple(joined)
         self.seconds = seconds
-        did = ", ".join(missing)
+        absent, present = ", ".join(missing), ", ".join(joined) or "nobody"
         super().__init__(
-            f"{did} did not join within {seconds:g} s; joined: {', '.join(joined) or 'nobody'}. "
+            f"{absent} did not join within {seconds:g} s; joined: {present}. "
             "Start the missing ones, check that their addresses can be reached from here, or wait "
             "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
         )
@@ -78,8 +78,8 @@ class Meeting:
 
     Attributes:
         address: Of JAX's coordination service.
-        peer_timeout: After how many seconds of silence a worker counts as lost; the first one's
-            word.
+        peer_timeout: After how many seconds of silence a worker counts as lost; the first worker
+            decides.
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
         link: The connection to the hub.
@@ -104,8 +104,8 @@ def meet(
 ) -> Meeting:
     """Waits until all members are here.
 
-    `cluster` is a text that all must agree on: what they believe the cluster to be. `own_host` is
-    the address by which the others reach this machine, if its name means another one here.
+    `cluster` is a description of the cluster, on which all must agree. `own_host` is the address by
+    which the others reach this machine, if its name means another one here.
     """
     with progress.show("joining the cluster") as wait:
         deadline = time.monotonic() + seconds

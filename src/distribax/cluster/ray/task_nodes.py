@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import socket
@@ -68,17 +69,15 @@ def make_node_settings(
     spec: ClusterSpec, job: str, index: int, token: str, timeout: float
 ) -> NodeSettings:
     """Returns the settings of a task's node."""
-    head = find_head_task(spec)
-    return NodeSettings(
-        token=token,
+    visitor = make_visitor_settings(spec, token, timeout)
+    is_head = find_head_task(spec) == (job, index)
+    return dataclasses.replace(
+        visitor,
         task=name_task(job, index),
         host=find_task_host(spec, job, index),
         port=parse_task_address(spec, job, index).port or 0,
-        head=name_task(*head),
-        head_address=None if head == (job, index) else str(parse_task_address(spec, *head)),
-        spec=_format_spec(spec),
+        head_address=None if is_head else visitor.head_address,
         resources=make_task_resource(job, index),
-        timeout=timeout,
     )
 
 
@@ -91,7 +90,7 @@ def make_visitor_settings(spec: ClusterSpec, token: str, timeout: float) -> Node
         host=None,
         head=name_task(*head),
         head_address=str(parse_task_address(spec, *head)),
-        spec=_format_spec(spec),
+        spec=json.dumps(spec.as_dict(), sort_keys=True),
         timeout=timeout,
     )
 
@@ -158,7 +157,3 @@ def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
 
 def _list_hosts(spec: ClusterSpec) -> list[str]:
     return [parse_task_address(spec, *task).host for task in list_tasks(spec)]
-
-
-def _format_spec(spec: ClusterSpec) -> str:
-    return json.dumps(spec.as_dict(), sort_keys=True)
