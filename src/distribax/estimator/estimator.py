@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -313,14 +314,10 @@ class Estimator:
                 metric.reset_state()
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.EVAL, self._model))
             losses: list[Any] = []
-            try:
+            with closing(iterator), suppress(StopIteration):
                 while steps is None or len(losses) < steps:
                     losses.append(opened.step(iterator))
                     forget()
-            except StopIteration:
-                pass
-            finally:
-                iterator.close()
             if not losses:
                 raise ValueError("Estimator.evaluate: input_fn gave no batch.")
             number = int(opened.state.global_step)
