@@ -337,12 +337,8 @@ def _parse_definition(given: Definition) -> _Given:
                 f"Server: server_or_cluster_def has the key {min(unknown)!r}. Expected 'cluster', "
                 "'job_name', 'task_index' and 'protocol'."
             )
-        return _Given(
-            ClusterSpec(given["cluster"]),
-            given["job_name"],
-            given.get("task_index"),
-            given.get("protocol"),
-        )
+        rest = {key: value for key, value in given.items() if key != "cluster"}
+        return _Given(ClusterSpec(given["cluster"]), **rest)
     return _Given(ClusterSpec(given))
 
 
