@@ -64,7 +64,7 @@ distribax run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:9876 train.py"""
         default=0,
         metavar="K",
         help="how often all workers are started again when one has failed; exit code 42 (told to "
-        "stop, and has saved) is no failure",
+        "stop, and has saved) is not a failure",
     )
     add("--nnodes", type=int, default=1, help="machines in the cluster, each with N workers")
     add("--node-rank", type=int, default=0, help="number of this machine, from 0")

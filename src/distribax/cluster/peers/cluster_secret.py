@@ -71,7 +71,7 @@ def _read(path: str, field: str) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{field} is no ordinary file. {HOW_TO}")
+            raise ValueError(f"{field} is not an ordinary file. {HOW_TO}")
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
             raise ValueError(
                 f"{field} can be read or changed by others: it has the permissions "

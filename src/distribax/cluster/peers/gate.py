@@ -132,7 +132,7 @@ def is_own_socket(address: Any, peer: Any = None) -> bool:
         peer: The address of the other end; None for a socket that listens.
 
     Returns:
-        Whether it is; also if it is no loopback address, or the system does not tell.
+        Whether it is; also if it is not a loopback address, or the system does not tell.
     """
     host = str(address[0])
     if not host.startswith("127.") and host != "::1":
