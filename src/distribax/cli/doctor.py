@@ -16,7 +16,7 @@ from distribax.cli.checks.memory import check_memory
 from distribax.cli.checks.network import check_network
 from distribax.cli.checks.ray_parts import check_ray
 from distribax.cli.checks.versions import check_extras, check_versions
-from distribax.cli.findings import Finding, Verdict, is_healthy
+from distribax.cli.findings import Finding, Verdict
 from distribax.cli.help_format import USAGE_ERROR, add_command
 from distribax.cli.terminal import make_console
 from distribax.cluster.spec.address import Address, parse_full_address
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"distribax doctor: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     findings = examine(peers, options.wait)
-    healthy = is_healthy(findings)
+    healthy = all(finding.verdict is not Verdict.PROBLEM for finding in findings)
     if options.json:
         found = [finding.as_dict() for finding in findings]
         print(json.dumps({"healthy": healthy, "findings": found}, indent=2))

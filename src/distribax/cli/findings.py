@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -49,8 +48,3 @@ class Finding:
             "verdict": self.verdict.value,
             "fix": self.fix,
         }
-
-
-def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Returns whether there is no problem; warnings do not count."""
-    return all(finding.verdict is not Verdict.PROBLEM for finding in findings)
