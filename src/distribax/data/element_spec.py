@@ -124,6 +124,13 @@ def add_batch_dim(spec: Spec, size: int | None) -> Spec:
     return nests.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
 
 
+def resize_batch_dim(spec: Spec, size: int | None) -> Spec:
+    """Returns the spec of such batches with another number of rows; None if it may vary."""
+    return nests.map_leaves(
+        lambda leaf: TensorSpec((size, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
+    )
+
+
 def remove_batch_dim(spec: Spec) -> Spec:
     """Returns the spec of one row of such a batch."""
 

@@ -30,12 +30,21 @@ class Opener(PipelineIterator):
         self._current = self._open(number)
 
     @override
-    def close(self) -> None:
-        """Closes the open input."""
+    def _stop(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()
-        super().close()
+
+    @override
+    def get_state(self) -> State:
+        assert self._current is not None
+        return State(number=self._number, input=self._current.get_state())
+
+    @override
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._switch(state["number"])
+        assert self._current is not None
+        self._current.set_state(state["input"])
 
 
 class RepeatIterator(Opener):
@@ -65,15 +74,12 @@ class RepeatIterator(Opener):
 
     @override
     def get_state(self) -> State:
-        assert self._current is not None
-        return State(number=self._number, gave=self._gave, input=self._current.get_state())
+        return State(super().get_state(), gave=self._gave)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
-        self._switch(state["number"])
+        super().set_state(state)
         self._gave = state["gave"]
-        assert self._current is not None
-        self._current.set_state(state["input"])
 
 
 class ConcatenateIterator(Opener):
@@ -93,17 +99,6 @@ class ConcatenateIterator(Opener):
                 if self._number + 1 >= self._num_inputs:
                     raise
                 self._switch(self._number + 1)
-
-    @override
-    def get_state(self) -> State:
-        assert self._current is not None
-        return State(number=self._number, input=self._current.get_state())
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._switch(state["number"])
-        assert self._current is not None
-        self._current.set_state(state["input"])
 
 
 class ZipIterator(PipelineIterator):
