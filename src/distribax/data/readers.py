@@ -10,7 +10,6 @@ from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.element_spec import TensorSpec
-from distribax.data.formats.array_record import open_array_records
 from distribax.data.formats.parquet import ParquetFormat
 from distribax.data.formats.record_format import FileOpening, RecordFormat
 from distribax.data.formats.text import FixedLengthFormat, TextLineFormat
@@ -159,4 +158,11 @@ class ArrayRecordDataset(Dataset):
 
     def __init__(self, filenames: check.Path | Iterable[check.Path]) -> None:
         names, spec = _parse_names(filenames), TensorSpec((), bytes)
-        super().__init__(sources.RandomAccessFiles(names, "array_record", open_array_records, spec))
+        super().__init__(sources.RandomAccessFiles(names, "array_record", _open_records, spec))
+
+
+def _open_records(filenames: tuple[str, ...]) -> Any:
+    # The package comes with Grain; it is imported only by those who read such files.
+    from array_record.python import array_record_data_source
+
+    return array_record_data_source.ArrayRecordDataSource(list(filenames))
