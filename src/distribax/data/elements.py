@@ -212,16 +212,7 @@ def call_with_element(fn: Callable[..., Any], element: Element) -> Any:
 
 def stack(elements: Sequence[Any]) -> Any:
     """Batches elements: every leaf gets a new first dimension."""
-    first = elements[0]
-    if isinstance(first, tuple):
-        for element in elements:
-            _check_lengths(first, (element,))
-        columns = [stack(column) for column in zip(*elements, strict=True)]
-        return type(first)(*columns) if is_namedtuple(first) else tuple(columns)
-    if isinstance(first, dict):
-        _check_keys(first, elements[1:])
-        return {key: stack([element[key] for element in elements]) for key in first}
-    return stack_leaves(elements)
+    return map_leaves(lambda *leaves: stack_leaves(leaves), *elements)
 
 
 def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
