@@ -23,9 +23,11 @@ class BinaryAccuracy(PairMean):
         0.75
     """
 
+    _default_name = "binary_accuracy"
+
     def __init__(
         self,
-        name: str = "binary_accuracy",
+        name: str | None = None,
         dtype: jax.typing.DTypeLike = jnp.float32,
         threshold: float = 0.5,
     ) -> None:
@@ -51,10 +53,7 @@ class CategoricalAccuracy(PairMean):
         0.5
     """
 
-    def __init__(
-        self, name: str = "categorical_accuracy", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -75,10 +74,7 @@ class SparseCategoricalAccuracy(PairMean):
         0.5
     """
 
-    def __init__(
-        self, name: str = "sparse_categorical_accuracy", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "sparse_categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -101,11 +97,10 @@ class SparseTopKCategoricalAccuracy(PairMean):
         0.5
     """
 
+    _default_name = "sparse_top_k_categorical_accuracy"
+
     def __init__(
-        self,
-        k: int = 5,
-        name: str = "sparse_top_k_categorical_accuracy",
-        dtype: jax.typing.DTypeLike = jnp.float32,
+        self, k: int = 5, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32
     ) -> None:
         super().__init__(name, dtype)
         self._k = k
@@ -132,13 +127,7 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
         0.5
     """
 
-    def __init__(
-        self,
-        k: int = 5,
-        name: str = "top_k_categorical_accuracy",
-        dtype: jax.typing.DTypeLike = jnp.float32,
-    ) -> None:
-        super().__init__(k, name, dtype)
+    _default_name = "top_k_categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,14 @@ class Metric(metaclass=keeping.Kept):
     whose piece of the batch is empty adds counts for nothing.
 
     Args:
-        name: The name of the metric, with which the names of its variables begin.
+        name: The name of the metric, with which the names of its variables begin; None for the
+            default of its class.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    _default_name: ClassVar[str] = "metric"
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = self._default_name if name is None else name
         self._variables: list[Variable] = []
         registry.note_owner(self, registry.METRIC)
 
@@ -160,7 +163,9 @@ class Sum(Metric):
         3.0
     """
 
-    def __init__(self, name: str = "sum", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
+    _default_name = "sum"
+
+    def __init__(self, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
 
@@ -199,7 +204,9 @@ class Mean(Metric):
         2.0
     """
 
-    def __init__(self, name: str = "mean", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
+    _default_name = "mean"
+
+    def __init__(self, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
         self._count = self.add_variable("count", dtype)
@@ -225,7 +232,7 @@ class Mean(Metric):
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 before the first value."""
         total, count = self._totals()
-        return jnp.where(count == 0, 0.0, total / jnp.where(count == 0, 1.0, count))
+        return divide(total, count)
 
 
 class Accuracy(Mean):
@@ -247,8 +254,7 @@ class Accuracy(Mean):
         0.5
     """
 
-    def __init__(self, name: str = "accuracy", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
-        super().__init__(name, dtype)
+    _default_name = "accuracy"
 
     @override
     def update_state(  # type: ignore[override]
@@ -294,9 +300,21 @@ def _decide_column(scores: jax.Array) -> jax.Array:
     return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
 
 
+def divide(above: jax.Array, below: jax.Array) -> jax.Array:
+    """Returns quotients; 0 where something is divided by 0."""
+    return jnp.where(below == 0, 0.0, above / jnp.where(below == 0, 1.0, below))
+
+
 def apply_weights(
     values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None, what: str
 ) -> tuple[jax.Array, jax.Array]:
+    """Returns the values times their weights, and the weights in the shape of the values.
+
+    Weights may have a last dimension of size 1 that the values do not have.
+
+    Raises:
+        ValueError: The weights do not fit.
+    """
     values = jnp.asarray(values, dtype=jnp.float32)
     if weights is None:
         return values, jnp.ones_like(values)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from distribax.training.metrics.metric import Mean, Metric, apply_weights
+from distribax.training.metrics.metric import Mean, Metric, apply_weights, divide
 
 
 class PairMean(Mean, abc.ABC):
@@ -49,17 +49,7 @@ class PairMean(Mean, abc.ABC):
         Raises:
             ValueError: The shapes do not fit each other.
         """
-        values = self.score(jnp.asarray(y_true), jnp.asarray(y_pred))
-        super().update_state(values, fit_weights(sample_weight, values))
-
-
-def fit_weights(
-    weights: jax.typing.ArrayLike | None, values: jax.Array
-) -> jax.typing.ArrayLike | None:
-    """Returns weights without a last dimension of size 1 that the values do not have."""
-    if weights is None or jnp.ndim(weights) != values.ndim + 1 or jnp.shape(weights)[-1] != 1:
-        return weights
-    return jnp.squeeze(jnp.asarray(weights), -1)
+        super().update_state(self.score(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
 
 
 def match_ranks(y_true: jax.Array, y_pred: jax.Array, what: str) -> tuple[jax.Array, jax.Array]:
@@ -101,10 +91,7 @@ class MeanSquaredError(PairMean):
         2.0
     """
 
-    def __init__(
-        self, name: str = "mean_squared_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "mean_squared_error"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -125,10 +112,7 @@ class RootMeanSquaredError(MeanSquaredError):
         2.0
     """
 
-    def __init__(
-        self, name: str = "root_mean_squared_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "root_mean_squared_error"
 
     @override
     def result(self) -> jax.Array:
@@ -149,10 +133,7 @@ class MeanAbsoluteError(PairMean):
         1.0
     """
 
-    def __init__(
-        self, name: str = "mean_absolute_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "mean_absolute_error"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -214,4 +195,4 @@ class MeanTensor(Metric):
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 where nothing has been added."""
         total, count = self._totals()
-        return jnp.where(count == 0, 0.0, total / jnp.where(count == 0, 1.0, count))
+        return divide(total, count)
