@@ -32,13 +32,11 @@ def is_namedtuple(value: object) -> bool:
 def map_leaves(fn: Callable[..., Any], nest: Element, *others: Any) -> Any:
     """Applies `fn` to the leaves of one or several nests of the same structure."""
     if isinstance(nest, tuple):
-        if others:
-            _check_lengths(nest, others)
+        _check_structures(nest, others)
         mapped = [map_leaves(fn, *parts) for parts in zip(nest, *others, strict=True)]
         return type(nest)(*mapped) if is_namedtuple(nest) else tuple(mapped)
     if isinstance(nest, dict):
-        if others:
-            _check_keys(nest, others)
+        _check_structures(nest, others)
         return {key: map_leaves(fn, nest[key], *(o[key] for o in others)) for key in nest}
     return fn(nest, *others)
 
@@ -172,23 +170,17 @@ def short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _check_lengths(nest: tuple[Any, ...], others: Sequence[Any]) -> None:
+def _check_structures(nest: tuple[Any, ...] | dict[Any, Any], others: Sequence[Any]) -> None:
     for other in others:
-        if not isinstance(other, tuple) or len(other) != len(nest):
-            raise _different_structures(nest, other)
-
-
-def _check_keys(nest: dict[Any, Any], others: Sequence[Any]) -> None:
-    for other in others:
-        if not isinstance(other, dict) or other.keys() != nest.keys():
-            raise _different_structures(nest, other)
-
-
-def _different_structures(first: object, second: object) -> ValueError:
-    return ValueError(
-        f"elements have different structures: {short(first)} and {short(second)}. Every element "
-        "of a data set needs the same nest of tuples and dicts."
-    )
+        if isinstance(nest, tuple):
+            fits = isinstance(other, tuple) and len(other) == len(nest)
+        else:
+            fits = isinstance(other, dict) and other.keys() == nest.keys()
+        if not fits:
+            raise ValueError(
+                f"elements have different structures: {short(nest)} and {short(other)}. Every "
+                "element of a data set needs the same nest of tuples and dicts."
+            )
 
 
 def check_state(before: Element, after: Element, function: str) -> Element:

@@ -19,8 +19,7 @@ from distribax.data.distributed.input_options import (
     InputOptions,
     InputReplicationMode,
     check_options,
-    context_of_worker,
-    contexts_of_replicas,
+    list_contexts,
 )
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.replica_rule import require_outside_replica
@@ -164,10 +163,7 @@ def distribute_from_function(
             "Expected a function of a dx.InputContext that returns a data set; to distribute a "
             "data set itself use experimental_distribute_dataset."
         )
-    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        contexts = contexts_of_replicas(target)
-    else:
-        contexts = [context_of_worker(target)]
+    contexts = list_contexts(target, options.experimental_replication_mode)
     datasets = [_call(dataset_fn, context) for context in contexts]
 
     def start() -> Steps:

@@ -309,20 +309,18 @@ class Checkpoint:
     ) -> tuple[RestoreStatus, int | None]:
         tracked = self._find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
+        values, notes = _read_together(workers, Path(path).absolute())
 
-        contents = _read_together(workers, Path(path).absolute())
-
-        def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-            values, notes = contents
+        def check() -> tuple[dict[str, Any], dict[str, Any]]:
             _check_forms(tracked.slots, values)
             own = {
                 name: select_position(name, notes["positions"][name], workers)
                 for name in tracked.iterators
                 if name in notes["positions"]
             }
-            return values, own, notes["library"]
+            return own, notes["library"]
 
-        values, positions, library = workers.run_together("Checkpoint.restore", check)
+        positions, library = workers.run_together("Checkpoint.restore", check)
         counter = None
         if _COUNTER in values and _COUNTER not in tracked.slots:
             counter = int(values.pop(_COUNTER))

@@ -9,6 +9,55 @@ from typing_extensions import override
 from distribax.training.metrics.regression import PairMean, average_outputs, match_ranks
 
 
+class Accuracy(PairMean):
+    """The share of predictions that are right.
+
+    Predictions are labels; scores of the classes, with one more dimension than the labels; or a
+    single column, which holds labels or probabilities of class 1. Labels may have a last dimension
+    of size 1. One-hot labels are compared number by number, as in Keras: pass
+    `jnp.argmax(y_true, -1)` instead.
+
+    Args:
+        name: The name of the metric.
+        dtype: The data type of the sums.
+
+    Example:
+        >>> import distribax as dx, jax.numpy as jnp
+        >>> accuracy = dx.metrics.Accuracy()
+        >>> float(accuracy(jnp.array([1, 0]), jnp.array([[0.1, 0.9], [0.2, 0.8]])))
+        0.5
+    """
+
+    _default_name = "accuracy"
+
+    @override
+    def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        labels, predictions = y_true, y_pred
+        if predictions.ndim > 1 and predictions.shape[-1] == 1:
+            predictions = _decide_column(predictions[..., 0])
+            if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
+                labels = labels[..., 0]
+        elif labels.ndim > 1 and labels.shape[-1] == 1 and predictions.ndim <= labels.ndim:
+            labels = labels[..., 0]
+        if predictions.ndim == labels.ndim + 1:
+            predictions = jnp.argmax(predictions, axis=-1)
+        if predictions.shape != labels.shape:
+            raise ValueError(
+                f"Accuracy: y_pred of shape {y_pred.shape} does not fit y_true of shape "
+                f"{y_true.shape}. Expected labels of the same shape, or scores with one more "
+                "dimension, the classes, at the end."
+            )
+        return (labels == predictions).astype(jnp.float32)
+
+
+def _decide_column(scores: jax.Array) -> jax.Array:
+    """Returns the labels that one column of scores means."""
+    if not jnp.issubdtype(scores.dtype, jnp.floating):
+        return scores
+    # What is no probability strictly between the classes 0 and 1 is a label already.
+    return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
+
+
 class BinaryAccuracy(PairMean):
     """The share of probabilities that are on the right side of a threshold.
 

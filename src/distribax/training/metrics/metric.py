@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import override
 
 from distribax import context
@@ -233,71 +232,6 @@ class Mean(Metric):
         """Returns the mean over all replicas; 0 before the first value."""
         total, count = self._totals()
         return divide(total, count)
-
-
-class Accuracy(Mean):
-    """The share of predictions that are right.
-
-    Predictions are labels; scores of the classes, with one more dimension than the labels; or a
-    single column, which holds labels or probabilities of class 1. Labels may have a last dimension
-    of size 1. One-hot labels are compared number by number, as in Keras: pass
-    `jnp.argmax(y_true, -1)` instead.
-
-    Args:
-        name: The name of the metric.
-        dtype: The data type of the sums.
-
-    Example:
-        >>> import distribax as dx, jax.numpy as jnp
-        >>> accuracy = dx.metrics.Accuracy()
-        >>> float(accuracy(jnp.array([1, 0]), jnp.array([[0.1, 0.9], [0.2, 0.8]])))
-        0.5
-    """
-
-    _default_name = "accuracy"
-
-    @override
-    def update_state(  # type: ignore[override]
-        self,
-        y_true: jax.typing.ArrayLike,
-        y_pred: jax.typing.ArrayLike,
-        sample_weight: jax.typing.ArrayLike | None = None,
-    ) -> None:
-        """Adds predictions with their labels.
-
-        Args:
-            y_true: The labels.
-            y_pred: The predicted labels; scores, with the classes as one more dimension at the
-                end; or one column of labels or of probabilities of class 1.
-            sample_weight: A weight for each label, for each example, or for all.
-
-        Raises:
-            ValueError: The shapes do not fit each other.
-        """
-        labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
-        if predictions.ndim > 1 and predictions.shape[-1] == 1:
-            predictions = _decide_column(predictions[..., 0])
-            if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
-                labels = labels[..., 0]
-        elif labels.ndim > 1 and labels.shape[-1] == 1 and predictions.ndim <= labels.ndim:
-            labels = labels[..., 0]
-        if predictions.ndim == labels.ndim + 1:
-            predictions = jnp.argmax(predictions, axis=-1)
-        if predictions.shape != labels.shape:
-            raise ValueError(
-                f"Accuracy: y_pred of shape {tuple(np.shape(y_pred))} does not fit y_true of "
-                f"shape {tuple(np.shape(y_true))}. Expected labels of the same shape, or scores "
-                "with one more dimension, the classes, at the end."
-            )
-        super().update_state((labels == predictions).astype(jnp.float32), sample_weight)
-
-
-def _decide_column(scores: jax.Array) -> jax.Array:
-    """Returns the labels that one column of scores means."""
-    if not jnp.issubdtype(scores.dtype, jnp.floating):
-        return scores
-    # What is no probability strictly between the classes 0 and 1 is a label already.
-    return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
 
 
 def divide(above: jax.Array, below: jax.Array) -> jax.Array:

@@ -30,6 +30,9 @@ class PairMean(Mean, abc.ABC):
 
         Returns:
             The values that are averaged.
+
+        Raises:
+            ValueError: The shapes do not fit each other.
         """
 
     @override
