@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeAlias
 
 from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
@@ -53,7 +53,23 @@ def _parse_names(filenames: check.Path | Iterable[check.Path]) -> tuple[str, ...
     return names
 
 
-class TFRecordDataset(Dataset):
+class _RecordDataset(Dataset):
+    """The records of files that may be compressed."""
+
+    _format: ClassVar[Callable[[FileOpening], RecordFormat[int]]]
+
+    def __init__(
+        self,
+        filenames: Filenames,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+    ) -> None:
+        file_format = type(self)._format(FileOpening(compression_type, buffer_size))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+
+
+class TFRecordDataset(_RecordDataset):
     """The records of TFRecord files, as bytes.
 
     A damaged file raises `CorruptRecordError`, which names the file and the byte offset.
@@ -65,18 +81,10 @@ class TFRecordDataset(Dataset):
         num_parallel_reads: How many files are read in turns; None for one after the other.
     """
 
-    def __init__(
-        self,
-        filenames: Filenames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-    ) -> None:
-        file_format = TFRecordFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+    _format = TFRecordFormat
 
 
-class TextLineDataset(Dataset):
+class TextLineDataset(_RecordDataset):
     """The lines of text files, as bytes without line ends.
 
     Args:
@@ -86,15 +94,7 @@ class TextLineDataset(Dataset):
         num_parallel_reads: How many files are read in turns; None for one after the other.
     """
 
-    def __init__(
-        self,
-        filenames: Filenames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-    ) -> None:
-        file_format = TextLineFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+    _format = TextLineFormat
 
 
 class FixedLengthRecordDataset(Dataset):
