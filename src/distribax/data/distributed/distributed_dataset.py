@@ -11,7 +11,10 @@ import jax
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
-from distribax.data.distributed.distributed_iterator import DistributedIterator
+from distribax.data.distributed.distributed_iterator import (
+    DistributedIterator,
+    require_outside_replica,
+)
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.input_options import (
     InputContext,
@@ -21,7 +24,6 @@ from distribax.data.distributed.input_options import (
     list_contexts,
 )
 from distribax.data.distributed.position_owner import PositionOwner
-from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.step_agreement import StepAgreement
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec

@@ -18,8 +18,8 @@ from distribax.data.execution import indexed
 from distribax.data.execution.batching import cut_aligned, cut_in_turn, pad_and_stack
 from distribax.data.execution.context import Context, Seeds
 from distribax.data.execution.iterators.cache import CacheIterator
-from distribax.data.execution.iterators.choose import ChooseIterator
 from distribax.data.execution.iterators.combine import (
+    ChooseIterator,
     ConcatenateIterator,
     EmptyIterator,
     RepeatIterator,

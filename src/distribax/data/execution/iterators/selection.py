@@ -14,9 +14,9 @@ from distribax.data.execution import permutation
 from distribax.data.execution.iterators.pipeline_iterator import (
     MarkedStage,
     PipelineIterator,
+    ReplayStage,
     Stage,
 )
-from distribax.data.execution.iterators.replay import ReplayStage
 from distribax.data.execution.iterators.streams import UserCall, as_bool
 from distribax.data.execution.permutation import Key
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
