@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -39,17 +38,12 @@ class TensorSpec:
         self, shape: Iterable[SupportsIndex | None] = (), dtype: check.DTypeLike = np.float32
     ) -> None:
         try:
-            dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shape)
+            dims = check.dims(shape, "shape")
         except TypeError:
             raise TypeError(
                 f"shape={shape!r} is not a shape. Expected a list or tuple of sizes, with None "
                 "for a dimension that varies."
             ) from None
-        if any(dim is not None and dim < 0 for dim in dims):
-            raise ValueError(
-                f"shape={shape!r} has a negative dimension. Expected sizes, or None (or -1) for a "
-                "dimension that varies."
-            )
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", check.dtype(dtype, "dtype"))
 

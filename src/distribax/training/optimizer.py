@@ -96,7 +96,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._layout = None
         self._iterations: Variable | None = None
         self._early = {}
-        # Eager: one program for all operations and copies is made, and run, faster than many.
+        # Eager: one program for all operations and copies compiles and runs faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
         self._served: contracts.RemoteUpdate | None = None

@@ -66,7 +66,8 @@ class _Source:
         except StopIteration:
             raise
         except Exception:
-            # What failed was passed over; counting on from before it would come to it again.
+            # The pipeline has passed the element that failed; counting steps from a position
+            # before it would come to it again.
             self.position = self._ask_position()
             raise
         element = self._feeder(step)

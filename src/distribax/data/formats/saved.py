@@ -47,21 +47,19 @@ def read_catalogue(path: str) -> Catalogue:
     try:
         with open(os.path.join(path, _CATALOGUE)) as file:
             saved = json.load(file)
-        version = saved.get("version")
-        names = [] if version != _VERSION else [os.path.basename(name) for name in saved["files"]]
-        spec = None if version != _VERSION else element_codec.load_spec(saved["spec"])
-        compression = saved.get("compression")
-        FileOpening(compression)
+        version, compression = saved.get("version"), saved.get("compression")
+        FileOpening(compression)  # Checks it.
+        if version == _VERSION:
+            names = [os.path.join(path, os.path.basename(name)) for name in saved["files"]]
+            return Catalogue(tuple(names), element_codec.load_spec(saved["spec"]), compression)
     except element_codec.MALFORMED as error:
         raise ValueError(
             f"path={path!r}: {_CATALOGUE} is damaged: {type(error).__name__}: {error}. Save the "
             "data set again."
         ) from error
-    if version != _VERSION:
-        raise ValueError(
-            f"path={path!r} was saved in the format {version!r}, this version reads {_VERSION}."
-        )
-    return Catalogue(tuple(os.path.join(path, name) for name in names), spec, compression)
+    raise ValueError(
+        f"path={path!r} was saved in the format {version!r}, this version reads {_VERSION}."
+    )
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class PaddedBatch(Batch):
         size = self.batch_size if self.drop_remainder else None
         rows = self.input.spec(probe)
         if self.padded_shapes is None:
-            # What the first element happens to measure does not bind the others.
+            # The sizes of the first element say nothing about those of the others.
             padded = nests.map_leaves(
                 lambda leaf: TensorSpec((None,) * len(leaf.shape), leaf.dtype), rows
             )

@@ -135,7 +135,7 @@ def _shard(
                 f"auto_shard_policy=FILE cannot divide this data set: {error}. Use "
                 "AutoShardPolicy.DATA, which divides every batch, or OFF."
             ) from None
-        # Who has no files expects nothing else; and one worker can say it for all.
+        # Without files this is what one expects, and the first worker speaks for all.
         is_surprise = worker_id == 0 and reads_files(plan)
         _logger.log(
             logging.WARNING if is_surprise else logging.INFO,

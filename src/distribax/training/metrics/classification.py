@@ -54,7 +54,7 @@ def _decide_column(scores: jax.Array) -> jax.Array:
     """Returns the labels that one column of scores means."""
     if not jnp.issubdtype(scores.dtype, jnp.floating):
         return scores
-    # What is no probability strictly between the classes 0 and 1 is a label already.
+    # A number that is not strictly between 0 and 1 is a label, not a probability.
     return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
 
 

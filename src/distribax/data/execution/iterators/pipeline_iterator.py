@@ -59,11 +59,11 @@ class Stage(PipelineIterator):
         self._input.set_state(state)
 
 
-class MarkedStage(Stage):
-    """An iterator on one parent whose position is its parent's and one attribute of its own."""
+class StatefulStage(Stage):
+    """An iterator on one parent whose position also has one attribute of its own."""
 
     saved: ClassVar[str]
-    """The name of the attribute."""
+    """The name of the attribute, in the saved position too."""
 
     @override
     def get_state(self) -> State:

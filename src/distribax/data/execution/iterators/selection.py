@@ -12,10 +12,10 @@ from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
 from distribax.data.execution.iterators.pipeline_iterator import (
-    MarkedStage,
     PipelineIterator,
     ReplayStage,
     Stage,
+    StatefulStage,
 )
 from distribax.data.execution.iterators.streams import UserCall, as_bool
 from distribax.data.execution.permutation import Key
@@ -31,7 +31,7 @@ from distribax.data.plan.selection import (
 _logger = logging.getLogger(__name__)
 
 
-class TakeWhileIterator(MarkedStage):
+class TakeWhileIterator(StatefulStage):
     """The elements up to the first that a predicate refuses."""
 
     saved = "ended"
@@ -117,7 +117,7 @@ class IgnoreErrorsIterator(Stage):
                     _logger.warning("ignore_errors left out an element: %r", error)
 
 
-class AssertCardinalityIterator(MarkedStage):
+class AssertCardinalityIterator(StatefulStage):
     """The elements, which are counted."""
 
     saved = "given"

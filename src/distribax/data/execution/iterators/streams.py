@@ -18,9 +18,9 @@ from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
 from distribax.data.execution.iterators.pipeline_iterator import (
-    MarkedStage,
     PipelineIterator,
     Stage,
+    StatefulStage,
 )
 from distribax.data.plan.order import Take
 from distribax.data.plan.transforms import Enumerate, Filter
@@ -118,7 +118,7 @@ def as_bool(answer: object, step: str) -> bool:
     return bool(array)
 
 
-class TakeIterator(MarkedStage):
+class TakeIterator(StatefulStage):
     """The first elements."""
 
     saved = "taken"
@@ -137,7 +137,7 @@ class TakeIterator(MarkedStage):
         return element
 
 
-class StrideIterator(MarkedStage):
+class StrideIterator(StatefulStage):
     """Leaves out `skip` elements, then gives every `step`-th: both skip and shard."""
 
     saved = "started"
@@ -156,7 +156,7 @@ class StrideIterator(MarkedStage):
         return self._next()
 
 
-class EnumerateIterator(MarkedStage):
+class EnumerateIterator(StatefulStage):
     """Every element with its number."""
 
     saved = "number"
