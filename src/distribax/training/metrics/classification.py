@@ -18,7 +18,7 @@ class Accuracy(PairMean):
     `jnp.argmax(y_true, -1)` instead.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -62,7 +62,7 @@ class BinaryAccuracy(PairMean):
     """The share of probabilities that are on the right side of a threshold.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "binary_accuracy".
         dtype: The data type of the sums.
         threshold: A probability above it means 1.
 
@@ -93,7 +93,7 @@ class CategoricalAccuracy(PairMean):
     """The share of scores whose largest is that of the right class, given as one-hot vectors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -114,7 +114,7 @@ class SparseCategoricalAccuracy(PairMean):
     """The share of scores whose largest is that of the right class, given as a number.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "sparse_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -136,7 +136,7 @@ class SparseTopKCategoricalAccuracy(PairMean):
 
     Args:
         k: How many classes count as predicted.
-        name: The name of the metric.
+        name: The name of the metric; None for "sparse_top_k_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -166,7 +166,7 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
 
     Args:
         k: How many classes count as predicted.
-        name: The name of the metric.
+        name: The name of the metric; None for "top_k_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:

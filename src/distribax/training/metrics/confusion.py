@@ -118,7 +118,7 @@ class Precision(_ClassConfusion):
             number for each. By default 0.5, or none with `top_k`.
         top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
         class_id: The only class that counts, as an index of the last dimension.
-        name: The name of the metric.
+        name: The name of the metric; None for "precision".
         dtype: The data type of the counts.
 
     Raises:
@@ -147,7 +147,7 @@ class Recall(_ClassConfusion):
             number for each. By default 0.5, or none with `top_k`.
         top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
         class_id: The only class that counts, as an index of the last dimension.
-        name: The name of the metric.
+        name: The name of the metric; None for "recall".
         dtype: The data type of the counts.
 
     Raises:

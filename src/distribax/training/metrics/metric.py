@@ -152,7 +152,7 @@ class Sum(Metric):
     """The weighted sum of values.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "sum".
         dtype: The data type of the sum.
 
     Example:
@@ -193,7 +193,7 @@ class Mean(Metric):
     """The weighted mean of values.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean".
         dtype: The data type of the sums.
 
     Example:

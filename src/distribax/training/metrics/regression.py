@@ -85,7 +85,7 @@ class MeanSquaredError(PairMean):
     """The mean of the squared errors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean_squared_error".
         dtype: The data type of the sums.
 
     Example:
@@ -106,7 +106,7 @@ class RootMeanSquaredError(MeanSquaredError):
     """The square root of the mean of the squared errors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "root_mean_squared_error".
         dtype: The data type of the sums.
 
     Example:
@@ -127,7 +127,7 @@ class MeanAbsoluteError(PairMean):
     """The mean of the errors' sizes.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean_absolute_error".
         dtype: The data type of the sums.
 
     Example:
