@@ -190,10 +190,13 @@ class Interleave(UnaryNode):
             )
         return made.plan
 
+    def _inner(self, element: nests.Element) -> Node:
+        return self.plan_of(nests.call_with_element(self.fn, element))
+
     def first_inner(self, probe: Probe) -> Node | None:
         """Returns the plan made of the first element, if there is one."""
         first = probe(self.input)
-        return None if first is None else self.plan_of(nests.call_with_element(self.fn, first))
+        return None if first is None else self._inner(first)
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -202,7 +205,7 @@ class Interleave(UnaryNode):
         empty = sample is None
         try:
             return infer_spec(
-                lambda element: self._inner_spec(element, probe),
+                lambda element: self._inner(element).spec(probe),
                 zeros(given) if empty else sample,
                 given,
             )
@@ -213,9 +216,6 @@ class Interleave(UnaryNode):
                 f"the element_spec of {self.step} over an empty data set cannot be known: its "
                 f"function failed on an element of zeros ({type(error).__name__}: {error})."
             ) from error
-
-    def _inner_spec(self, element: nests.Element, probe: Probe) -> Spec:
-        return self.plan_of(nests.call_with_element(self.fn, element)).spec(probe)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
