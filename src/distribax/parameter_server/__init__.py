@@ -9,7 +9,6 @@ from __future__ import annotations
 from distribax.errors import ParameterServerError as ParameterServerError
 from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
 from distribax.errors import ParametersLostError as ParametersLostError
-from distribax.parameter_server.client.connection import RestartReport as RestartReport
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
 from distribax.parameter_server.client.parameter_client import Selection as Selection
 from distribax.parameter_server.protocol.operations import AddRows as AddRows

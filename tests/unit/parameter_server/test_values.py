@@ -224,20 +224,14 @@ def test_something_else_than_an_operation_is_refused(cluster: Cluster) -> None:
         client.push({0: ["nonsense"]})  # type: ignore[list-item]
 
 
-def test_deleted_parameters_are_gone_for_all(any_cluster: Cluster) -> None:
-    client, other = any_cluster.client(), any_cluster.client()
-    client.create(MATRIX, VALUE)
+def test_a_parameter_that_is_not_there_is_named(any_cluster: Cluster) -> None:
+    client = any_cluster.client()
     client.create(COUNT, np.int32(0))
-    other.pull([MATRIX, COUNT])
-    client.delete(["m", "never there"])
     with pytest.raises(ParametersLostError, match="'m'"):
-        client.pull([MATRIX, MATRIX])
+        client.pull([COUNT, MATRIX])
     with pytest.raises(ParametersLostError, match="'m'"):
-        other.pull_rows([(MATRIX, [0])])
-    assert other.pull([COUNT]) == [0]
-    assert client.create(MATRIX, VALUE + 1)
-    for value in other.pull([MATRIX, MATRIX]):
-        np.testing.assert_array_equal(value, VALUE + 1)
+        client.pull_rows([(MATRIX, [0])])
+    assert client.pull([COUNT]) == [0]
 
 
 def test_large_parameters_have_memory_of_their_own(cluster: Cluster) -> None:
@@ -245,8 +239,7 @@ def test_large_parameters_have_memory_of_their_own(cluster: Cluster) -> None:
     client = cluster.client()
     client.create(large, np.ones(large.shape, np.float32))
     assert client.pull([large])[0].sum() == 5 << 20
-    client.delete(["l"])
-    assert cluster.servers[0].status()["bytes"] == 0
+    assert cluster.servers[0].status()["bytes"] == large.nbytes
 
 
 def test_the_first_note_wins(any_cluster: Cluster) -> None:
@@ -323,14 +316,13 @@ def test_threads_may_share_a_client(any_cluster: Cluster) -> None:
 
 
 def test_status_says_what_a_server_has(cluster: Cluster) -> None:
-    cluster.start(record_history=True)
+    cluster.start()
     client = cluster.client("trainer")
     client.create(MATRIX, VALUE)
     client.push({0: [Assign("m", VALUE)]})
     client.flush()
     status = client.status(0)
     assert (status["parameters"], status["bytes"], status["connections"]) == (1, VALUE.nbytes, 1)
-    assert status["history"] == [[client.client_id, 1]] and client.get_acknowledged(0) == 1
     assert client.client_id.startswith("trainer/")
     assert status["restored"] is None and status["snapshot"] is None
 

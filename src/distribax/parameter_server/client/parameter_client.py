@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from distribax.parameter_server.client.connection import Connection, RestartReport
+from distribax.parameter_server.client.connection import Connection
 from distribax.parameter_server.protocol.operations import Array, Op, encode
 from distribax.parameter_server.protocol.parameter_spec import (
     Endpoint,
@@ -53,10 +53,6 @@ class ParameterClient:
         shared_memory: Use shared memory with servers on the same machine.
         worker: The worker whose share of synchronous updates this client computes; None for a
             client that takes part in none.
-
-    Attributes:
-        on_restart: If it is set, called with a server's index and a `RestartReport` when that
-            server answers for the first time after a restart.
     """
 
     def __init__(
@@ -71,20 +67,10 @@ class ParameterClient:
         worker: int | None = None,
     ) -> None:
         self.client_id = f"{client_id}/{os.urandom(6).hex()}"
-        self.on_restart: Callable[[int, RestartReport], None] | None = None
         self._lock = threading.RLock()
         self._cache: dict[str, tuple[int, Array]] = {}
         self._connections = [
-            Connection(
-                index,
-                locate,
-                self.client_id,
-                token,
-                timeout,
-                shared_memory,
-                worker,
-                self._report_restart,
-            )
+            Connection(index, locate, self.client_id, token, timeout, shared_memory, worker)
             for index in range(num_servers)
         ]
 
@@ -268,15 +254,6 @@ class ParameterClient:
             answer = self._get_connection(0).request(Message({"do": Request.NOTE, "key": key}))
             return answer.arrays[0].tobytes() if answer.arrays else None
 
-    def delete(self, uids: Iterable[str]) -> None:
-        """Removes parameters and optimizers from all servers; unknown ones are ignored."""
-        gone = list(uids)
-        with self._lock:
-            for connection in self._connections:
-                connection.request(Message({"do": Request.DELETE, "uids": gone}))
-            for uid in gone:
-                self._cache.pop(uid, None)
-
     def status(self, server: int) -> dict[str, Any]:
         """Returns a server's `ParameterServer.status()`."""
         with self._lock:
@@ -285,10 +262,6 @@ class ParameterClient:
                 .request(Message({"do": Request.STATUS}))
                 .header["status"]
             )
-
-    def get_acknowledged(self, server: int) -> int:
-        """Returns the number of this client's last push that the server has acknowledged."""
-        return self._get_connection(server).acknowledged
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""
@@ -308,10 +281,6 @@ class ParameterClient:
         for uid, old, new in zip(uids, have, answer.header["versions"], strict=True):
             if old != new:
                 self._cache[uid] = (new, _make_read_only(next(arrays)))
-
-    def _report_restart(self, report: RestartReport) -> None:
-        if self.on_restart is not None:
-            self.on_restart(report.server, report)
 
 
 def _are_in_range(spec: ParameterSpec, indices: Array) -> bool:

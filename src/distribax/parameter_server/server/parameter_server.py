@@ -31,7 +31,6 @@ class ParameterServer:
         token: The secret of the cluster.
         snapshot_dir: Where to keep snapshots; None for no snapshots.
         snapshot_interval: Seconds between two snapshots; None takes them on demand only.
-        record_history: Keep (client, sequence) of each push that was applied, for tests.
         shared_memory: Let clients on the same machine read values without asking.
 
     Example:
@@ -49,7 +48,6 @@ class ParameterServer:
         token: bytes,
         snapshot_dir: Path | None = None,
         snapshot_interval: float | None = None,
-        record_history: bool = False,
         shared_memory: bool = True,
     ) -> None:
         if not token:
@@ -57,8 +55,7 @@ class ParameterServer:
         self.index = index
         self._host = host
         self._token = token
-        shared = shared_memory and can_share()
-        self._store = Store(shared_memory=shared, record_history=record_history)
+        self._store = Store(shared_memory=shared_memory and can_share())
         self._snapshots = SnapshotSchedule(self._store, snapshot_dir, snapshot_interval, token)
         self._boot = os.urandom(8).hex()
         self._lock = threading.Lock()
@@ -135,13 +132,13 @@ class ParameterServer:
             for uid, current in list(store.rounds.items())
             if (update := store.updates.get(uid)) is not None and update.spec.rounds > 1
         }
-        status: dict[str, Any] = {
+        return {
             "index": self.index,
             "boot": self._boot,
             "parameters": len(store.parameters),
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
-            "updates": store.num_updates,
+            "updates": store.tally.num_updates,
             "counts": dict(store.tally.counts),
             "lost_counts": dict(store.tally.lost) if store.tally.is_kept else None,
             "restored_counts": self._restored_counts,
@@ -149,9 +146,6 @@ class ParameterServer:
             "rounds": rounds,
             **self._snapshots.status(),
         }
-        if store.history is not None:
-            status["history"] = list(store.history)
-        return status
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:

@@ -68,7 +68,6 @@ class RequestHandler:
             Request.COMPLETE_ROUNDS: self._complete_rounds,
             Request.SET_NOTE: self._set_note,
             Request.NOTE: self._note,
-            Request.DELETE: self._delete,
             Request.STATUS: self._status,
         }
 
@@ -148,8 +147,6 @@ class RequestHandler:
                     break
                 needed = more
                 places.append([block.segment, block.offset, form.shape, form.dtype])
-            if not places:
-                return Message({"places": None})
             new = needed - self._segments
             segments = [store.arena.get_segment(number) for number in sorted(new)]
             # Doubled, as the store may close its own before these are sent.
@@ -198,10 +195,6 @@ class RequestHandler:
     def _note(self, request: Message) -> Message:
         value = self._store.notes.get(request.header["key"])
         return Message({}, [] if value is None else [_as_array(value)])
-
-    def _delete(self, request: Message) -> Message:
-        self._store.delete(request.header["uids"])
-        return Message({})
 
     def _status(self, request: Message) -> Message:
         return Message({"status": self._host.status()})

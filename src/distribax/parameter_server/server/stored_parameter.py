@@ -89,11 +89,6 @@ class StoredParameter:
         self._device, self._stale = value, True
         self._mark(version)
 
-    def free(self) -> None:
-        """Frees the memory."""
-        with self._arena:
-            self._arena.free(self.block)
-
     def _mark(self, version: int) -> None:
         self.version = version
         self.block.words[VERSION_WORD] = version

@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+OPTIMIZER_UPDATE: Final = "optimizer update"
+"""The kind of change that an optimizer makes."""
+
 _NAME: Final = "tally"
 _SLOT: Final = struct.Struct("<32sQQ")
 """A kind, how many changes of it were made, and how many were lost."""
@@ -38,6 +41,11 @@ class Tally:
         self.is_kept = False
         self._places: dict[str, int] = {}
         self._memory: mmap.mmap | None = None
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates of optimizers were made."""
+        return self.counts[OPTIMIZER_UPDATE]
 
     def add(self, changes: Mapping[str, int]) -> None:
         """Counts changes that were made.

@@ -22,6 +22,7 @@ from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.rounds import Round, average
 from distribax.parameter_server.server.sparse import RowSet, keep_last_rows, scatter, sum_rows
 from distribax.parameter_server.server.stored_parameter import Change, StoredParameter
+from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.types import WriteKind
 
 
@@ -33,7 +34,6 @@ class Transaction:
         slots: Those of them that only an optimizer reads.
         contributions: What is to be added to rounds.
         closed: The optimizers whose round is applied with it.
-        num_updates: How many updates of optimizers are among the changes.
         counts: How many changes of each kind there are, "assign_add" for example.
     """
 
@@ -47,7 +47,6 @@ class Transaction:
         self.slots: set[str] = set()
         self.contributions: list[Apply] = []
         self.closed: list[str] = []
-        self.num_updates = 0
         self.counts: defaultdict[str, int] = defaultdict(int)
         self._parameter_of = parameter_of
         self._update_of = update_of
@@ -128,8 +127,7 @@ class Transaction:
         if counter is not None:
             self._set(counter, self.read_host(counter) + 1)
         self.slots.update(changes.keys() & update.slot_uids)
-        self.num_updates += 1
-        self.counts["optimizer update"] += 1
+        self.counts[OPTIMIZER_UPDATE] += 1
 
     def _set(self, uid: str, value: Change) -> None:
         self.changes[uid] = value

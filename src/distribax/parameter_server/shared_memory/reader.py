@@ -49,24 +49,21 @@ class SharedReader:
         """Returns the parameters whose place is not known."""
         return [spec for spec in specs if spec.uid not in self._places]
 
-    def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> bool:
-        """Learns from a server's answer where the first of these lie; False if it does not say."""
-        places = answer.header["places"]
-        if places is None:
-            return False
+    def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> None:
+        """Learns from a server's answer where the first of these lie."""
         try:
-            pairs = zip(answer.header["segments"], answer.descriptors, strict=True)
-            for (number, size), descriptor in pairs:
+            files = zip(answer.header["segments"], answer.descriptors, strict=True)
+            for (number, size), descriptor in files:
                 self._segments[number] = map_file(descriptor, size, writable=False)
         finally:
             for descriptor in answer.descriptors:
                 os.close(descriptor)
         if self._sequence is None:
             self._sequence = view_words(self._segments[CONTROL_SEGMENT])
-        for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=False):
+        pairs = zip(specs, answer.header["places"], strict=False)
+        for spec, (segment, offset, shape, dtype) in pairs:
             block = view_block(self._segments[segment], offset, shape, dtype)
             self._places[spec.uid] = _Place(*block)
-        return True
 
     def pull(
         self, specs: Sequence[ParameterSpec], have: Sequence[int]
@@ -97,15 +94,8 @@ class SharedReader:
 
     def _find_place(self, spec: ParameterSpec) -> _Place | None:
         """Returns the place of a value; None if the server has to be asked for it."""
-        place = self._places.get(spec.uid)
-        if place is None or place.words[STALE_WORD]:
-            return None
-        if not place.words[
-            VERSION_WORD
-        ]:  # It was deleted; one with that uid may lie elsewhere now.
-            del self._places[spec.uid]
-            return None
-        return place
+        place = self._places[spec.uid]
+        return None if place.words[STALE_WORD] else place
 
     def _copy_consistently(self, copy: Callable[[], _T | None]) -> _T | None:
         """Returns what `copy` returns while the server does not write; None if it keeps writing."""

@@ -38,7 +38,6 @@ def take(store: Store) -> SnapshotState:
     with store.lock:
         header = {
             "version": store.version,
-            "num_updates": store.num_updates,
             "counts": dict(store.tally.counts),
             "entries": {
                 uid: [dataclasses.asdict(parameter.form), arrays.place(parameter.read())]
@@ -54,7 +53,6 @@ def take(store: Store) -> SnapshotState:
             "answers": {
                 client: [answer.sequence, answer.error] for client, answer in store.answers.items()
             },
-            "history": None if store.history is None else list(store.history),
         }
     return SnapshotState(header, arrays.all)
 
@@ -63,33 +61,25 @@ def restore(store: Store, state: SnapshotState) -> None:
     """Fills an empty store; if that fails, the store is empty again."""
     with store.lock:
         try:
-            _fill(store, state)
+            _fill(store, state.header, state.arrays)
         except BaseException:
-            # Optimizers and rounds go with their parameters.
-            store.delete(list(store.parameters))
-            store.notes.clear()
-            store.answers.clear()
+            store.clear()
             raise
 
 
-def _fill(store: Store, state: SnapshotState) -> None:
-    header, arrays = state.header, state.arrays
-    with store.lock:
-        store.version = max(store.version, header["version"] + 1)
-        for uid, (form, at) in header["entries"].items():
-            store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
-        for fields, at in header["optimizers"]:
-            fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
-            store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
-        for uid, described in header["rounds"].items():
-            _restore_round(store.rounds[uid], described, arrays)
-        store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
-        for client, (sequence, error) in header["answers"].items():
-            store.answers[client] = Answer(sequence, error=error and PushError(*error))
-        if store.history is not None:
-            store.history.extend((client, number) for client, number in header["history"] or ())
-        store.num_updates = header["num_updates"]
-        store.tally.counts = Counter(header.get("counts", {}))
+def _fill(store: Store, header: dict[str, Any], arrays: Sequence[Array]) -> None:
+    store.version = max(store.version, header["version"] + 1)
+    for uid, (form, at) in header["entries"].items():
+        store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
+    for fields, at in header["optimizers"]:
+        fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
+        store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
+    for uid, described in header["rounds"].items():
+        _restore_round(store.rounds[uid], described, arrays)
+    store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
+    for client, (sequence, error) in header["answers"].items():
+        store.answers[client] = Answer(sequence, error=error and PushError(*error))
+    store.tally.counts = Counter(header.get("counts", {}))
 
 
 def _describe_optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
