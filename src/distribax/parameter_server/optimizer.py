@@ -44,10 +44,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Part:
-    """A variable on one server: a target, or a shard of it (`place` among the shards)."""
+    """A variable on one server: a target, or a shard of it."""
 
     target: int
-    place: int
     spec: ParameterSpec
 
 
@@ -86,9 +85,9 @@ class ServedUpdate(PushedUpdate):
         assert isinstance(source, ParameterSource)
         self._source = source
         self._parts = [
-            _Part(index, place, spec_of(variable))
+            _Part(index, spec_of(variable))
             for index, target in enumerate(self._targets)
-            for place, variable in enumerate(shards_of(target))
+            for variable in shards_of(target)
         ]
         # The places of each server's parts among them.
         self._places: dict[int, list[int]] = {}

@@ -54,21 +54,9 @@ class RequestHandler:
         self._worker: int | None = None
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
+        # Each request has a method of its name.
         self._handlers: dict[str, Callable[[Message], Message]] = {
-            Request.HELLO: self._hello,
-            Request.CREATE: self._create,
-            Request.REGISTER: self._register,
-            Request.MAP: self._map,
-            Request.PULL: self._pull,
-            Request.ROWS: self._rows,
-            Request.PUSH: self._push,
-            Request.BEGIN_SHARES: self._begin_shares,
-            Request.RETURN_SHARES: self._return_shares,
-            Request.WATCH_ROUNDS: self._watch_rounds,
-            Request.COMPLETE_ROUNDS: self._complete_rounds,
-            Request.SET_NOTE: self._set_note,
-            Request.NOTE: self._note,
-            Request.STATUS: self._status,
+            request: getattr(self, f"_{request}") for request in Request
         }
 
     def run(self) -> None:
@@ -97,10 +85,8 @@ class RequestHandler:
     def _answer(self, request: Message) -> Message:
         try:
             return self._handlers[request.header["do"]](request)
-        except UnknownParameterError as error:
-            return self._explain(type(error).__name__, str(error))
         except Exception as error:
-            return _make_error(type(error).__name__, str(error))
+            return self._explain(type(error).__name__, str(error))
         finally:
             for descriptor in request.descriptors:
                 os.close(descriptor)
@@ -167,12 +153,9 @@ class RequestHandler:
         return Message({}, [self._store.take_rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
-        answer = self._store.push(
-            self._client, request.number, self._mailbox.read_operations(request)
-        )
-        if answer.error is not None:
-            return self._explain(*answer.error)
-        return Message({})
+        operations = self._mailbox.read_operations(request)
+        error = self._store.push(self._client, request.number, operations).error
+        return Message({}) if error is None else self._explain(*error)
 
     def _begin_shares(self, request: Message) -> Message:
         uids = request.header["uids"]

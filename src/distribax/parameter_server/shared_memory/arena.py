@@ -91,7 +91,7 @@ class Arena:
             segment = self._open = self._add_segment(_CHUNK)
         offset = segment.used
         segment.used += size
-        return Block(segment.number, offset, *view_block(segment.memory, offset, shape, dtype))
+        return view_block(segment.memory, segment.number, offset, shape, dtype)
 
     def __enter__(self) -> None:
         """Tells readers that what they copy until the end of the block is not valid."""
@@ -132,12 +132,13 @@ def view_words(memory: Array) -> memoryview[int]:
 
 
 def view_block(
-    memory: Array, offset: int, shape: tuple[int, ...], dtype: str
-) -> tuple[memoryview[int], Array]:
-    """Returns the header's words and the value of the block that begins there."""
+    memory: Array, segment: int, offset: int, shape: tuple[int, ...], dtype: str
+) -> Block:
+    """Returns the block that begins at an offset of a segment's memory."""
     start = offset + _HEADER
     words = view_words(memory[offset:start])
-    return words, view_array(memory, start, tuple(shape), plain_dtype(dtype))
+    data = view_array(memory, start, tuple(shape), plain_dtype(dtype))
+    return Block(segment, offset, words, data)
 
 
 def create_file(name: str, size: int) -> int:
