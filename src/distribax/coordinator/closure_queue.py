@@ -7,12 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from distribax.coordinator.outcomes import Failure
 from distribax.coordinator.references import Definition, Reference
 from distribax.coordinator.remote_value import RemoteValue
+from distribax.coordinator.status import ClosureCounts
 from distribax.errors import ClosureCancelledError
 
 MAX_BYTES: Final = 1 << 30
@@ -65,19 +65,6 @@ class Closure:
         self.value = value
         self.state = ClosureState.QUEUED
         self.losses = 0
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many closures were scheduled, how they ended, and how many have not."""
-
-    scheduled: int
-    finished: int
-    failed: int
-    cancelled: int
-    retried: int
-    queued: int
-    running: int
 
 
 class ClosureQueue:
@@ -155,11 +142,11 @@ class ClosureQueue:
                 assert self._end_reason is not None
                 value.set_error(ClosureCancelledError(_explain_cancellation(self._end_reason)))
 
-    def count(self) -> Counts:
+    def count(self) -> ClosureCounts:
         """Returns how many closures are in each state."""
         with self._changed:
             counts = self._counts
-            return Counts(
+            return ClosureCounts(
                 scheduled=sum(counts.values()),
                 finished=counts[ClosureState.FINISHED],
                 failed=counts[ClosureState.FAILED],

@@ -59,18 +59,12 @@ class _Pickler(cloudpickle.Pickler):
 class ClassReference(Reference):
     """A class of the program."""
 
-    __slots__ = ("_definition",)
+    __slots__ = ()
 
     def __init__(self, cls: type) -> None:
         data, needs = dump_code(cls)
-        self._definition = Definition(
-            Kind.OBJECT, f"the class {describe(cls)}", lambda _: data, needs
-        )
-
-    @property
-    @override
-    def definition(self) -> Definition:
-        return self._definition
+        name = f"the class {describe(cls)}"
+        super().__init__(Definition(Kind.OBJECT, name, lambda _: data, needs))
 
 
 _classes: weakref.WeakKeyDictionary[type, ClassReference] = weakref.WeakKeyDictionary()

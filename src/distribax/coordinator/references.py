@@ -67,18 +67,25 @@ class Definition:
 
 
 class Reference:
-    """Base of what is passed to a worker by number."""
+    """Base of what is passed to a worker by number.
 
-    __slots__ = ()
+    Args:
+        definition: What workers are sent; None asks `_define` when it is first needed.
+    """
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether it can be sent to workers by now."""
-        return True
+    __slots__ = ("__weakref__", "_definition")
+
+    def __init__(self, definition: Definition | None = None) -> None:
+        self._definition = definition
 
     @property
     def definition(self) -> Definition:
         """What workers are sent."""
+        if self._definition is None:
+            self._definition = self._define()
+        return self._definition
+
+    def _define(self) -> Definition:
         raise NotImplementedError(f"{type(self).__name__} does not say what workers are to know.")
 
     @property
