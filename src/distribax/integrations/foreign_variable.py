@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,15 @@ class Rule:
 
     aggregation: VariableAggregation
     view: Callable[[Any, int | jax.Array], Any] | None = None
+
+
+def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
+    """Returns a replica's part of a sum: the first one continues from what there is."""
+    return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
+
+
+SUM: Final = Rule(VariableAggregation.SUM, _own_part)
+"""For variables in which the replicas add up what they see."""
 
 
 class Cell:
@@ -178,6 +187,11 @@ class Handle:
     def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
         self.cell.keep(_each(self.placement.from_program, value), self.placement)
+
+
+def refuse_replacement(new: object) -> None:
+    """Stands in for what puts another variable in the place of one that a checkpoint restores."""
+    raise AssertionError("variables are changed, not replaced")
 
 
 def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import jax
 import keras
-import numpy as np
 
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed.input_options import InputContext
 from distribax.integrations.keras.data import add_weights
 from distribax.integrations.keras.dataset_creator import DatasetCreator
+from distribax.integrations.keras.feeding import join_outputs, take
 from distribax.integrations.keras.served.served_model import Logs, get_or_create
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
@@ -115,8 +113,7 @@ class ServedStep:
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules the next steps; Keras's loop is told that its state is empty."""
-        batches = [next(iterator)]
-        batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
+        batches = take(iterator, self._model.steps_per_execution)
         nothing: Any = ([], [], [], []) if self._kind == "train" else ([], [], [])
         if self._num_to_skip > 0:
             self._num_to_skip -= len(batches)
@@ -125,14 +122,8 @@ class ServedStep:
         workers = None if source is None else source.get_iterator()
         served = get_or_create(self._model, self._strategy)
         if self._kind == "predict":
-            return _concatenate(served.predict(batches, workers)), ([], [])
+            return join_outputs(served.predict(batches, workers)), ([], [])
         logs: Logs = served.measure(self._kind, batches, workers)
         if _returns_at_once.get():
             served.join()
         return logs, nothing
-
-
-def _concatenate(found: list[Any]) -> Any:
-    if len(found) == 1:
-        return found[0]
-    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts]), *found)
