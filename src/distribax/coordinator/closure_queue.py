@@ -17,6 +17,7 @@ from distribax.errors import ClosureCancelledError
 
 MAX_BYTES: Final = 1 << 30
 """How many bytes of arguments may wait; a closure with more waits only alone."""
+_CANCELLED: Final = "the function was cancelled{}: {}"
 _BEAT_SECONDS: Final = 0.25
 """How often a thread that waits for closures does something else."""
 
@@ -140,7 +141,7 @@ class ClosureQueue:
             self._wait(lambda: value.is_settled or self._end_reason is not None)
             if not value.is_settled:
                 assert self._end_reason is not None
-                value.set_error(ClosureCancelledError(_explain_cancellation(self._end_reason)))
+                value.set_error(ClosureCancelledError(_CANCELLED.format("", self._end_reason)))
 
     def count(self) -> ClosureCounts:
         """Returns how many closures are in each state."""
@@ -328,13 +329,9 @@ class ClosureQueue:
 
 def _make_cancellation(cause: BaseException, when: str = "") -> ClosureCancelledError:
     reason = f"{type(cause).__name__}: {cause}"
-    error = ClosureCancelledError(_explain_cancellation(reason, when))
+    error = ClosureCancelledError(_CANCELLED.format(when, reason))
     error.__cause__ = cause
     return error
-
-
-def _explain_cancellation(reason: str, when: str = "") -> str:
-    return f"the function was cancelled{when}: {reason}"
 
 
 def _count_bytes(closures: Sequence[Closure]) -> int:

@@ -56,24 +56,16 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-class ClassReference(Reference):
-    """A class of the program."""
-
-    __slots__ = ()
-
-    def __init__(self, cls: type) -> None:
-        data, needs = dump_code(cls)
-        name = f"the class {describe(cls)}"
-        super().__init__(Definition(Kind.OBJECT, name, lambda _: data, needs))
+_classes: weakref.WeakKeyDictionary[type, Reference] = weakref.WeakKeyDictionary()
 
 
-_classes: weakref.WeakKeyDictionary[type, ClassReference] = weakref.WeakKeyDictionary()
-
-
-def _refer_to_class(cls: type) -> ClassReference:
+def _refer_to_class(cls: type) -> Reference:
     reference = _classes.get(cls)
     if reference is None:
-        reference = _classes[cls] = ClassReference(cls)
+        data, needs = dump_code(cls)
+        name = f"the class {describe(cls)}"
+        reference = Reference(Definition(Kind.OBJECT, name, lambda _: data, needs))
+        _classes[cls] = reference
     return reference
 
 
@@ -246,11 +238,15 @@ def ship_module_of(code: object) -> types.ModuleType | None:
     Returns:
         The module, or None if workers can import it.
     """
-    module = _find_module_to_ship(code)
-    if module is not None:
-        # Never undone: a class of the module must be the same in functions and in arguments.
-        cloudpickle.register_pickle_by_value(module)
-        _by_value.add(module.__name__)
+    name = getattr(_unwrap(code), "__module__", None)
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or name == "__main__" or name in _by_name:
+        return None
+    if module.__name__.partition(".")[0] == _PACKAGE or _is_installed(module):
+        return None
+    # Never undone: a class of the module must be the same in functions and in arguments.
+    cloudpickle.register_pickle_by_value(module)
+    _by_value.add(module.__name__)
     return module
 
 
@@ -265,17 +261,6 @@ def _unwrap(fn: object) -> object:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn if hasattr(fn, "__qualname__") else type(fn)
-
-
-def _find_module_to_ship(fn: object) -> types.ModuleType | None:
-    """Returns the function's module, or None if workers can import it, as it is installed."""
-    name = getattr(_unwrap(fn), "__module__", None)
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    if module is None or name == "__main__" or name in _by_name:
-        return None
-    if module.__name__.partition(".")[0] == _PACKAGE or _is_installed(module):
-        return None
-    return module
 
 
 @functools.cache

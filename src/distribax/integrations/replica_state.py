@@ -330,7 +330,8 @@ def _operation(cell: Cell, leaf: jax.Array) -> ReduceOp | None:
     """Returns how an array of a cell is combined; None means that the first replica's is taken."""
     if cell.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
         return ReduceOp.SUM
-    return ReduceOp.MEAN if cell.rule.aggregation is _MEAN and _has_mean(leaf) else None
+    has_mean = cell.rule.aggregation is _MEAN and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return ReduceOp.MEAN if has_mean else None
 
 
 def _leave_out_idle(
@@ -368,10 +369,6 @@ def _like(value: jax.Array, old: jax.Array) -> jax.Array:
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
-
-
-def _has_mean(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _same_leaves(value: Arrays, known: Arrays) -> bool:

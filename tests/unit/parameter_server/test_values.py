@@ -294,12 +294,6 @@ def test_after_an_error_nothing_is_sent_to_any_server(cluster: Cluster) -> None:
     assert client.pull(specs) == [0, 0]
 
 
-def test_a_server_that_is_not_there_is_named(cluster: Cluster) -> None:
-    client = cluster.client()
-    with pytest.raises(ValueError, match="server=1, but there are 1 servers"):
-        client.create(dataclasses.replace(COUNT, server=1), np.int32(0))
-
-
 def test_threads_may_share_a_client(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     client.create(COUNT, np.int32(0))
