@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from distribax.coordinator.outcomes import Failure
@@ -39,6 +40,7 @@ class ClosureState(enum.Enum):
     """It was given up, because another closure had failed before it had ended."""
 
 
+@dataclass(slots=True, eq=False)
 class Closure:
     """A function and its arguments, to be run at least once.
 
@@ -51,21 +53,12 @@ class Closure:
         losses: How many workers were lost while it may have been running.
     """
 
-    __slots__ = ("arguments", "function", "losses", "needs", "state", "value")
-
-    def __init__(
-        self,
-        function: Definition,
-        arguments: bytes | None,
-        needs: tuple[Reference, ...],
-        value: RemoteValue,
-    ) -> None:
-        self.function = function
-        self.arguments = arguments
-        self.needs = needs
-        self.value = value
-        self.state = ClosureState.QUEUED
-        self.losses = 0
+    function: Definition
+    arguments: bytes | None
+    needs: tuple[Reference, ...]
+    value: RemoteValue
+    state: ClosureState = ClosureState.QUEUED
+    losses: int = 0
 
 
 class ClosureQueue:

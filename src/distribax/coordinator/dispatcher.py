@@ -94,7 +94,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Tells the thread that there are closures."""
-        self._events.put(_do_nothing)
+        self._events.put(lambda: None)
 
     def ask_to_end(self, reason: str) -> None:
         """Lets the thread end soon, and the workers with it; what is scheduled is cancelled."""
@@ -395,10 +395,6 @@ class Dispatcher:
 
 def _has_room(worker: WorkerHandle) -> bool:
     return len(worker.batches) < _BATCHES_IN_FLIGHT and worker.load <= _AHEAD_SECONDS
-
-
-def _do_nothing() -> None:
-    """The event that wakes the thread."""
 
 
 def _make_deadly_error(closure: Closure, worker: WorkerHandle) -> WorkersLostError:

@@ -11,6 +11,7 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -108,17 +109,15 @@ def _dump_references(numbers: tuple[int, ...]) -> bytes:
     return pickle.dumps((tuple(map(_PickledReference, numbers)), {}), _PROTOCOL)
 
 
+@dataclass(frozen=True)
 class _PickledReference:
     """Pickles as the reference with that number does."""
 
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int) -> None:
-        self._number = number
+    number: int
 
     @override
     def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
-        return resolve, (self._number,)
+        return resolve, (self.number,)
 
 
 def _is_plain(value: object) -> bool:

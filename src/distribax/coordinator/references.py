@@ -11,6 +11,7 @@ import enum
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
@@ -38,6 +39,7 @@ class Kind(enum.Enum):
     """A new iterator of the data set that was pickled, itself a reference."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Definition:
     """Something that workers keep.
 
@@ -49,21 +51,11 @@ class Definition:
         number: Stands for it in pickles.
     """
 
-    __slots__ = ("__weakref__", "kind", "name", "needs", "number", "part")
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        part: Callable[[int], bytes],
-        needs: tuple[Reference, ...] = (),
-        number: int | None = None,
-    ) -> None:
-        self.number = make_number() if number is None else number
-        self.kind = kind
-        self.name = name
-        self.part = part
-        self.needs = needs
+    kind: Kind
+    name: str
+    part: Callable[[int], bytes]
+    needs: tuple[Reference, ...] = ()
+    number: int = field(default_factory=make_number)
 
 
 class Reference:

@@ -151,16 +151,16 @@ class Cell:
         return f"<Cell {self.name}>"
 
 
+@dataclass(eq=False)
 class Handle:
     """A cell as the variable of one strategy, which is what compiled programs take and return."""
 
     per_replica = False
     source = None
 
-    def __init__(self, cell: Cell, strategy: contracts.Strategy, placement: Placement) -> None:
-        self.cell = cell
-        self.strategy = strategy
-        self.placement = placement
+    cell: Cell
+    strategy: contracts.Strategy
+    placement: Placement
 
     @property
     def described(self) -> str:

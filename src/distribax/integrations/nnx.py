@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MemberDescriptorType
 from typing import Any
 
@@ -64,14 +65,12 @@ def _rule(variable: nnx.Variable[Any]) -> Rule:
 # Variables.
 
 
+@dataclass(slots=True)
 class _Made:
     """The value of a variable that was made inside a step, and is no state of its own yet."""
 
-    __slots__ = ("value", "where")
-
-    def __init__(self, value: object, where: object) -> None:
-        self.value = value
-        self.where = where
+    value: object
+    where: object
 
 
 def _where() -> object | None:
@@ -276,13 +275,10 @@ def _get_attributes(module: nnx.Pytree) -> dict[str, object]:
 
 def _are_same(now: dict[str, object], then: dict[str, object]) -> bool:
     return now.keys() == then.keys() and all(
-        value is then[name] or (isinstance(value, _PLAIN) and _is_equal(value, then[name]))
+        value is (old := then[name])
+        or (isinstance(value, _PLAIN) and type(value) is type(old) and value == old)
         for name, value in now.items()
     )
-
-
-def _is_equal(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple)

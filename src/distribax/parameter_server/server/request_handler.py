@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from distribax.parameter_server.protocol import wire
-from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
@@ -173,11 +172,11 @@ class RequestHandler:
 
     def _set_note(self, request: Message) -> Message:
         value = self._store.set_note(request.header["key"], request.arrays[0].tobytes())
-        return Message({}, [_as_array(value)])
+        return Message({}, [np.frombuffer(value, np.uint8)])
 
     def _note(self, request: Message) -> Message:
         value = self._store.notes.get(request.header["key"])
-        return Message({}, [] if value is None else [_as_array(value)])
+        return Message({}, [] if value is None else [np.frombuffer(value, np.uint8)])
 
     def _status(self, request: Message) -> Message:
         return Message({"status": self._host.status()})
@@ -185,7 +184,3 @@ class RequestHandler:
 
 def _make_error(kind: str, text: str) -> Message:
     return Message({"error": [kind, text]})
-
-
-def _as_array(value: bytes) -> Array:
-    return np.frombuffer(value, np.uint8)

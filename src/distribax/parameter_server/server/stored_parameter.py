@@ -62,8 +62,7 @@ class StoredParameter:
         """Returns the value for a program that may overwrite it, if it is a JAX array."""
         if self._stale:  # Readers' copy is the one that must not be lost.
             self.read_host()
-        value = self.host if self._device is None else self._device
-        self._device = None
+        value, self._device = self.read(), None
         return value
 
     def read_host(self) -> Array:
