@@ -52,7 +52,7 @@ class _Pickler(cloudpickle.Pickler):
 
     @override
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and _is_shipped(obj):
+        if isinstance(obj, type) and obj.__module__ in _by_value:
             return _refer_to_class(obj).__reduce__()
         return super().reducer_override(obj)
 
@@ -68,10 +68,6 @@ def _refer_to_class(cls: type) -> Reference:
         reference = Reference(Definition(Kind.OBJECT, name, lambda _: data, needs))
         _classes[cls] = reference
     return reference
-
-
-def _is_shipped(cls: type) -> bool:
-    return cls.__module__ == "__main__" or cls.__module__ in _by_value
 
 
 def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
@@ -249,7 +245,7 @@ def ship_module_of(code: object) -> types.ModuleType | None:
     return module
 
 
-_by_value: set[str] = set()
+_by_value: set[str] = {"__main__"}
 """Modules whose functions and classes are pickled by value."""
 _by_name: set[str] = set()
 """Modules that cannot be pickled by value: workers have to import them."""

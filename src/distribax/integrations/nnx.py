@@ -58,10 +58,6 @@ _RULES: tuple[tuple[type, Rule], ...] = (
 )
 
 
-def _rule(variable: nnx.Variable[Any]) -> Rule:
-    return next(rule for kind, rule in _RULES if isinstance(variable, kind))
-
-
 # Variables.
 
 
@@ -163,7 +159,8 @@ class _Value(_Slot):
                 "trace. Create modules before the step, inside `with strategy.scope():`; and take "
                 "what a module has sown out of it in the same step, with nnx.pop()."
             )
-        cell = Cell(name, _rule(variable), value)
+        rule = next(rule for kind, rule in _RULES if isinstance(variable, kind))
+        cell = Cell(name, rule, value)
         self._slot.__set__(variable, cell)
         return cell
 

@@ -325,7 +325,8 @@ class Served(Placement):
         spec = ParameterSpec(uid, self._name, array.shape, array.dtype.name, server)
         self.source.create(spec, array)
         self.specs = (spec,)
-        return _make_placeholder()
+        # The value is elsewhere; no program reads this.
+        return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))
 
     @override
     def store(self, value: ArrayLike) -> jax.Array:
@@ -362,8 +363,3 @@ def _move_to_host(nest: Any) -> Any:
         return jax.device_get(nest)
     # Much cheaper here than device_get, which starts a copy of every array before it waits.
     return jax.tree.map(np.asarray, nest)
-
-
-def _make_placeholder() -> jax.Array:
-    """Returns what a process keeps as the buffer of a variable that lives elsewhere."""
-    return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))

@@ -72,11 +72,6 @@ def enter(batch: object) -> Iterator[Share]:
         _share.reset(token)
 
 
-def count_examples(batch: object) -> int:
-    """Returns the number of examples of a batch."""
-    return int(np.shape(jax.tree.leaves(batch)[0])[0])
-
-
 def _weigh(batch: object) -> float | jax.Array:
     replica = context.get_replica_context()
     count = 1 if replica is None else replica.num_replicas_in_sync
@@ -86,6 +81,6 @@ def _weigh(batch: object) -> float | jax.Array:
     if isinstance(frame, frames.RunFrame) and frame.variant is None:
         # One program for all: their pieces have one size.
         return 1.0 / count
-    own = jnp.float32(count_examples(batch))
+    own = jnp.float32(np.shape(jax.tree.leaves(batch)[0])[0])
     total: jax.Array = replica.all_reduce(ReduceOp.SUM, own)
     return own / total

@@ -14,6 +14,7 @@ from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
 from distribax.parameter_server.server.request_handler import Host, RequestHandler
 from distribax.parameter_server.server.store import Store
+from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.shared_memory.arena import can_share
 from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotSchedule
 
@@ -138,7 +139,7 @@ class ParameterServer:
             "parameters": len(store.parameters),
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
-            "updates": store.tally.num_updates,
+            "updates": store.tally.counts[OPTIMIZER_UPDATE],
             "counts": dict(store.tally.counts),
             "lost_counts": dict(store.tally.lost) if store.tally.is_kept else None,
             "restored_counts": self._restored_counts,

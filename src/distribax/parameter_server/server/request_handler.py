@@ -133,7 +133,7 @@ class RequestHandler:
                 needed = more
                 places.append([block.segment, block.offset, form.shape, form.dtype])
             new = needed - self._segments
-            segments = [store.arena.get_segment(number) for number in sorted(new)]
+            segments = [store.arena.segments[number] for number in sorted(new)]
             # Doubled, as the store may close its own before these are sent.
             descriptors = [os.dup(s.descriptor) for s in segments if s.descriptor is not None]
         self._segments |= new

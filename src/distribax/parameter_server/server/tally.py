@@ -44,11 +44,6 @@ class Tally:
         self._places: dict[str, int] = {}
         self._memory: mmap.mmap | None = None
 
-    @property
-    def num_updates(self) -> int:
-        """How many updates of optimizers were made."""
-        return self.counts[OPTIMIZER_UPDATE]
-
     def add(self, changes: Mapping[str, int]) -> None:
         """Counts changes that were made.
 

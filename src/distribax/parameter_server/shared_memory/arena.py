@@ -69,11 +69,14 @@ class Arena:
     """Allocates blocks of memory; they are written to inside a `with arena:` block.
 
     One thread at a time may use it.
+
+    Attributes:
+        segments: The memory that it has, by number.
     """
 
     def __init__(self, *, shared: bool) -> None:
         self.shared = shared
-        self._segments: list[Segment] = []
+        self.segments: list[Segment] = []
         self._open: Segment | None = None
         self._depth = 0
         control = self._add_segment(mmap.PAGESIZE).memory
@@ -104,24 +107,20 @@ class Arena:
         if not self._depth:
             self._sequence[0] += 1
 
-    def get_segment(self, number: int) -> Segment:
-        """Returns a segment by its number."""
-        return self._segments[number]
-
     def close(self) -> None:
         """Closes all files; the memory goes when nobody uses it any more."""
-        for segment in self._segments:
+        for segment in self.segments:
             if segment.descriptor is not None:
                 os.close(segment.descriptor)
                 segment.descriptor = None
 
     def _add_segment(self, size: int) -> Segment:
-        number = len(self._segments)
+        number = len(self.segments)
         if self.shared:
             segment = Segment(number, *_create_shared_memory(f"distribax-{number}", size))
         else:
             segment = Segment(number, aligned_empty((size,), np.uint8))
-        self._segments.append(segment)
+        self.segments.append(segment)
         return segment
 
 

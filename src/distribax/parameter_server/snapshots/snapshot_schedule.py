@@ -133,7 +133,7 @@ class SnapshotSchedule:
                 continue
             self._restored = self._path = path
             _logger.info("A parameter server was restored from its snapshot %s.", path)
-            self._updates = self._store.tally.num_updates
+            self._updates = self._store.tally.counts[OPTIMIZER_UPDATE]
             self._state = self._store.version, self._store.structure
             return
 
