@@ -31,30 +31,28 @@ _VARIABLES = {
 """The variables that a step of each kind may change."""
 
 
-def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
+_get_signature = functools.cache(inspect.signature)
+
+
+@replacement
+def run_in_scope(method: Function, /, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Runs a method of `keras.Model` in the scope of the model's strategy."""
     name = method.__name__
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        strategy = find_strategy(model, name)
-        if strategy is None:
-            return method(model, *args, **kwargs)
-        bound = signature.bind(model, *args, **kwargs)
-        bound.apply_defaults()
-        # Those that are declared, and those that the method takes without naming them.
-        rest = bound.arguments.pop("kwargs", {})
-        arguments = check_steps(name, bound.arguments)
-        with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
-            given = adapt_input(strategy, arguments, model, name)
-            if "verbose" in given and not is_chief(strategy):
-                given["verbose"] = 0
-            _shuffle_alike(strategy)
-            given.pop("self")
-            return method(model, **given, **rest)
-
-    return call
+    strategy = find_strategy(model, name)
+    if strategy is None:
+        return method(model, *args, **kwargs)
+    bound = _get_signature(method).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    # Those that are declared, and those that the method takes without naming them.
+    rest = bound.arguments.pop("kwargs", {})
+    arguments = check_steps(name, bound.arguments)
+    with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
+        given = adapt_input(strategy, arguments, model, name)
+        if "verbose" in given and not is_chief(strategy):
+            given["verbose"] = 0
+        _shuffle_alike(strategy)
+        given.pop("self")
+        return method(model, **given, **rest)
 
 
 @contextlib.contextmanager
