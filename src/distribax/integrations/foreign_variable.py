@@ -28,7 +28,7 @@ class Rule:
     """How replicas share a variable: how their values become one, and what each of them sees.
 
     MEAN is for numbers that have one, others are taken from the first replica; NONE is for values
-    that are the same in every replica, by the way they are computed.
+    that are the same in every replica because of how they are computed.
     `view` makes a replica's own value out of the shared one and the replica's id.
     """
 

@@ -185,8 +185,8 @@ def _at_step_level() -> bool:
 class _ModuleTrace(_Slot):
     """Stands in for the slot of a module's bookkeeping that says which trace may change it.
 
-    NNX puts modules together anew when it differentiates them, so that a module of outside gets
-    its bookkeeping from inside a step; for modules a step is the same as outside.
+    NNX rebuilds modules when it differentiates them, so a module from outside may get its
+    bookkeeping inside a step; for modules, a step counts as outside.
     """
 
     @override

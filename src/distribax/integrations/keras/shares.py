@@ -25,9 +25,8 @@ class Share:
 
     def __init__(self, weight: float | jax.Array) -> None:
         self.weight = weight
-        # Arrays that are the same in all replicas, by the way they were computed.
+        # Arrays that are the same in all replicas because of how they were computed.
         self._same: dict[int, Any] = {}
-
         # The optimizers whose losses are weighed before gradients are taken.
         self._weighed: dict[int, Any] = {}
 

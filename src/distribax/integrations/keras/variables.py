@@ -29,7 +29,7 @@ _KERAS_VARIABLE = "_keras_variable"
 _NEW = object()
 
 
-# What is not said, or "mean", is the mean of floating-point numbers, and else the first one's.
+# By default, and for "mean": the mean of floating-point numbers; of others, the first replica's.
 _MEAN = Rule(VariableAggregation.MEAN)
 _RULES = {"sum": SUM, "only_first_replica": Rule(VariableAggregation.ONLY_FIRST_REPLICA)}
 _SAME = Rule(VariableAggregation.NONE)

@@ -110,7 +110,7 @@ class ParameterServer:
     def save_and_stop(self) -> None:
         """Takes a last snapshot, if it takes any; nothing is changed any more.
 
-        The process has to end now: whoever asks it for something waits for ever.
+        The process has to end now: anyone who asks it for something waits forever.
         """
         self._store.lock.acquire()
         if self._snapshots.is_on:
