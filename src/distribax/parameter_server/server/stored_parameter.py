@@ -43,16 +43,13 @@ class StoredParameter:
     def __init__(self, form: Form, arena: Arena, value: ArrayLike, version: int) -> None:
         self.form = form
         self.block = arena.allocate(form.shape, form.dtype)
+        self.host: Array = self.block.data
+        """The memory of the value, or of an older one while a newer is in a JAX array."""
         self._arena = arena
         self._device: jax.Array | None = None
         self._stale = False
         np.copyto(self.host, np.asarray(value), casting="same_kind")
         self._mark(version)
-
-    @property
-    def host(self) -> Array:
-        """The memory of the value, or of an older one while a newer is in a JAX array."""
-        return self.block.data
 
     def read(self) -> Array | jax.Array:
         """Returns the value as it is kept, a NumPy or a JAX array."""
