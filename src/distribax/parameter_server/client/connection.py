@@ -218,8 +218,12 @@ class Connection:
     def release(self) -> None:
         """Frees what the connection holds; called after `close`."""
         self._disconnect()
+        self._close_mailbox()
+
+    def _close_mailbox(self) -> None:
         if self._mailbox is not None:
             self._mailbox.close()
+            self._mailbox = None
 
     # The connection.
 
@@ -283,6 +287,8 @@ class Connection:
         """Prepares to use shared memory, if the server is on this machine."""
         assert self._socket is not None
         if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
+            # The server before this one may have been here.
+            self._close_mailbox()
             return
         self._mailbox = self._mailbox or Mailbox()
         self._mailbox.forget()

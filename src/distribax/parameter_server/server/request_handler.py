@@ -53,6 +53,7 @@ class RequestHandler:
         self._worker: int | None = None
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
+        self._is_shared = host.store.arena.shared and connection.family == socket.AF_UNIX
         # Each request has a method of its name.
         self._handlers: dict[str, Callable[[Message], Message]] = {
             request: getattr(self, f"_{request}") for request in Request
@@ -97,12 +98,11 @@ class RequestHandler:
 
     def _hello(self, request: Message) -> Message:
         self._client = request.header["client"]
-        shared = self._store.arena.shared and self._connection.family == socket.AF_UNIX
         answer = self._host.hello(self._client, request.header["server"])
         if self._worker is None and (worker := request.header["worker"]) is not None:
             self._worker = worker
             self._store.greet(self._client, worker)
-        return Message({**answer, "shared": shared})
+        return Message({**answer, "shared": self._is_shared})
 
     def _create(self, request: Message) -> Message:
         fields = request.header["spec"]
@@ -118,8 +118,11 @@ class RequestHandler:
     def _map(self, request: Message) -> Message:
         """Returns where the values lie, and the memory files that the client does not have.
 
-        One answer has room for some of them only; the client asks again for the others.
+        One answer has room for some of them only; the client asks again for the others. A client
+        that has asked a server on its own machine may be heard by one on another machine.
         """
+        if not self._is_shared:
+            return Message({"places": [], "segments": []})
         store = self._store
         places: list[list[Any]] = []
         needed = {CONTROL_SEGMENT}
