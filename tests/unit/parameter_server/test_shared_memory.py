@@ -117,16 +117,6 @@ def test_what_is_held_never_changes(cluster: Cluster) -> None:
         assert np.all(np.asarray(value) == number)
 
 
-def test_what_is_deleted_can_be_created_again(cluster: Cluster) -> None:
-    client = cluster.client()
-    client.create(SPEC, ONES)
-    (value,) = client.pull([SPEC])
-    client.delete(["v"])
-    client.create(SPEC, 7 * ONES)
-    assert np.all(client.pull([SPEC])[0] == 7)
-    assert np.all(value == 1)
-
-
 def test_numbers_that_numpy_does_not_know_are_shared(cluster: Cluster) -> None:
     spec = ParameterSpec("b", "b", (1 << 16,), "bfloat16", 0)
     client = cluster.client()
@@ -270,15 +260,6 @@ def test_a_client_can_do_without(cluster: Cluster) -> None:
     client.create(SPEC, ONES)
     client.push({0: [AssignAdd("v", ONES)]})
     assert np.all(client.pull([SPEC])[0] == 2)
-
-
-def test_memory_in_too_many_pieces_is_not_shared(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request_handler, "_MAX_DESCRIPTORS", 1)
-    client = cluster.client()
-    client.create(SPEC, ONES)
-    assert np.all(client.pull([SPEC])[0] == 1)
 
 
 def test_memory_in_many_pieces_is_shared_bit_by_bit(

@@ -45,6 +45,15 @@ class Map(UnaryNode):
             *self.sample_input(probe),
         )
 
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        batched = self.input.is_batched(probe)
+        if batched is False and self.input.static_batch_size(probe) is not None:
+            # There are batches in the elements, such as those that have a number: the function may
+            # take them out.
+            return None
+        return batched
+
 
 @dataclass(frozen=True, eq=False)
 class Filter(UnaryNode):

@@ -140,20 +140,22 @@ class TakeIterator(StatefulStage):
 class StrideIterator(StatefulStage):
     """Leaves out `skip` elements, then gives every `step`-th: both skip and shard."""
 
-    saved = "started"
+    saved = "left"
 
     def __init__(self, parent: PipelineIterator, skip: int, step: int = 1) -> None:
         super().__init__(parent)
-        self._skip = skip
         self._between = step - 1
-        self.started = False
+        # How many to leave out before the next one. Those that could not be made do not count.
+        self.left = skip
 
     @override
     def __next__(self) -> Element:
-        for _ in range(self._between if self.started else self._skip):
+        while self.left:
             self._next()
-        self.started = True
-        return self._next()
+            self.left -= 1
+        element = self._next()
+        self.left = self._between
+        return element
 
 
 class EnumerateIterator(StatefulStage):
