@@ -88,6 +88,9 @@ class Table(Hashable, Protocol):
     def row_shards(self) -> Sequence[tuple[int, Variable]]:
         """The variables that have the rows, each with the index of its first row."""
 
+    def read_value(self) -> jax.Array:
+        """Returns the value as an array, by the rules of the current context."""
+
 
 class Variable(State, Table, Protocol):
     """What the rules of reading and writing need of a `dx.Variable`."""
@@ -111,9 +114,6 @@ class Variable(State, Table, Protocol):
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this process that have a copy."""
-
-    def read_value(self) -> jax.Array:
-        """Returns the value as an array, by the rules of the current context."""
 
     def share(self) -> jax.Array:
         """Returns the buffer itself, and remembers that somebody may hold it."""

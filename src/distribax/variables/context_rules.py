@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,6 @@ WHOLE = object()
 
 Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
 """What a variable can be written with."""
-
-
-class Described(Protocol):
-    """Something that error messages name."""
-
-    @property
-    def described(self) -> str: ...
 
 
 def read(variable: PlacedVariable) -> jax.Array:
@@ -58,7 +51,7 @@ def read(variable: PlacedVariable) -> jax.Array:
     return jax_private.localize(variable.share())
 
 
-def guard_read(variable: Described) -> None:
+def guard_read(variable: contracts.Table) -> None:
     """Makes sure that no JAX transformation remembers the value being read.
 
     Raises:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.topology import REPLICA_AXIS, device_name, local_devices
-from distribax.values import copy_to_mesh
+from distribax.values import DistributedValues, copy_to_mesh
 
 
 class Placement(abc.ABC):
@@ -267,3 +267,15 @@ class PlacedVariable(contracts.Variable, Protocol):
     @property
     def placement(self) -> Placement:
         """Where the copies live."""
+
+    @property
+    def device(self) -> str:
+        """The name of the device of the first copy."""
+
+    @property
+    @override
+    def row_shards(self) -> Sequence[tuple[int, PlacedVariable]]:
+        """The variables that have the rows, each with the index of its first row."""
+
+    def distributed(self) -> DistributedValues:
+        """Returns the copies as a distributed value."""

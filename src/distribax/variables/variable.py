@@ -19,13 +19,15 @@ from distribax.types import VariableAggregation, VariableSynchronization, WriteK
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
 from distribax.variables import context_rules, creation, duplication, late_values, registry
+from distribax.variables.assignment import Assignable
+from distribax.variables.context_rules import Assigned
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
 
 
-class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
+class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedByStrategy):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
@@ -202,19 +204,12 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     # Reading.
 
+    @override
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
         context_rules.guard_read(self)
         stand_in = overlay.find_stand_in(self)
         return context_rules.read(self) if stand_in is None else stand_in
-
-    def value(self) -> jax.Array:
-        """Returns the value as an array, like `read_value`."""
-        return self.read_value()
-
-    @override
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
 
     @override
     def __getitem__(self, index: object) -> Any:
@@ -237,79 +232,11 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     # Writing.
 
-    def assign(
-        self,
-        value: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Replaces the value. In a replica the aggregation says how the replicas' are combined.
-
-        Args:
-            value: The new value, of the variable's shape.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-            read_value: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: The value's shape or type does not fit, or the aggregation does not say how
-                the replicas' values become one.
-        """
-        if self._awaited:
+    @override
+    def _write(self, kind: WriteKind, value: Assigned) -> Variable:
+        if kind is WriteKind.ASSIGN and self._awaited:
             late_values.ask_givers()
-        context_rules.write(self, value, WriteKind.ASSIGN)
-        return self
-
-    def assign_add(
-        self,
-        delta: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Adds `delta` to the value.
-
-        Args:
-            delta: What to add, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: As for `assign`.
-        """
-        context_rules.write(self, delta, WriteKind.ASSIGN_ADD)
-        return self
-
-    def assign_sub(
-        self,
-        delta: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Subtracts `delta` from the value.
-
-        Args:
-            delta: What to subtract, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: As for `assign`.
-        """
-        context_rules.write(self, delta, WriteKind.ASSIGN_SUB)
+        context_rules.write(self, value, kind)
         return self
 
     # Copies.
@@ -411,9 +338,6 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         if len(self.devices) == 1 and self._placement.label == "Variable":
             return repr(VariableCopy(self, 0))
         return format_listing(self._placement.label, self.values)
-
-    def __str__(self) -> str:
-        return repr(self)
 
     # Copying it, and sending it to another process.
 

@@ -15,6 +15,7 @@ from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation, initializers
+from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
 from distribax.variables.row_reads import look_up
 from distribax.variables.row_writes import Array, to_array
@@ -23,7 +24,7 @@ from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
 
-class ShardedVariable(RowAccess):
+class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
     """Several variables that are the rows of one: the first has the first rows, and so on.
 
     `dx.Variable` makes one inside the scope of a `ParameterServerStrategy` whose
@@ -165,14 +166,6 @@ class ShardedVariable(RowAccess):
             return jnp.concatenate(self.source.pull(self._variables))
         return jnp.concatenate([variable.read_value() for variable in self._variables])
 
-    def value(self) -> jax.Array:
-        """Returns the whole value as an array, like `read_value`."""
-        return self.read_value()
-
-    @override
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
-
     @override
     def numpy(self) -> np.ndarray:
         """Returns the whole value as a NumPy array of its own."""
@@ -230,66 +223,7 @@ class ShardedVariable(RowAccess):
 
     # Writing.
 
-    def assign(
-        self,
-        value: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Replaces the value.
-
-        Args:
-            value: The new value, of the variable's shape.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-            read_value: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN, value)
-
-    def assign_add(
-        self,
-        delta: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Adds `delta` to the value.
-
-        Args:
-            delta: What to add, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN_ADD, delta)
-
-    def assign_sub(
-        self,
-        delta: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Subtracts `delta` from the value.
-
-        Args:
-            delta: What to subtract, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN_SUB, delta)
-
+    @override
     def _write(self, kind: WriteKind, value: Assigned) -> ShardedVariable:
         if isinstance(value, PerReplica):
             # Whether that can be written is for the variables to say.
@@ -348,9 +282,6 @@ class ShardedVariable(RowAccess):
             f"<dx.ShardedVariable {self._name!r} shape={self._shape} dtype={dtype}, "
             f"{len(self._variables)} shards of {sizes} rows>"
         )
-
-    def __str__(self) -> str:
-        return repr(self)
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
