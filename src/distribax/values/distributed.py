@@ -156,13 +156,14 @@ class DistributedValues(metaclass=_CountsVariables):
         Raises:
             ValueError: There is no value for that replica.
         """
-        if replica_id >= len(self.layout.pieces):
+        pieces = self.layout.pieces
+        if replica_id >= len(pieces):
             raise ValueError(
-                f"replica {replica_id} has no part of a value that was made for "
-                f"{len(self.layout.pieces)} replica(s): {self!r}. Values belong to the strategy "
-                "that made them; gather it and distribute it again."
+                f"replica {replica_id} has no part of a value that was made for {len(pieces)} "
+                f"replica(s): {self!r}. Values belong to the strategy that made them; gather it "
+                "and distribute it again."
             )
-        return self.layout.piece(replica_id)
+        return pieces[replica_id]
 
     def on_mesh(self, mesh: Mesh) -> Global | None:
         """Returns the values as one array over `mesh`.
@@ -446,10 +447,10 @@ class Mirrored(DistributedValues, ArrayLike):
         layout = self.layout
         if isinstance(layout, Local):
             return layout.value
-        if not isinstance(layout, Global):
-            return layout.piece(0)
         # An array over several processes is for programs; what users hold is their process's.
-        return layout.array if jax_private.is_local(layout.array) else layout.piece(0)
+        if isinstance(layout, Global) and jax_private.is_local(layout.array):
+            return layout.array
+        return layout.pieces[0]
 
     @property
     @override

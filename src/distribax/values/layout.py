@@ -38,8 +38,6 @@ class Layout(Protocol):
     @property
     def pieces(self) -> tuple[Any, ...]: ...
 
-    def piece(self, index: int) -> Any: ...
-
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
@@ -57,9 +55,6 @@ class Pieces:
     mesh: Mesh | None = None
     uneven: bool = False
     even: bool = False
-
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +91,6 @@ class Global:
             own = [block[0] for block in blocks] if self.stacked else blocks
         return tuple(map(jax_private.uncommit, own))
 
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
-
 
 @dataclass(frozen=True, eq=False)
 class Padded:
@@ -134,9 +126,6 @@ class Padded:
         own = [cut_to(block, shape) for block, shape in zip(blocks, shapes, strict=True)]
         return tuple(map(jax_private.uncommit, own))
 
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
-
 
 @dataclass(frozen=True, eq=False)
 class Local:
@@ -162,9 +151,6 @@ class Local:
         padded = jax_private.pad_to(own, find_largest(self.shapes))
         everyone = jax_private.all_gather_same(padded, REPLICA_AXIS)
         return tuple(cut_to(each, to) for each, to in zip(everyone, self.shapes, strict=True))
-
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
 
     def get_shapes(self) -> list[Shape]:
         """Returns the different shapes of the replicas' values."""

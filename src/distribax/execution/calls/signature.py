@@ -18,10 +18,10 @@ from distribax.execution.traces.iterators import LiftedIterator
 from distribax.values import (
     ArrayLike,
     DistributedValues,
+    Form,
     Global,
     Padded,
     Pieces,
-    describe_form,
     is_opaque,
     is_wrapped,
 )
@@ -63,7 +63,7 @@ class WrappedSlot(Slot):
 
     @override
     def rebuild(self, traced: Any) -> Any:
-        return describe_form(self._value, self._layout).wrap(traced)
+        return Form.of(self._value, self._layout).wrap(traced)
 
 
 class StaticSlot(Slot):

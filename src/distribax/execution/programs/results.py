@@ -20,13 +20,11 @@ from distribax.execution.state.roles import Exchange, RoleArgument
 from distribax.execution.traces.frames import FunctionFrame
 from distribax.values import (
     DistributedValues,
+    Form,
     Global,
-    GlobalForm,
     Layout,
     Mirrored,
     Padded,
-    PaddedForm,
-    describe_form,
     is_none_wrapped_or_opaque,
     is_opaque,
     is_wrapped,
@@ -75,7 +73,7 @@ class Results:
 
     def __init__(self) -> None:
         self._tree: PyTreeDef = jax.tree.structure(None)
-        self._forms: list[Held | Plain | GlobalForm | PaddedForm] = []
+        self._forms: list[Held | Plain | Form] = []
         # Whether all parts are arrays of the program, of which none is in other processes.
         self._is_plain = False
         # By place, the last sharding that was found to be of this process alone: JAX is slow to
@@ -88,11 +86,11 @@ class Results:
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
-        form: Plain | GlobalForm | PaddedForm
+        form: Plain | Form
         for leaf in leaves:
             layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
             if isinstance(layout, (Global, Padded)) and jax_private.is_tracer(layout.array):
-                form = describe_form(leaf, layout)
+                form = Form.of(leaf, layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
                 form, array = _PLAIN, leaf
@@ -115,7 +113,7 @@ class Results:
         for place, form in enumerate(self._forms):
             if isinstance(form, Held):
                 leaves.append(form.value)
-            elif isinstance(form, (GlobalForm, PaddedForm)):
+            elif isinstance(form, Form):
                 leaves.append(form.wrap(next(remaining)))
             else:
                 leaves.append(self._localize(place, next(remaining)))

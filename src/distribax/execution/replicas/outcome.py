@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from distribax import contracts
 from distribax.execution.programs.results import Held
 from distribax.topology import REPLICA_AXIS
-from distribax.values import GlobalForm, PaddedForm
+from distribax.values import Form
 
 SPLIT = PartitionSpec(REPLICA_AXIS)
 SAME = PartitionSpec()
@@ -21,7 +21,7 @@ class Bare:
     """A result that is one value for all replicas, with no copy for each."""
 
 
-Part: TypeAlias = Held | Bare | GlobalForm | PaddedForm
+Part: TypeAlias = Held | Bare | Form
 """A part of what a replica returns: an object known from the trace, or an array of the program."""
 
 

@@ -26,14 +26,13 @@ from distribax.execution.traces.variant import Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (
+    Form,
     Global,
-    GlobalForm,
     IndexedSlices,
     Local,
     Mirrored,
     Origins,
     Padded,
-    PaddedForm,
     PerReplica,
     is_none_wrapped_or_opaque,
     is_slices,
@@ -373,7 +372,7 @@ def _is_found(leaf: object) -> bool:
     return not jax_private.is_tracer(leaf.get())
 
 
-def _merge(part: Bare | GlobalForm | PaddedForm, array: jax.Array) -> Any:
+def _merge(part: Bare | Form, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
     if isinstance(part, Bare):
         return array
@@ -442,11 +441,11 @@ def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[
             plan.append(Held(whole))
         elif shared:
             bare = runner.frame.is_bare(leaf)
-            plan.append(Bare() if bare else GlobalForm(Mirrored, runner.mesh, False, True))
+            plan.append(Bare() if bare else Form(runner.mesh, mirrored=True))
             outputs.append(value)
         else:
             scalar = value.ndim == 0
             idle = runner.frame.idle.find()
-            plan.append(GlobalForm(PerReplica, runner.mesh, scalar, False, idle))
+            plan.append(Form(runner.mesh, stacked=scalar, idle=idle))
             outputs.append(value[None] if scalar else value)
     return plan, outputs

@@ -21,6 +21,7 @@ from distribax.execution.traces import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.values import (
     DistributedValues,
+    Form,
     Global,
     Layout,
     Local,
@@ -28,7 +29,6 @@ from distribax.values import (
     Padded,
     PerReplica,
     Pieces,
-    describe_form,
     register_own_part,
 )
 
@@ -110,7 +110,7 @@ def lift(value: DistributedValues, mesh: Mesh | None = None) -> Any:
     state = _find_state(value, mesh) or _find_padded(value, mesh)
     if state is None:
         return value
-    return describe_form(value, state.layout).wrap(frame.read(state))
+    return Form.of(value, state.layout).wrap(frame.read(state))
 
 
 def find_known(frame: frames.FunctionFrame, mesh: Mesh) -> list[CapturedValue]:
