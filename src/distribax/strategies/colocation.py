@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from distribax.context.scoped import set_within
 
 _beside: ContextVar[object] = ContextVar("distribax_colocated", default=None)
 
@@ -14,11 +15,6 @@ def get_colocated() -> object:
     return _beside.get()
 
 
-@contextlib.contextmanager
-def colocate(beside: object) -> Iterator[None]:
+def colocate(beside: object) -> AbstractContextManager[None]:
     """Creates variables beside a variable, or on a device."""
-    token = _beside.set(beside)
-    try:
-        yield
-    finally:
-        _beside.reset(token)
+    return set_within(_beside, beside)

@@ -43,7 +43,7 @@ class MirroredExtended(StrategyExtended):
         assert self.mesh is not None
         if frames.current() is not None:
             return run_in_program(self.strategy, self.mesh, self._ops, fn, args, kwargs)
-        return run_in_threads(self.strategy, self.local_devices, self._ops, fn, args, kwargs)
+        return run_in_threads(self.strategy, fn, args, kwargs)
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:

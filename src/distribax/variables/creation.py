@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
@@ -19,6 +19,7 @@ import numpy as np
 
 from distribax import context, jax_private
 from distribax.context import keeping
+from distribax.context.scoped import set_within
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import initializers
@@ -40,27 +41,17 @@ class Policy:
 _place_without: ContextVar[str | None] = ContextVar("distribax_no_variables", default=None)
 
 
-@contextlib.contextmanager
-def forbid(place: str) -> Iterator[None]:
+def forbid(place: str) -> AbstractContextManager[None]:
     """Lets no variable be created inside, as nobody would own it; `place` says where."""
-    token = _place_without.set(place)
-    try:
-        yield
-    finally:
-        _place_without.reset(token)
+    return set_within(_place_without, place)
 
 
 _imposed: ContextVar[Policy | None] = ContextVar("distribax_variable_policy", default=None)
 
 
-@contextlib.contextmanager
-def impose(policy: Policy) -> Iterator[None]:
+def impose(policy: Policy) -> AbstractContextManager[None]:
     """Gives every variable that is created inside this policy, whatever its maker asks for."""
-    token = _imposed.set(policy)
-    try:
-        yield
-    finally:
-        _imposed.reset(token)
+    return set_within(_imposed, policy)
 
 
 def get_policy(asked: Policy) -> Policy:

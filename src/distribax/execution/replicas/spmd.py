@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +18,7 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls.call import name_leaves
 from distribax.execution.programs.results import Held, hold
-from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
+from distribax.execution.replicas.outcome import SPLIT, Bare, Outcome, Part
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.traces import captured, frames, trace_errors
 from distribax.execution.traces.variant import Variant
@@ -288,8 +287,7 @@ class _ReplicaProgram:
         local_found: list[jax.Array],
     ) -> list[jax.Array]:
         """Traces what all replicas do, given a replica's parts of the arrays."""
-        layouts = [each.layout for each in self._inputs]
-        padded = [layout for layout in layouts if isinstance(layout, Padded)]
+        padded = [layout for layout in self._inputs if isinstance(layout, Padded)]
         local_states = [*local_stacked, *local_found]
         if padded:
             outcome = run_uneven(self._call, local_inputs, local_states, padded, self._mesh)
@@ -348,9 +346,7 @@ class _ReplicaProgram:
         return jax.tree.unflatten(
             self._tree,
             [
-                leaf
-                if each is None
-                else _enter(next(remaining), leaf, each.layout, origins, variant)
+                leaf if each is None else _enter(next(remaining), leaf, each, origins, variant)
                 for leaf, each in zip(self._leaves, self._given, strict=True)
             ],
         )
@@ -380,17 +376,8 @@ def _merge(part: Bare | Form, array: jax.Array) -> Any:
     return wrapped.part(0) if part.mesh.size == 1 else wrapped
 
 
-@dataclass(frozen=True)
-class _Input:
-    """An argument as the program takes it."""
-
-    array: jax.Array | np.ndarray
-    spec: PartitionSpec
-    layout: Global | Padded | None
-
-
-def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
-    """Returns what to feed for an argument; None if it is no array."""
+def _make_input(leaf: object, mesh: Mesh) -> Global | Padded | None:
+    """Returns an argument as the program takes it; None if it is no array."""
     if is_wrapped(leaf):
         # What one process has made by hand cannot be a part of the program of all.
         is_known = leaf.layout.mesh == mesh or not mesh.is_multi_process
@@ -399,20 +386,20 @@ def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
             lifted = captured.lift(leaf, mesh)
             layout = lifted.on_mesh(mesh)
             if layout is None and isinstance(leaf, Mirrored):
-                return _Input(leaf.get(), SAME, None)
+                return Global(leaf.get(), mesh, mirrored=True)
             layout = layout or lifted.pad(mesh)
         if layout is None:
             raise HostOnly("the pieces of an argument cannot be one array", HostMode.EAGER)
-        return _Input(layout.array, layout.spec, layout)
+        return layout
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        return _Input(leaf, SAME, None)
+        return Global(leaf, mesh, mirrored=True)
     return None
 
 
 def _enter(
     value: jax.Array,
     leaf: object,
-    layout: Global | Padded | None,
+    layout: Global | Padded,
     origins: Origins,
     variant: Variant | None,
 ) -> jax.Array:
@@ -420,11 +407,9 @@ def _enter(
     if isinstance(layout, Padded):
         assert variant is not None
         return cut_to(value, layout.shapes[variant.replica_id])
-    if layout is not None and layout.stacked:
-        value = value[0]
-    if layout is not None and not layout.mirrored:
-        return value
-    return origins.note(value, leaf, 0)
+    if layout.mirrored:
+        return origins.note(value, leaf, 0)
+    return value[0] if layout.stacked else value
 
 
 def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[jax.Array]]:

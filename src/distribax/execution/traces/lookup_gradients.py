@@ -8,8 +8,8 @@ arrives.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from distribax import contracts, jax_private
+from distribax.context.scoped import set_within
 from distribax.jax_private import jaxprs
 
 _T = TypeVar("_T")
@@ -109,14 +110,9 @@ def _make_tap(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
 _open: ContextVar[tuple[Taps, ...]] = ContextVar("distribax_taps", default=())
 
 
-@contextlib.contextmanager
-def open_taps(taps: Taps) -> Iterator[None]:
+def open_taps(taps: Taps) -> AbstractContextManager[None]:
     """Lets the rows that are looked up inside pass these taps."""
-    token = _open.set((*_open.get(), taps))
-    try:
-        yield
-    finally:
-        _open.reset(token)
+    return set_within(_open, (*_open.get(), taps))
 
 
 def can_tap_rows(table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:
