@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,6 @@ from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import initializers
 from distribax.variables.placement import Placement
 
-_T = TypeVar("_T")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -137,7 +136,7 @@ def compute_initial(
     made: Any
     if callable(value):
         make = functools.partial(initializers.make_whole, value, shape, dtype)
-        made = jax_private.run_outside_trace(lambda: _call_unframed(make))
+        made = frames.run_outside(make)
     else:
         made = value
     if jax_private.is_tracer(made):
@@ -172,11 +171,6 @@ def _as_array(
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
     return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
-
-
-def _call_unframed(make: Callable[[], _T]) -> _T:
-    with frames.enter(None):
-        return make()
 
 
 @jax_private.leave_mesh()

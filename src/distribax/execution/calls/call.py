@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
 from jax.tree_util import PyTreeDef
 
-from distribax import contracts, jax_private
+from distribax import contracts
 from distribax.execution.calls import signature
 from distribax.execution.state import roles
 from distribax.execution.state.roles import RoleArgument
@@ -24,10 +25,11 @@ Origin: TypeAlias = int | LiftedIterator
 """Where an iterator comes from: its place among the arguments, or itself."""
 
 
+@dataclass(eq=False)
 class Call:
     """A call: its arguments, flat and as they were given, and the elements fetched for it.
 
-    Args:
+    Attributes:
         args: The positional arguments.
         kwargs: The keyword arguments.
         leaves: All of them, flat.
@@ -35,32 +37,19 @@ class Call:
         slots: How each leaf enters the program.
         dynamic: The leaves that are inputs of the program.
         key: What calls with the same programs have in common.
-
-    Attributes:
         pulled: The elements that were fetched, each with its iterator.
         captured: The distributed values that replicas have found in a trace, and not been given.
     """
 
-    # Not a dataclass: every call of a compiled step makes one.
-    def __init__(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        leaves: list[Any],
-        tree: PyTreeDef,
-        slots: list[signature.Slot],
-        dynamic: list[Any],
-        key: tuple[Hashable, ...],
-    ) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self.leaves = leaves
-        self.tree = tree
-        self.slots = slots
-        self.dynamic = dynamic
-        self.key = key
-        self.pulled: list[Pulled] = []
-        self.captured: dict[contracts.State, None] = {}
+    args: Args
+    kwargs: Kwargs
+    leaves: list[Any]
+    tree: PyTreeDef
+    slots: list[signature.Slot]
+    dynamic: list[Any]
+    key: tuple[Hashable, ...]
+    pulled: list[Pulled] = field(default_factory=list, init=False)
+    captured: dict[contracts.State, None] = field(default_factory=dict, init=False)
 
     @property
     def has_wrapped(self) -> bool:
@@ -78,8 +67,7 @@ class Call:
 
     def fetch(self, iterator: LiftedIterator) -> Any:
         """Fetches an element that the function asks for while it is traced."""
-        with frames.enter(None):
-            element = jax_private.run_outside_trace(iterator.fetch)
+        element = frames.run_outside(iterator.fetch)
         self.pulled.append((iterator, element))
         return element
 

@@ -345,6 +345,12 @@ def enter(frame: Frame | None) -> Iterator[None]:
         _frame.reset(token)
 
 
+def run_outside(fn: Callable[[], _T]) -> _T:
+    """Runs `fn` as code that neither `dx.function` nor a JAX transformation is tracing."""
+    with enter(None):
+        return jax_private.run_outside_trace(fn)
+
+
 def detach(value: Any) -> Any:
     """Returns `value` without its gradient, so that it can outlive a differentiated function."""
     if not jax_private.is_tracer(value):
