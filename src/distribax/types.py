@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from typing_extensions import TypeIs, override
 
+_T = TypeVar("_T")
 _E = TypeVar("_E", bound="ParsedEnum")
 
 
@@ -166,6 +167,24 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Identity(Generic[_T]):
+    """Stands for an object itself, whatever its value: equal to others for the same object.
+
+    The object is kept alive, so that its id stays its own.
+    """
+
+    target: _T
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.target is other.target
+
+    @override
+    def __hash__(self) -> int:
+        return id(self.target)
 
 
 RESTARTABLE_EXIT_CODE: Final = 42

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
@@ -15,6 +14,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.execution.state.roles import RoleArgument
 from distribax.execution.traces.iterators import LiftedIterator
+from distribax.types import Identity
 from distribax.values import (
     ArrayLike,
     DistributedValues,
@@ -148,7 +148,7 @@ def read(
             slots.append(StaticSlot(leaf))
             continue
         elif isinstance(leaf, RoleArgument):
-            keys.append(_ById(leaf))
+            keys.append(Identity(leaf))
             slots.append(RoleSlot(leaf))
             continue
         keys.append(_static_key(leaf))
@@ -181,28 +181,13 @@ def _uncommit(array: jax.Array) -> jax.Array:
     return array
 
 
-@dataclass(frozen=True)
-class _ById:
-    """A key for an object without a hash; keeps the object alive, so that its id stays unique."""
-
-    value: object
-
-    @override
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.value is other.value
-
-    @override
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 def _static_key(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
-        return _ById(leaf)
+        return Identity(leaf)
     # Variables are compared by value.
-    return _ById(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
+    return Identity(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
 
 
 def closure_key(fn: Callable[..., object]) -> Hashable:
@@ -216,11 +201,11 @@ def closure_key(fn: Callable[..., object]) -> Hashable:
     inner = getattr(fn, "__func__", fn)
     code = getattr(inner, "__code__", None)
     if code is None:
-        return _ById(fn)
+        return Identity(fn)
     cells = tuple(_cell_key(cell) for cell in inner.__closure__ or ())
     defaults = tuple(_value_key(value) for value in inner.__defaults__ or ())
     keywords = tuple((k, _value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
-    return (code, _ById(owner), cells, defaults, keywords)
+    return (code, Identity(owner), cells, defaults, keywords)
 
 
 def _cell_key(cell: CellType) -> Hashable:
@@ -235,4 +220,4 @@ def _value_key(value: object) -> Hashable:
         return (type(value), value)
     if isinstance(value, FunctionType) and value.__closure__ is not None:
         return closure_key(value)
-    return _ById(value)
+    return Identity(value)
