@@ -4,6 +4,7 @@ from distribax.jax_private.array_types import register_array_type as register_ar
 from distribax.jax_private.arrays import add_dim as add_dim
 from distribax.jax_private.arrays import add_methods as add_methods
 from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
+from distribax.jax_private.arrays import call_near as call_near
 from distribax.jax_private.arrays import copy_array as copy_array
 from distribax.jax_private.arrays import flatten_with_none as flatten_with_none
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array

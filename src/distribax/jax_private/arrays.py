@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from distribax.jax_private.tracing import is_tracer
+
+_Result = TypeVar("_Result")
 
 flatten_with_none: Callable[
     [object, Callable[[object], bool] | None], tuple[list[Any], PyTreeDef]
@@ -113,12 +115,17 @@ def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
     return array if array.devices() == {device} else jax.device_put(uncommit(array), device)
 
 
+def call_near(fn: Callable[[jax.Array], _Result], value: ArrayLike) -> _Result:
+    """Returns `fn(value)`, computed on the device that the value is on."""
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return fn(jnp.asarray(value))
+    with jax.default_device(next(iter(value.devices()))):
+        return fn(value)
+
+
 def add_dim(value: ArrayLike) -> jax.Array:
     """Returns `value` with a first dimension of size 1, on the device it is on."""
-    if not isinstance(value, jax.Array) or is_tracer(value):
-        return jax.numpy.asarray(value)[None]
-    with jax.default_device(next(iter(value.devices()))):
-        return value[None]
+    return call_near(lambda array: array[None], value)
 
 
 @functools.lru_cache(maxsize=256)

@@ -224,7 +224,7 @@ def _axis_sums(
             return PerReplica.of(kind), sum(_count(shape, axes) for shape in layout.shapes)
     shapes = tuple(jnp.shape(piece) for piece in value.values)
     parts = tuple(
-        _sum_where_it_is(piece, _check_axis(shape, axis))
+        jax_private.call_near(partial(jnp.sum, axis=_check_axis(shape, axis)), piece)
         for piece, shape in zip(value.values, shapes, strict=True)
     )
     count = sum(_count(shape, _check_axis(shape, axis)) for shape in shapes)
@@ -275,13 +275,6 @@ def _padded_sum_program(
 
 def _drop_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for dim, size in enumerate(shape) if dim not in axes)
-
-
-def _sum_where_it_is(piece: jax.typing.ArrayLike, axes: tuple[int, ...]) -> jax.Array:
-    if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
-        return jnp.sum(jnp.asarray(piece), axis=axes)
-    with jax.default_device(next(iter(piece.devices()))):
-        return jnp.sum(piece, axis=axes)
 
 
 def _check_axis(shape: Sequence[int], axis: object) -> tuple[int, ...]:
