@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import take_from_one_device
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
@@ -41,27 +41,11 @@ from distribax.variables import Variable
 from distribax.variables.context_rules import take_first_replica
 
 
-class Combiner(Protocol):
+class Combiner(contracts.Extended, Protocol):
     """What is asked of a strategy's extended interface here."""
-
-    single: bool
-    mesh: Mesh | None
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps: ...
-
-    def gather_to(
-        self,
-        value: object,
-        destinations: object,
-        axis: int,
-        options: CommunicationOptions | None = None,
-    ) -> Any: ...
-
-    def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any: ...
 
 
 def as_distributed(extended: Combiner, value: object) -> Any:
@@ -401,7 +385,7 @@ def local_results(value: object) -> tuple[Any, ...]:
 def check_no_per_replica(nest: object) -> None:
     """Raises if an argument of an update differs per replica."""
     for leaf in nests.flatten(nest, is_wrapped)[0]:
-        if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
+        if isinstance(leaf, PerReplica):
             raise ValueError(
                 f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "
                 "variable must get the same update; reduce it first: "
