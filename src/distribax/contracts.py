@@ -211,10 +211,6 @@ class Extended(Protocol):
         """The names of the devices that run replicas."""
 
     @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables."""
-
-    @property
     def local_devices(self) -> tuple[jax.Device, ...]:
         """The devices that run this process's replicas."""
 

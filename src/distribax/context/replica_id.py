@@ -20,7 +20,7 @@ _COMPARISONS = frozenset(
 )
 
 
-class ReplicaId(Operators, int):
+class ReplicaId(Operators, int):  # type: ignore[misc]  # Powers of ints take a modulus, too.
     """The index of a replica that runs eagerly: an int that computes like an array.
 
     It counts, indexes, hashes and prints like an int. What is computed with it is an array of the

@@ -63,8 +63,6 @@ from distribax.jax_private.recording import run_recorded as run_recorded
 from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.recording_trace import settle as settle
 from distribax.jax_private.thread_settings import copy_thread_settings as copy_thread_settings
-from distribax.jax_private.tracing import Trace as Trace
-from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined
 from distribax.jax_private.tracing import all_gather_same as all_gather_same
 from distribax.jax_private.tracing import get_innermost_trace as get_innermost_trace

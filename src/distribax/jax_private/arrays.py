@@ -105,8 +105,14 @@ def add_methods(array: jax.Array, methods: Sequence[Callable[..., Any]]) -> jax.
     return own
 
 
-def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the whole of `array` on one device, without a copy if it is there already."""
+def move_to_device(value: Any, device: jax.Device) -> Any:
+    """Returns the whole of an array on one device, without a copy if it is there already.
+
+    What is no array of JAX, or is traced and so on no device, is returned as it is.
+    """
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return value
+    array = value
     if is_key(array):
         return apply_to_key_data(lambda data: move_to_device(data, device), array)
     if array.sharding.is_fully_replicated:

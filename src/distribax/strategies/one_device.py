@@ -114,13 +114,11 @@ class SingleExtended(StrategyExtended):
 
     def _put_on_device(self, nest: object) -> Any:
         device = self._device
-
-        def move(leaf: object) -> object:
-            if device is None or not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
-                return leaf
-            return jax_private.move_to_device(leaf, device)
-
-        return nests.map_leaves(move, nest, is_opaque)
+        if device is None:
+            return nest
+        return nests.map_leaves(
+            lambda leaf: jax_private.move_to_device(leaf, device), nest, is_opaque
+        )
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:

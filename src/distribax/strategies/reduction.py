@@ -30,13 +30,13 @@ from distribax.values import (
     PerReplica,
     Pieces,
     get_local_pieces,
+    is_number,
     is_slices,
     is_wrapped,
     nests,
     regroup,
 )
 from distribax.values.layout import cut_to
-from distribax.values.leaves import is_number
 from distribax.variables import Variable
 from distribax.variables.context_rules import take_first_replica
 

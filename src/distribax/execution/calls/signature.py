@@ -101,59 +101,50 @@ def read(
     slots: list[Slot] = []
     dynamic: list[Any] = []
     for index, leaf in enumerate(leaves):
+        key: Hashable
+        slot: Slot
         # What nearly all calls are given comes first: every call of a compiled step gets here.
         if index in static:
-            pass
+            key, slot = _static_key(leaf), StaticSlot(leaf)
         elif is_wrapped(leaf):
-            stored = leaf.layout
-            layout = stored if isinstance(stored, (Global, Padded)) else _join(leaf)
-            if layout is not None:
-                array = layout.array
-                if jax_private.is_tracer(array):
-                    raise Traced
-                if isinstance(layout, Global):
-                    how: Hashable = (layout.stacked, layout.mirrored)
-                else:
-                    how = layout.shapes
-                idle = leaf.idle.find()
-                keys.append((how, idle, layout.mesh, array.shape, array.dtype))
-                slots.append(WrappedSlot(leaf, layout))
-                dynamic.append(array)
-                continue
+            key, slot, value = _read_wrapped(leaf)
+            dynamic += value
         elif jax_private.is_concrete_array(leaf):
-            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, leaf.weak_type), _ARRAY
             dynamic.append(_uncommit(leaf))
-            continue
         elif isinstance(leaf, jax.Array):
             if jax_private.is_tracer(leaf):
                 raise Traced
             # Random keys, which have no weak types.
-            keys.append((leaf.shape, leaf.dtype, False))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, False), _ARRAY
             dynamic.append(_uncommit(leaf))
-            continue
         elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
-            keys.append((leaf.shape, leaf.dtype, False))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, False), _ARRAY
             dynamic.append(leaf)
-            continue
         elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
-            keys.append((type(leaf),))
-            slots.append(_ARRAY)
+            key, slot = (type(leaf),), _ARRAY
             dynamic.append(leaf)
-            continue
         elif isinstance(leaf, LiftedIterator):
-            keys.append((LiftedIterator,))
-            slots.append(StaticSlot(leaf))
-            continue
+            key, slot = (LiftedIterator,), StaticSlot(leaf)
         elif isinstance(leaf, RoleArgument):
-            keys.append(Identity(leaf))
-            slots.append(RoleSlot(leaf))
-            continue
-        keys.append(_static_key(leaf))
-        slots.append(StaticSlot(leaf))
+            key, slot = Identity(leaf), RoleSlot(leaf)
+        else:
+            key, slot = _static_key(leaf), StaticSlot(leaf)
+        keys.append(key)
+        slots.append(slot)
     return keys, slots, dynamic
+
+
+def _read_wrapped(value: DistributedValues) -> tuple[Hashable, Slot, list[Any]]:
+    layout = value.layout if isinstance(value.layout, (Global, Padded)) else _join(value)
+    if layout is None:
+        return _static_key(value), StaticSlot(value), []
+    array = layout.array
+    if jax_private.is_tracer(array):
+        raise Traced
+    how = (layout.stacked, layout.mirrored) if isinstance(layout, Global) else layout.shapes
+    key = (how, value.idle.find(), layout.mesh, array.shape, array.dtype)
+    return key, WrappedSlot(value, layout), [array]
 
 
 def _join(value: DistributedValues) -> Global | Padded | None:

@@ -135,10 +135,7 @@ def find_own_part(value: DistributedValues) -> Any:
         return layout.value if isinstance(layout, Local) else read_in_program(value, frame)
     extended, index = here.strategy.extended, here.replica_context.runner.copy_id
     value.require_replicas(len(extended.local_devices))
-    part = value.part(index)
-    if not isinstance(part, jax.Array):
-        return part
-    return jax_private.move_to_device(part, extended.local_devices[index])
+    return jax_private.move_to_device(value.part(index), extended.local_devices[index])
 
 
 register_own_part(find_own_part)
