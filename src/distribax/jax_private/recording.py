@@ -180,11 +180,8 @@ class Recording:
         jaxpr, constants = self._trace.to_jaxpr(results, unnamed, source)
         wanted = [_get_variable(each) for each in inputs]
         if len(wanted) < len(jaxpr.invars):
-            jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
-                jaxpr, [True] * len(results), [False] * (len(constants) + len(jaxpr.invars))
-            )
-            constants = [each for each, keep in zip(constants, kept, strict=True) if keep]
-            assert set(jaxpr.invars) <= set(wanted), f"{used.count(True)} inputs are used"
+            jaxpr, constants, _ = _drop_unused(jaxpr, constants)
+            assert set(jaxpr.invars) <= set(wanted)
         return core.ClosedJaxpr(jaxpr.replace(invars=wanted), constants)
 
 
@@ -210,16 +207,24 @@ def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
     assert trace.frame.debug_info is not None
     unnamed = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
     jaxpr, constants = trace.to_jaxpr([value], unnamed, _source_info_util.current())
-    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
-        jaxpr, [True], [False] * (len(constants) + len(jaxpr.invars))
-    )
+    jaxpr, constants, inputs = _drop_unused(jaxpr, constants)
 
     def run(constants: Sequence[ArrayLike], inputs: Sequence[ArrayLike]) -> jax.Array:
         (result,) = _core.eval_jaxpr(jaxpr, list(constants), *inputs)
         return result
 
-    return Part(
-        run,
+    return Part(run, constants, inputs)
+
+
+def _drop_unused(
+    jaxpr: _core.Jaxpr, constants: Sequence[Any]
+) -> tuple[_core.Jaxpr, list[Any], list[int]]:
+    """Leaves out what no result needs; returns the constants and the places of inputs that stay."""
+    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
+        jaxpr, [True] * len(jaxpr.outvars), [False] * (len(constants) + len(jaxpr.invars))
+    )
+    return (
+        jaxpr,
         [each for each, keep in zip(constants, kept, strict=True) if keep],
         [index for index, keep in enumerate(used) if keep],
     )

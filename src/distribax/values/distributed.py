@@ -221,12 +221,14 @@ class DistributedValues(metaclass=_CountsVariables):
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shape of each replica's value, of all processes; all must call it."""
+        layout, mesh = self.layout, self.layout.mesh
+        if isinstance(layout, Local):
+            return list(layout.shapes or (np.shape(layout.value),) * layout.mesh.size)
+        if isinstance(layout, Padded):
+            return list(layout.shapes)
         own = [tuple(np.shape(piece)) for piece in self.values]
-        mesh = self.layout.mesh
         if mesh is None or not mesh.is_multi_process:
             return own
-        if isinstance(self.layout, Padded):
-            return list(self.layout.shapes)
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
         texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))

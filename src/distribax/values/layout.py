@@ -152,10 +152,6 @@ class Local:
         everyone = jax_private.all_gather_same(padded, REPLICA_AXIS)
         return tuple(cut_to(each, to) for each, to in zip(everyone, self.shapes, strict=True))
 
-    def get_shapes(self) -> list[Shape]:
-        """Returns the different shapes of the replicas' values."""
-        return list(dict.fromkeys(self.shapes or (jnp.shape(self.value),)))
-
 
 def gather_joined(local: Local, axis: int) -> jax.Array:
     """Joins the replicas' values along a dimension, inside an SPMD program."""

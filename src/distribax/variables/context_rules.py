@@ -118,30 +118,20 @@ def _check_readable(variable: PlacedVariable) -> None:
 def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
-    if variable.aggregation is _FIRST:
-        combine = _first
-    else:
-        combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
     calls = jax_private.joint_calls
     with calls.record_for(lambda: f"read of {variable.described}", stacked) as call:
-        combined = combine(stacked)
+        combined = _combine_stacked(stacked, variable.aggregation)
         call.set_results([combined])
     return jax_private.localize(combined)
 
 
-@jax.jit
-def _sum(stacked: jax.Array) -> jax.Array:
-    return stacked.sum(axis=0).astype(stacked.dtype)
-
-
-@jax.jit
-def _mean(stacked: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=1)
+def _combine_stacked(stacked: jax.Array, aggregation: VariableAggregation) -> jax.Array:
+    if aggregation is _FIRST:
+        return stacked[0]
+    if aggregation is VariableAggregation.SUM:
+        return stacked.sum(axis=0).astype(stacked.dtype)
     return stacked.mean(axis=0)
-
-
-@jax.jit
-def _first(stacked: jax.Array) -> jax.Array:
-    return stacked[0]
 
 
 def _combine_local(variable: PlacedVariable, value: jax.Array) -> jax.Array:
