@@ -170,6 +170,7 @@ class Runner(Protocol):
 
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         """Returns the variable of a line of code, which one replica creates for all of them."""
+        return create()
 
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
@@ -183,7 +184,11 @@ class Runner(Protocol):
         kwargs: Mapping[str, object],
         alone: Callable[..., object],
     ) -> Any:
-        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise."""
+        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise.
+
+        By default each is alone: there is one replica, or all are one program already.
+        """
+        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None

@@ -1,4 +1,4 @@
-"""Arrays: their buffers, the devices that these are on, and arrays of random keys."""
+"""Arrays: buffers and devices, arrays of random keys, and classes that JAX takes as arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import array as _array
 from jax._src import core as _core
+from jax._src import dtypes as _dtypes
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla
 from jax.sharding import Sharding
@@ -19,6 +20,7 @@ from jax.typing import ArrayLike
 
 from distribax.jax_private.tracing import is_tracer
 
+_Class = TypeVar("_Class")
 _Result = TypeVar("_Result")
 
 flatten_with_none: Callable[
@@ -152,3 +154,19 @@ def put_rows(leaf: object, sharding: Sharding, devices: Sequence[jax.Device]) ->
     aval = _make_aval(leaf.shape, leaf.dtype)
     array: jax.Array = pxla.batched_device_put(aval, sharding, parts, devices)
     return array
+
+
+def register_array_type(
+    cls: type[_Class], read: Callable[[_Class], jax.Array], describe: Callable[[_Class], Any]
+) -> None:
+    """Lets JAX take objects of a class, and of classes derived from it, as arrays.
+
+    They stay leaves of nests, as arrays are: `jax.tree.map` hands them to its function as they are.
+
+    Args:
+        cls: The class.
+        read: Returns the array that an object stands for; called when JAX computes with it.
+        describe: Returns the type of that array (`jax.typeof`), if possible without reading it.
+    """
+    _core.pytype_aval_mappings[cls] = describe
+    _dtypes.register_canonicalize_value_handler(cls, read)

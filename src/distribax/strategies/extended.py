@@ -14,11 +14,11 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
-from distribax.strategies.colocation import colocate, get_colocated
 from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
 from distribax.types import ReduceOp, ValueContext, VariableAggregation, VariableSynchronization
 from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
+from distribax.variables.creation import colocate, get_colocated
 
 
 class StrategyExtended:

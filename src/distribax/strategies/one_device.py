@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from typing_extensions import override
@@ -19,10 +19,8 @@ from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, nests, select
 from distribax.variables import Placement, Single
 
-_T = TypeVar("_T")
 
-
-class InlineRunner:
+class InlineRunner(contracts.Runner):
     """The meeting points of the only replica: it is always alone."""
 
     compiles = True
@@ -33,22 +31,10 @@ class InlineRunner:
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
 
-    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
-        return create()
-
     def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
-
-    def call_together(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        alone: Callable[..., object],
-    ) -> Any:
-        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None

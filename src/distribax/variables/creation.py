@@ -53,6 +53,19 @@ def impose(policy: Policy) -> AbstractContextManager[None]:
     return set_within(_imposed, policy)
 
 
+_beside: ContextVar[object] = ContextVar("distribax_colocated", default=None)
+
+
+def colocate(beside: object) -> AbstractContextManager[None]:
+    """Creates variables beside a variable, or on a device."""
+    return set_within(_beside, beside)
+
+
+def get_colocated() -> object:
+    """Returns what variables are created beside now, or None."""
+    return _beside.get()
+
+
 def get_policy(asked: Policy) -> Policy:
     """Returns the policy of a variable that is created now."""
     return _imposed.get() or asked

@@ -18,13 +18,19 @@ from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation, duplication, late_values, registry
+from distribax.variables import context_rules, creation, late_values, registry
 from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
+
+_DESCRIBED = (
+    *("_name", "_aggregation", "_synchronization", "_trainable"),
+    *("_where", "_shape", "_dtype", "_constraint"),
+)
+"""The attributes of a variable that another process is told, beside its value."""
 
 
 class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedByStrategy):
@@ -345,7 +351,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
-        duplication.check_copyable(self)
+        _check_copyable(self)
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         vars(clone).update(vars(self), _buffer=jnp.copy(self.share()), _shared=False)
@@ -354,10 +360,10 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        description = {name: getattr(self, name) for name in duplication.DESCRIBED}
+        description = {name: getattr(self, name) for name in _DESCRIBED}
         if self.source is not None:
             return _get_or_attach, (self._strategy, self._placement.specs, description)
-        duplication.check_picklable(self)
+        _check_picklable(self)
         return _make_again, (self.host_value(), description)
 
     @classmethod
@@ -374,7 +380,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         Returns:
             The new object; nothing is created where the value lives.
         """
-        assert description.keys() == set(duplication.DESCRIBED)
+        assert description.keys() == set(_DESCRIBED)
         variable = cls.__new__(cls)
         vars(variable).update(
             description,
@@ -385,6 +391,31 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
             _awaited=False,
         )
         return variable
+
+
+def _check_copyable(variable: Variable) -> None:
+    """Raises if `copy.deepcopy` cannot make another variable here."""
+    if variable.source is not None or frames.current() is not None:
+        where = "in a dx.function" if variable.source is None else "on parameter servers"
+        raise TypeError(
+            f"copy.deepcopy: {variable.described} cannot be copied {where}. Create another one "
+            "with its value: dx.Variable(v.numpy())."
+        )
+
+
+def _check_picklable(variable: Variable) -> None:
+    """Raises if a variable that lives in this process cannot leave it."""
+    if named_objects.get_destination() is not None:
+        raise TypeError(
+            f"{variable.described} lives in this process only, so a function that refers to it "
+            "cannot run on a worker. Create it inside `with strategy.scope():` of the "
+            "ParameterServerStrategy, or pass the function its value: args=(v.numpy(),)."
+        )
+    if variable.placement.mesh is not None:
+        raise TypeError(
+            f"pickle: {variable.described} belongs to the devices of a strategy, which cannot be "
+            "pickled. Pickle its value, v.numpy(), or save it with dx.Checkpoint(v=v)."
+        )
 
 
 def _make_again(value: np.ndarray, description: dict[str, Any]) -> Variable:

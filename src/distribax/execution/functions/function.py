@@ -19,8 +19,7 @@ from distribax.execution.calls import signature
 from distribax.execution.calls.call import Args, Call, Kwargs, list_parameters
 from distribax.execution.calls.input_signature import fit, is_spec, make_example
 from distribax.execution.functions.concrete_function import ConcreteFunction
-from distribax.execution.functions.known_calls import KnownCalls
-from distribax.execution.programs.guarded_programs import GuardedPrograms
+from distribax.execution.programs.guarded_programs import GuardedPrograms, KnownCalls
 from distribax.execution.programs.program import Program, Stale, TraceAgain, build
 from distribax.execution.programs.siblings import Siblings
 from distribax.execution.state import adapters, named_objects

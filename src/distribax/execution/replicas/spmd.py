@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +42,8 @@ from distribax.values import (
 )
 from distribax.values.layout import cut_to, gather_joined
 
-_T = TypeVar("_T")
 
-
-class SpmdRunner:
+class SpmdRunner(contracts.Runner):
     """The meeting points of replicas that are one program: collectives over the mesh axis."""
 
     compiles = False
@@ -75,9 +73,6 @@ class SpmdRunner:
     def is_idle(self) -> bool:
         return self.frame.variant is not None and self.frame.variant.is_idle
 
-    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
-        return create()
-
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
@@ -85,15 +80,6 @@ class SpmdRunner:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
-
-    def call_together(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        alone: Callable[..., object],
-    ) -> Any:
-        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None

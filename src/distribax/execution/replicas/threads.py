@@ -155,7 +155,7 @@ class _Replica(threading.Thread):
             return state.fn(*self.args, **self.kwargs)
 
 
-class _ThreadRunner:
+class _ThreadRunner(contracts.Runner):
     """The meeting points of a replica that has its own thread."""
 
     # A function compiled inside the thread could not meet the other replicas.

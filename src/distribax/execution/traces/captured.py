@@ -40,6 +40,9 @@ class CapturedValue:
     value: DistributedValues
     layout: Global | Padded
 
+    per_replica = False
+    source = None
+
     # Each time it is met, it is the same state. The object is kept, so that its id stays its own.
 
     @override
@@ -51,16 +54,8 @@ class CapturedValue:
         return id(self.value)
 
     @property
-    def per_replica(self) -> bool:
-        return False
-
-    @property
     def program_sharding(self) -> Sharding:
         return NamedSharding(self.layout.mesh, self.layout.spec)
-
-    @property
-    def source(self) -> None:
-        return None
 
     @property
     def described(self) -> str:
