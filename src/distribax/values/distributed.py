@@ -25,6 +25,7 @@ from distribax.values.layout import (
     Padded,
     Pieces,
     describe_kind,
+    is_traced,
     join,
     pad,
     spread,
@@ -213,7 +214,7 @@ class DistributedValues(metaclass=_CountsVariables):
             return None
         if layout.uneven or layout.even or isinstance(self, Mirrored):
             return None
-        if any(map(jax_private.is_tracer, layout.pieces)):
+        if is_traced(layout):
             return None
         kinds = {describe_kind(piece) for piece in layout.pieces}
         # One kind here is only part of the answer; several are, and the others must hear of it.
@@ -282,10 +283,9 @@ class DistributedValues(metaclass=_CountsVariables):
 
     @override
     def __repr__(self) -> str:
-        if isinstance(self.layout, Local) or (
-            isinstance(self.layout, (Global, Padded)) and jax_private.is_tracer(self.layout.array)
-        ):
-            inner = self.layout.value if isinstance(self.layout, Local) else self.layout.array
+        layout = self.layout
+        if not isinstance(layout, Pieces) and is_traced(layout):
+            inner = layout.value if isinstance(layout, Local) else layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
         return format_listing(type(self).__name__, self.values)
 

@@ -15,7 +15,7 @@ from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import ArrayLike, DistributedValues, Local, Mirrored, PerReplica, is_wrapped
+from distribax.values import ArrayLike, DistributedValues, Mirrored, PerReplica, is_wrapped
 from distribax.variables import parts
 from distribax.variables.placement import PlacedVariable
 
@@ -94,14 +94,6 @@ def copy_index(variable: PlacedVariable, here: context.Entry) -> int | None:
     if here.replica_context is not None and variable.distribute_strategy is here.strategy:
         return here.replica_context.runner.copy_id
     return None
-
-
-def wrap_local(
-    variable: PlacedVariable, value: jax.Array, frame: frames.RunFrame
-) -> DistributedValues:
-    """Returns the copies of a variable as a value inside a compiled run."""
-    kind = PerReplica if variable.per_replica else Mirrored
-    return kind.of(Local(value, frame.mesh))
 
 
 def _check_readable(variable: PlacedVariable) -> None:

@@ -119,7 +119,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         """Makes the new variable known to those who must find all of them."""
         registry.note(self)
         if self.per_replica:
-            frames.per_replica_states.add(self)
+            frames.note_per_replica(self)
 
     # What it is.
 

@@ -10,8 +10,15 @@ from typing_extensions import override
 
 from distribax.execution import frames
 from distribax.topology import device_name, local_devices
-from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
-from distribax.variables import context_rules
+from distribax.values import (
+    ArrayLike,
+    DistributedValues,
+    Global,
+    Local,
+    Mirrored,
+    PerReplica,
+    Pieces,
+)
 from distribax.variables.placement import PlacedVariable
 
 
@@ -79,8 +86,9 @@ def wrap_copies(variable: PlacedVariable) -> DistributedValues:
     frame = frames.current()
     value = frame.read(variable) if frame is not None else variable.share()
     mesh, shape = variable.placement.mesh, variable.shape
-    if frame is not None and isinstance(frame, frames.RunFrame):
-        return context_rules.wrap_local(variable, value, frame)
+    if isinstance(frame, frames.RunFrame):
+        kind = PerReplica if variable.per_replica else Mirrored
+        return kind.of(Local(value, frame.mesh))
     if mesh is None or variable.devices != local_devices(mesh):
         return Mirrored([value])
     if not variable.per_replica:

@@ -220,7 +220,7 @@ class _ReplicaProgram:
         self._given = [_make_input(leaf, mesh) for leaf in self._leaves]
         self._inputs = [each for each in self._given if each is not None]
         # All of them, as the replicas' values cannot be reached from inside.
-        self._stacked = frames.per_replica_states.find(NamedSharding(mesh, SPLIT))
+        self._stacked = frames.find_per_replica(NamedSharding(mesh, SPLIT))
         self._found = captured.find_known(outer.function, mesh)
         # The arrays that enter, in three lists, and how each is divided among the replicas.
         self._arrays = (

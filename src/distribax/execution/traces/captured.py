@@ -28,9 +28,9 @@ from distribax.values import (
     Mirrored,
     Padded,
     PerReplica,
-    Pieces,
     register_own_part,
 )
+from distribax.values.layout import is_traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +99,15 @@ def lift(value: DistributedValues, mesh: Mesh | None = None) -> Any:
         return PerReplica.of(Local(read_in_program(value, frame), frame.mesh))
     if jax_private.has_mesh():
         raise NeedsOwnMesh
-    if _is_traced(value):
+    if is_traced(value.layout):
         return value
     mesh = mesh or value.layout.mesh
-    state = _find_state(value, mesh) or _find_padded(value, mesh)
+    state = _find_state(value, mesh)
     if state is None:
-        return value
+        padded = jax_private.run_outside_trace(lambda: value.pad(mesh))
+        if padded is None:
+            return value
+        state = CapturedValue(value, padded)
     return Form.of(value, state.layout).wrap(frame.read(state))
 
 
@@ -138,7 +141,7 @@ register_own_part(find_own_part)
 
 def read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
     """Returns a replica's part of a value that its program has not been given."""
-    if _is_traced(value):
+    if is_traced(value.layout):
         if isinstance(value.layout, Padded):
             raise HostOnly("the replicas' pieces of a value differ in shape", HostMode.EAGER)
         return _pick_own(value.layout, lax.axis_index(REPLICA_AXIS))
@@ -175,16 +178,3 @@ def _find_state(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | 
         lambda: value.join() if mesh is None else value.on_mesh(mesh)
     )
     return None if layout is None else CapturedValue(value, layout)
-
-
-def _find_padded(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | None:
-    """Returns pieces of different sizes as a state, or None if they differ in more than that."""
-    layout = jax_private.run_outside_trace(lambda: value.pad(mesh))
-    return None if layout is None else CapturedValue(value, layout)
-
-
-def _is_traced(value: DistributedValues) -> bool:
-    layout = value.layout
-    if isinstance(layout, Pieces):
-        return any(map(jax_private.is_tracer, layout.pieces))
-    return isinstance(layout, Local) or jax_private.is_tracer(layout.array)  # type: ignore[attr-defined]
