@@ -17,8 +17,8 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls.call import name_leaves
-from distribax.execution.programs.results import Held, hold
-from distribax.execution.replicas.outcome import SPLIT, Bare, Outcome, Part
+from distribax.execution.programs.results import Held, Part, hold
+from distribax.execution.replicas.outcome import SPLIT, Outcome
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.traces import captured, frames, trace_errors
 from distribax.execution.traces.variant import Variant
@@ -354,12 +354,12 @@ def _is_found(leaf: object) -> bool:
     return not jax_private.is_tracer(leaf.get())
 
 
-def _merge(part: Bare | Form, array: jax.Array) -> Any:
+def _merge(form: Form | None, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
-    if isinstance(part, Bare):
+    if form is None:
         return array
-    wrapped = part.wrap(array)
-    return wrapped.part(0) if part.mesh.size == 1 else wrapped
+    wrapped = form.wrap(array)
+    return wrapped.part(0) if form.mesh.size == 1 else wrapped
 
 
 def _make_input(leaf: object, mesh: Mesh) -> Global | Padded | None:
@@ -412,7 +412,7 @@ def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[
             plan.append(Held(whole))
         elif shared:
             bare = runner.frame.is_bare(leaf)
-            plan.append(Bare() if bare else Form(runner.mesh, mirrored=True))
+            plan.append(None if bare else Form(runner.mesh, mirrored=True))
             outputs.append(value)
         else:
             scalar = value.ndim == 0

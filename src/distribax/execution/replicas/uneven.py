@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from distribax import jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.execution.programs.results import Held
-from distribax.execution.replicas.outcome import Outcome, Part
+from distribax.execution.programs.results import Held, Part
+from distribax.execution.replicas.outcome import Outcome
 from distribax.execution.traces.variant import Known, Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import is_python_number
