@@ -198,11 +198,11 @@ COLLECTIVE_ERROR_EXIT_CODE: Final = 44
 
 
 def is_python_number(value: object) -> bool:
-    """Tells whether `value` is a number of Python's own types, which has no device."""
+    """Tells whether `value` is a plain Python number, which is on no device."""
     # Not of a class derived from them, such as the index of a replica.
     return type(value) in (bool, int, float, complex)
 
 
 def is_integer(value: object) -> TypeIs[int]:
-    """Tells whether `value` is a whole number that can name a dimension, of NumPy's types too."""
+    """Tells whether `value` is an integer of Python or NumPy that can name a dimension."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -124,7 +124,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _take_all(fn: Callable[..., jax.Array]) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """Returns a function of all values, made of one of two values if `fn` is that."""
+    """Returns a function of all values, also if `fn` takes only two of them."""
     if _count_arguments(fn) == 2:
         return lambda values: functools.reduce(fn, values)
     return fn

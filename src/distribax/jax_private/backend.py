@@ -90,8 +90,7 @@ def count_cpu_pool_threads() -> int | None:
 def copy_thread_settings() -> Callable[[], None]:
     """Returns a function that gives another thread the settings that this one has now.
 
-    A thread of our own that runs code of the user's has them, so that it does not matter which
-    thread runs it.
+    Our threads that run user code take them over, so that it does not matter which thread runs it.
     """
     local = [
         (state, value)

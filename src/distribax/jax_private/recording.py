@@ -243,7 +243,7 @@ def compute_on_host(program: Recorded, inputs: Sequence[np.ndarray]) -> list[Any
         inputs: The values of its inputs.
 
     Returns:
-        The results, as arrays of NumPy's, or None if the program does anything else.
+        The results as NumPy arrays, or None if the program does anything else.
     """
     values: dict[Any, ArrayLike] = dict(zip(program.jaxpr.invars, inputs, strict=True))
     values.update(zip(program.jaxpr.constvars, program.consts, strict=True))

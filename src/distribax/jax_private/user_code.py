@@ -25,12 +25,12 @@ _known: dict[CodeType, bool] = {}
 
 
 def is_library(frame: FrameType) -> bool:
-    """Tells whether a frame is not of the user's program."""
+    """Tells whether a frame is outside the user's program."""
     return is_library_code(frame.f_code)
 
 
 def is_library_code(code: CodeType) -> bool:
-    """Tells whether code is not of the user's program."""
+    """Tells whether code is outside the user's program."""
     found = _known.get(code)
     if found is None:
         found = _known[code] = is_library_file(code.co_filename)
@@ -38,7 +38,7 @@ def is_library_code(code: CodeType) -> bool:
 
 
 def is_library_file(name: str) -> bool:
-    """Tells whether a file is not one of the user's program."""
+    """Tells whether a file is outside the user's program."""
     return name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)
 
 

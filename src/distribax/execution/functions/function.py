@@ -345,7 +345,7 @@ class Function:
         return program, None if first is None or program.does_same(first) else first
 
     def _trace_completely(self, trace: Callable[..., Program]) -> Program:
-        """Traces until the replicas read nothing that is no input of theirs yet."""
+        """Traces until all that the replicas read is among their inputs."""
         for _ in range(_MAX_TRACES):
             with contextlib.suppress(TraceAgain):
                 return trace(may_create=False)

@@ -25,7 +25,7 @@ class GuardedPrograms:
         self._num_changes = -1
 
     def find(self) -> Program | HostMode | None:
-        """Returns the one for things as they are now, or None if there is none yet."""
+        """Returns the program for the current state of things, or None if there is none yet."""
         num_changes = adapters.count_changes()
         if num_changes != self._num_changes:
             fitting = (known for known, guards in self._known if all(g.holds() for g in guards))
@@ -35,7 +35,7 @@ class GuardedPrograms:
     def add(
         self, program: Program | HostMode, guards: Sequence[adapters.Guard], num_changes: int
     ) -> None:
-        """Adds the one that was traced when there had been so many changes."""
+        """Adds a program, given how many changes there had been when it was traced."""
         self._known.append((program, guards))
         self._current, self._num_changes = program, num_changes
 

@@ -34,7 +34,7 @@ Fetch: TypeAlias = Callable[[], list[Any]]
 
 
 class TraceAgain(ControlFlow):
-    """Ends a trace in which replicas have read variables that are no inputs of theirs."""
+    """Ends a trace in which replicas have read variables that are not among their inputs."""
 
 
 class Stale(ControlFlow):

@@ -170,7 +170,7 @@ def _pick_own(layout: Layout, index: jax.Array) -> jax.Array:
 
 
 def _find_state(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | None:
-    """Returns the value as a state, or None if it is no one array over the mesh."""
+    """Returns the value as a state, or None if it cannot be one array over the mesh."""
     if isinstance(value.layout, Global) and mesh in (None, value.layout.mesh):
         return CapturedValue(value, value.layout)
     # Outside the trace, so that it is an array and no value of the trace.

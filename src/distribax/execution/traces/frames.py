@@ -124,7 +124,7 @@ class FunctionFrame(Frame):
         self.has_steps = False
         # The ids of the variables among the arguments whose identity the code has asked for.
         self.identified: set[int] = set()
-        # Whether replicas have read a variable that was no input of theirs.
+        # Whether replicas have read a variable that was not among their inputs.
         self.is_incomplete = False
         # What to do where variables of other processes live, after the step has run.
         self.deferred = RemoteWrites()
