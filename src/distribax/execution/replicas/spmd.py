@@ -172,29 +172,16 @@ def run_in_program(
     outer = frames.current()
     assert outer is not None
     if isinstance(outer, frames.RunFrame):
-        return _run_inside(strategy, outer, ops, fn, args, kwargs)
+        # From a merge function, which is in the program of the replicas already.
+        runner = SpmdRunner(strategy, outer, ops, Origins())
+        own = nests.map_leaves(runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
+        with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
+            result = fn(*own[0], **own[1])
+        return nests.map_leaves(runner.wrap, result, _is_unit)
     outer.function.mesh = mesh
     if jax_private.has_mesh():
         raise NeedsOwnMesh
     return _ReplicaProgram(strategy, outer, mesh, ops, fn, args, kwargs).run()
-
-
-def _run_inside(
-    strategy: contracts.Strategy,
-    frame: frames.RunFrame,
-    ops: CrossDeviceOps,
-    fn: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> Any:
-    """Runs `fn` for all replicas from a merge function, which is in their program already."""
-    runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = nests.map_leaves(
-        runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque
-    )
-    with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
-        result = fn(*args, **kwargs)
-    return nests.map_leaves(runner.wrap, result, _is_unit)
 
 
 class _ReplicaProgram:
