@@ -16,7 +16,6 @@ from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
 from distribax.values import ArrayLike, DistributedValues, Mirrored, PerReplica, is_wrapped
-from distribax.variables import parts
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -277,9 +276,9 @@ def _write_together(
         strategy.extended.update(variable, lambda v, x: write(v, x, kind, index), args=(value,))
 
     assert here.replica_context is not None
-    if index is not WHOLE and aggregation is not _FIRST and parts.may_differ(index):
+    if index is not WHOLE and aggregation is not _FIRST and _may_differ(index):
         part = fit(variable, unwrap(value), kind, index)
-        value = parts.spread(variable, part, kind, index, here.replica_context)
+        value = _spread(variable, part, kind, index, here.replica_context)
         index = WHOLE
         if kind is WriteKind.ASSIGN:
             aggregation = _FIRST  # It is the same in all replicas.
@@ -288,6 +287,32 @@ def _write_together(
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = read(variable)
+
+
+def _may_differ(index: object) -> bool:
+    """Tells whether replicas may write different parts: in eager code each has its own numbers."""
+    return frames.current() is None or any(map(jax_private.is_tracer, jax.tree.leaves(index)))
+
+
+def _spread(
+    variable: PlacedVariable,
+    part: jax.Array,
+    kind: WriteKind,
+    index: Any,
+    replica: context.ReplicaContext,
+) -> jax.Array:
+    """Returns what to write to all of a variable in place of this replica's part.
+
+    Where replicas assign the same elements, their values are combined.
+    """
+    zeros = jnp.zeros(variable.shape, variable.dtype)
+    if kind is not WriteKind.ASSIGN:
+        return zeros.at[index].add(part)
+    count = jnp.zeros(variable.shape, jnp.int32).at[index].set(1)
+    total, count = replica.all_reduce(ReduceOp.SUM, [zeros.at[index].set(part), count])
+    if variable.aggregation is VariableAggregation.MEAN:
+        total = total / jnp.maximum(count, 1)
+    return jnp.where(count > 0, total, variable.read_value())
 
 
 def _share_index(part: object) -> object:
