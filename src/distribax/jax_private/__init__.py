@@ -83,6 +83,7 @@ from distribax.jax_private.user_code import is_library as is_library
 from distribax.jax_private.user_code import is_library_code as is_library_code
 from distribax.jax_private.user_code import is_library_file as is_library_file
 from distribax.jax_private.user_code import list_main_stack as list_main_stack
+from distribax.jax_private.user_code import list_parameters as list_parameters
 from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
 from distribax.jax_private.variants import pad_to as pad_to
 from distribax.jax_private.variants import run_variants as run_variants

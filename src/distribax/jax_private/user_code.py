@@ -1,14 +1,15 @@
-"""Which line of the user's program is behind a call."""
+"""The user's code: which line of it is behind a call, and what a function of it takes."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
 import traceback
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 import jax
 
@@ -51,6 +52,14 @@ def find_user_line(frame: FrameType | None) -> str:
     return (
         f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_qualname}'
     )
+
+
+def list_parameters(fn: Any) -> list[inspect.Parameter]:
+    """Returns the parameters of a function; none if it does not tell, as some in C do not."""
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
 def list_main_stack() -> list[tuple[FrameType, int]]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.tree_util import PyTreeDef
 
-from distribax import contracts
+from distribax import contracts, jax_private
 from distribax.execution.calls import signature
 from distribax.execution.state import roles
 from distribax.execution.state.roles import RoleArgument
@@ -147,20 +147,12 @@ def name_leaves(
 
 def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
     """Returns the names of the first `count` positional parameters."""
-    parameters = list_parameters(fn)
+    parameters = jax_private.list_parameters(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
     rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL]
     name = rest[0] if rest else "args"
     return [*names, *(f"{name}[{index}]" for index in range(count - len(names)))]
-
-
-def list_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
-    """Returns the parameters of a function; none if it does not tell, as some in C do not."""
-    try:
-        return list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return []
 
 
 def rebuild(tree: PyTreeDef, slots: Sequence[signature.Slot], inputs: Iterable[Any]) -> Any:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from distribax import context, contracts, jax_private, progress
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
-from distribax.execution.calls.call import Args, Call, Kwargs, list_parameters
+from distribax.execution.calls.call import Args, Call, Kwargs
 from distribax.execution.calls.input_signature import fit, is_spec, make_example
 from distribax.execution.functions.concrete_function import ConcreteFunction
 from distribax.execution.programs.guarded_programs import GuardedPrograms, KnownCalls
@@ -395,7 +395,7 @@ class Function:
         """Returns the indices of the leaves of the arguments that are named."""
         if not argnums and not argnames:
             return frozenset()
-        described = list_parameters(self._python)
+        described = jax_private.list_parameters(self._python)
         parameters = [each.name for each in described]
         takes_more = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in described)
         missing = [i for i in argnums if i >= len(parameters) > 0]
