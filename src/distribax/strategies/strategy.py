@@ -331,23 +331,16 @@ class Strategy:
 
     # Older names.
 
+    @explained_by(run)
     def experimental_run_v2(
         self,
         fn: Callable[..., Any],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
+        options: RunOptions | None = None,
     ) -> Any:
-        """An older name of `run`.
-
-        Args:
-            fn: As for `run`.
-            args: As for `run`.
-            kwargs: As for `run`.
-
-        Returns:
-            As `run`.
-        """
-        return self.run(fn, args, kwargs)
+        """An older name of `run`."""
+        return self.run(fn, args, kwargs, options)
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: DistributedIterator | None = None

@@ -295,57 +295,33 @@ def create_divided(
 ) -> Variable | ShardedVariable:
     """Creates a variable, divided as `partitioner` says."""
     name = arguments.get("name") or "Variable"
-    initial, dtype = arguments.get("initial_value"), arguments.get("dtype")
-    shape = arguments.get("shape")
-    if shape and initializers.takes_part(initial):
-        return _create_parts(create, arguments, partitioner, name)
-    value = creation.compute_initial(initial, dtype, shape, name)
-    arguments = {**arguments, "initial_value": value}
-    if not value.shape:
-        return create(**arguments)
-    num_shards = _num_shards(partitioner, tuple(value.shape), value.dtype, name)
-    if num_shards == 1:
-        return create(**arguments)
-    value = np.asarray(value)
-    return _create_shards(create, arguments, value.shape[0], num_shards, value.__getitem__, name)
-
-
-def _create_parts(
-    create: Callable[..., Variable],
-    arguments: dict[str, Any],
-    partitioner: Callable[..., Sequence[int]],
-    name: str,
-) -> Variable | ShardedVariable:
-    """Creates a variable whose initial value is made one shard at a time."""
-    initial, dtype = arguments["initial_value"], arguments.get("dtype")
-    shape = tuple(arguments["shape"])
-    # What it returns has the last word; the size is needed before.
-    assumed = np.dtype(jax.dtypes.canonicalize_dtype(dtype or float))
-    num_shards = _num_shards(partitioner, shape, assumed, name)
+    initial: Any = arguments.get("initial_value")
+    dtype = arguments.get("dtype")
+    shape = tuple(arguments.get("shape") or ())
+    # An initializer that can make one shard at a time is called by each of them.
+    makes_parts = bool(shape) and initializers.takes_part(initial)
+    if makes_parts:
+        # What it returns has the last word; the size is needed before.
+        value_dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype or float))
+    else:
+        value = creation.compute_initial(initial, dtype, arguments.get("shape"), name)
+        arguments = {**arguments, "initial_value": value}
+        shape, value_dtype = tuple(value.shape), value.dtype
+    num_shards = _num_shards(partitioner, shape, value_dtype, name) if shape else 1
     if num_shards == 1:
         return create(**arguments)
 
-    def make_rows(rows: slice) -> Callable[[], Any]:
+    def make_rows(rows: slice) -> Any:
+        if not makes_parts:
+            return np.asarray(value)[rows]
         part = initializers.Part(shape, rows)
         return lambda: initializers.make_part(initial, part, dtype, name)
 
-    return _create_shards(create, arguments, shape[0], num_shards, make_rows, name)
-
-
-def _create_shards(
-    create: Callable[..., Variable],
-    arguments: dict[str, Any],
-    num_rows: int,
-    num_shards: int,
-    make_rows: Callable[[slice], Any],
-    name: str,
-) -> ShardedVariable:
-    """Creates the shards, each with the initial value that `make_rows` has for its rows."""
-    common = {key: value for key, value in arguments.items() if key != "shape"}
+    common = {key: given for key, given in arguments.items() if key != "shape"}
     shards = []
-    for index, rows in enumerate(Division.even(num_rows, num_shards).slices):
-        part = {"initial_value": make_rows(rows), "name": f"{name}/part_{index}"}
-        shards.append(create(**{**common, **part}))
+    for index, rows in enumerate(Division.even(shape[0], num_shards).slices):
+        own = {"initial_value": make_rows(rows), "name": f"{name}/part_{index}"}
+        shards.append(create(**{**common, **own}))
     return ShardedVariable(shards, name)
 
 
