@@ -176,6 +176,7 @@ class _ThreadRunner(contracts.Runner):
     def is_idle(self) -> bool:
         return self.replica.run_state.idle.has(self.replica_id)
 
+    @override
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
@@ -185,6 +186,7 @@ class _ThreadRunner(contracts.Runner):
         _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
         return self.replica.meet(fn, args, kwargs)
 
+    @override
     def call_together(
         self,
         fn: Callable[..., object],
