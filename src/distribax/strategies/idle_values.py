@@ -89,5 +89,8 @@ def _divide(total: Mirrored, count: Mirrored) -> Mirrored:
         return Mirrored.of(Local(divide_by_count(a.value, b.value), a.mesh))
     if isinstance(a, Global) and isinstance(b, Global):
         return Mirrored.of(Global(divide_by_count(a.array, b.array), a.mesh, mirrored=True))
-    copies = map(divide_by_count, total.values, count.values)
+    copies = [
+        jax_private.call_near(partial(divide_by_count, count=each), copy)
+        for copy, each in zip(total.values, count.values, strict=True)
+    ]
     return Mirrored.of(Pieces(tuple(copies), a.mesh))

@@ -9,14 +9,14 @@ from distribax.docstrings import explained_by
 from distribax.types import WriteKind
 from distribax.variables.context_rules import Assigned
 
-_V = TypeVar("_V")
+_Variable = TypeVar("_Variable")
 
 
-class Assignable(Generic[_V]):
+class Assignable(Generic[_Variable]):
     """TensorFlow's `assign`, `assign_add` and `assign_sub`, which return the variable."""
 
     @abc.abstractmethod
-    def _write(self, kind: WriteKind, value: Assigned) -> _V:
+    def _write(self, kind: WriteKind, value: Assigned) -> _Variable:
         """Writes a value, and returns the variable."""
 
     def assign(
@@ -25,7 +25,7 @@ class Assignable(Generic[_V]):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> _V:
+    ) -> _Variable:
         """Replaces the value. In a replica the aggregation says how the replicas' are combined.
 
         Args:
@@ -49,7 +49,7 @@ class Assignable(Generic[_V]):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> _V:
+    ) -> _Variable:
         """Adds `delta` to the value.
 
         Args:
@@ -73,6 +73,6 @@ class Assignable(Generic[_V]):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> _V:
+    ) -> _Variable:
         """Subtracts `delta` from the value."""
         return self._write(WriteKind.ASSIGN_SUB, delta)
