@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -13,8 +13,7 @@ from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import Global, Padded, Shape
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """A value that is stored as one array over the mesh, without the array.
 
     Attributes:

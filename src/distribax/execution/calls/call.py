@@ -17,7 +17,7 @@ from distribax.execution.state import roles
 from distribax.execution.state.roles import RoleArgument
 from distribax.execution.traces import frames
 from distribax.execution.traces.iterators import LiftedIterator, Pulled
-from distribax.values import is_none_or_opaque, is_wrapped
+from distribax.values import Form, is_none_or_opaque, is_wrapped
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -55,9 +55,7 @@ class Call:
     def has_wrapped(self) -> bool:
         """Whether there are distributed values among the arguments and elements."""
         elements = jax.tree.leaves([element for _, element in self.pulled], is_leaf=is_wrapped)
-        return any(isinstance(slot, signature.WrappedSlot) for slot in self.slots) or any(
-            map(is_wrapped, elements)
-        )
+        return any(isinstance(slot, Form) for slot in self.slots) or any(map(is_wrapped, elements))
 
     def fetch_all(self, origins: Iterable[Origin]) -> None:
         """Fetches the elements that an earlier call with these arguments needed."""
@@ -125,7 +123,7 @@ class Call:
             # Containers that JAX does not know.
             names = [f"argument {index}" for index in range(len(self.slots))]
         for name, slot in zip(names, self.slots, strict=True):
-            if slot.is_dynamic:
+            if not isinstance(slot, signature.StaticSlot):
                 yield name
 
 
@@ -158,5 +156,11 @@ def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
 def rebuild(tree: PyTreeDef, slots: Sequence[signature.Slot], inputs: Iterable[Any]) -> Any:
     """Returns a nest with `inputs` in it, as traced code sees it."""
     remaining = iter(inputs)
-    leaves = [slot.rebuild(next(remaining) if slot.is_dynamic else None) for slot in slots]
+    leaves: list[Any] = []
+    for slot in slots:
+        if isinstance(slot, signature.StaticSlot):
+            leaves.append(slot.value)
+        else:
+            array = next(remaining)
+            leaves.append(array if slot is None else slot.wrap(array))
     return jax.tree.unflatten(tree, leaves)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Hashable, Sequence
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution.state.roles import RoleArgument
@@ -35,56 +33,22 @@ class Traced(Exception):
     """A JAX transformation is tracing an argument: the call is part of its program."""
 
 
-class Slot(abc.ABC):
-    """How one leaf of the arguments enters the program."""
-
-    is_dynamic = True
-    """Whether the leaf is an input of the program."""
-
-    @abc.abstractmethod
-    def rebuild(self, traced: Any) -> Any:
-        """Returns what the traced function sees for this leaf."""
-
-
-class ArraySlot(Slot):
-    """An array or a number: an input."""
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return traced
-
-
-class WrappedSlot(Slot):
-    """A distributed value, whose array is an input."""
-
-    def __init__(self, value: DistributedValues, layout: Global | Padded) -> None:
-        self._value = value
-        self._layout = layout
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return Form.of(self._value, self._layout).wrap(traced)
-
-
-class StaticSlot(Slot):
-    """Any other object, and an iterator: part of the signature, and passed on as it is."""
-
-    is_dynamic = False
+class StaticSlot:
+    """An object that is no input of the program: part of the signature, and passed on as it is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return self.value
 
 
 class RoleSlot(StaticSlot):
     """A variable: programs can be called with another one of the same form."""
 
 
+Slot: TypeAlias = StaticSlot | Form | None
+"""How a leaf of the arguments enters the program. None is an array or a number that is an input;
+a distributed value has a form, and its array is the input."""
+
 _NUMBERS = (int, float, complex)
-_ARRAY = ArraySlot()
 _HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
 
 
@@ -110,19 +74,19 @@ def read(
             key, slot, value = _read_wrapped(leaf)
             dynamic += value
         elif jax_private.is_concrete_array(leaf):
-            key, slot = (leaf.shape, leaf.dtype, leaf.weak_type), _ARRAY
+            key, slot = (leaf.shape, leaf.dtype, leaf.weak_type), None
             dynamic.append(_uncommit(leaf))
         elif isinstance(leaf, jax.Array):
             if jax_private.is_tracer(leaf):
                 raise Traced
             # Random keys, which have no weak types.
-            key, slot = (leaf.shape, leaf.dtype, False), _ARRAY
+            key, slot = (leaf.shape, leaf.dtype, False), None
             dynamic.append(_uncommit(leaf))
         elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
-            key, slot = (leaf.shape, leaf.dtype, False), _ARRAY
+            key, slot = (leaf.shape, leaf.dtype, False), None
             dynamic.append(leaf)
         elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
-            key, slot = (type(leaf),), _ARRAY
+            key, slot = (type(leaf),), None
             dynamic.append(leaf)
         elif isinstance(leaf, LiftedIterator):
             key, slot = (LiftedIterator,), StaticSlot(leaf)
@@ -142,9 +106,8 @@ def _read_wrapped(value: DistributedValues) -> tuple[Hashable, Slot, list[Any]]:
     array = layout.array
     if jax_private.is_tracer(array):
         raise Traced
-    how = (layout.stacked, layout.mirrored) if isinstance(layout, Global) else layout.shapes
-    key = (how, value.idle.find(), layout.mesh, array.shape, array.dtype)
-    return key, WrappedSlot(value, layout), [array]
+    form = Form.of(value, layout)
+    return (form, array.shape, array.dtype), form, [array]
 
 
 def _join(value: DistributedValues) -> Global | Padded | None:

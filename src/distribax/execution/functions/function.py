@@ -463,7 +463,7 @@ class _ReplicaRun(Function):
 
 def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
     """Returns where the given leaves are among the inputs of the program."""
-    inputs = [index for index, slot in enumerate(slots) if slot.is_dynamic]
+    inputs = [i for i, slot in enumerate(slots) if not isinstance(slot, signature.StaticSlot)]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)
 
 

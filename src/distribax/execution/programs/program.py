@@ -28,6 +28,7 @@ from distribax.execution.traces import frames, trace_errors
 from distribax.execution.traces.iterators import LiftedIterator
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
+from distribax.values import Form
 
 Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
@@ -326,7 +327,7 @@ class _Inputs:
             _, slots, values = signature.read(leaves, frozenset())
         except signature.Uneven:
             raise HostOnly("an element's pieces differ in shape", HostMode.ONCE) from None
-        if jax_private.has_mesh() and any(isinstance(s, signature.WrappedSlot) for s in slots):
+        if jax_private.has_mesh() and any(isinstance(slot, Form) for slot in slots):
             raise NeedsOwnMesh
         names = (f"next(iterator) (part {place})" for place in range(len(values)))
         return self._add(tree, slots, values, names)
