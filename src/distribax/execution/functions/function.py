@@ -32,7 +32,6 @@ _logger = logging.getLogger(__name__)
 
 _MAX_HOST_RUNS = 64
 _MAX_TRACES = 8
-_NO_LEAVES: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -259,11 +258,7 @@ class Function:
     def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
         leaves, tree = nests.flatten_arguments((args, kwargs))
         settings = self._settings
-        static = _NO_LEAVES
-        if settings.static_argnums or settings.static_argnames:
-            static = self._find_leaves(
-                args, kwargs, settings.static_argnums, settings.static_argnames
-            )
+        static = self._find_leaves(args, kwargs, settings.static_argnums, settings.static_argnames)
         keys, slots, dynamic = signature.read(leaves, static)
         where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
         return Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
@@ -279,7 +274,7 @@ class Function:
         self, known: KnownCalls, call: Call
     ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
-        elements, inputs = call.read_inputs() if call.pulled else ((), call.dynamic)
+        elements, inputs = call.read_inputs()
         variants = known.programs.get(elements)
         if variants is None:
             variants = self._siblings.find(call)

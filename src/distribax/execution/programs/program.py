@@ -128,7 +128,7 @@ class Program:
         return self._call(dynamic)
 
     def _call(self, dynamic: list[Any]) -> Any:
-        own, dynamic = _split(dynamic, self.donated) if self.donated else ([], dynamic)
+        own, dynamic = _split(dynamic, self.donated)
         # What takes long, or waits for other processes, is done before the variables are held.
         far = self._fetch() if self.fetches else None
         if jax_private.joint_calls.is_watched:

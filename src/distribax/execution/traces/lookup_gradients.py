@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
@@ -24,18 +25,19 @@ from distribax.jax_private import jaxprs
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class Inflow:
     """A value that went into a differentiated function, and its gradient once that is known.
 
-    Args:
+    Attributes:
         what: The variable, or the table.
         ids: The rows of it that went in, or None if it was read as a whole.
+        gradient: The gradient, once the backward pass has arrived.
     """
 
-    def __init__(self, what: contracts.Table, ids: ArrayLike | None) -> None:
-        self.what = what
-        self.ids = ids
-        self.gradient: jax.Array | None = None
+    what: contracts.Table
+    ids: ArrayLike | None
+    gradient: jax.Array | None = None
 
     def note(self, gradient: jax.Array) -> None:
         """Keeps the gradient that the backward pass has arrived with."""
