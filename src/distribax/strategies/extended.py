@@ -104,12 +104,12 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The names of the devices that run replicas."""
-        return tuple(device_name(device) for device in self._workers)
+        """The names of this process's devices that run replicas."""
+        return tuple(device_name(device) for device in self.local_devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables."""
+        """The names of this process's devices that hold variables."""
         return tuple(device_name(device) for device in self._parameters)
 
     @property
