@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distribax.contrib.tensorflow_names import TABLE
+from distribax.contrib.tensorflow_names import read_table
 
 PAGE = Path(__file__).parent / "guide" / "migrating.md"
 BEGIN = "<!-- The table is written by docs/names_table.py. -->"
@@ -13,7 +13,7 @@ END = "<!-- The end of the table. -->"
 
 def make_table() -> str:
     """Returns the table as Markdown."""
-    rows = sorted(TABLE, key=lambda row: row.tensorflow.lower())
+    rows = sorted(read_table(), key=lambda row: row.tensorflow.lower())
     lines = ["| TensorFlow | distribax | difference |", "|---|---|---|"]
     for row in rows:
         # What is no name is a phrase.

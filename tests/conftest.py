@@ -62,6 +62,8 @@ _ON_RAY = (
 """Folders and files that share a Ray cluster, which takes seconds to start."""
 _PAGE_ON_RAY = "docs/guide/parameter_server.md"
 """The page whose code uses that cluster too."""
+_SLOW_IMPORTS = ("keras", "nnx")
+"""Words in the paths of tests that import a library which takes seconds to import."""
 
 _ORDER = (
     "multiprocess/contract",
@@ -77,16 +79,22 @@ _ORDER = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps together what shares costly fixtures and compiled programs, if there are processes.
 
-    A file or folder of tests is given to one process, the slow ones first, so that at the end no
-    process waits for another one.
+    A group of tests is given to one process, the slow ones first, so that at the end no process
+    waits for another one.
     """
     items.sort(key=lambda item: _find_place(item.path, _ORDER))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     for item in items:
-        shares = _find_place(item.path, _ON_RAY) < len(_ON_RAY) or _PAGE_ON_RAY in item.name
-        group = "Ray" if shares else str(item.path.relative_to(_TESTS))
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(_find_group(item)))
+
+
+def _find_group(item: pytest.Item) -> str:
+    """Returns what a test shares: a Ray cluster, the import of a library, or only its file."""
+    if _find_place(item.path, _ON_RAY) < len(_ON_RAY) or _PAGE_ON_RAY in item.name:
+        return "Ray"
+    path = str(item.path.relative_to(_TESTS))
+    return next((library for library in _SLOW_IMPORTS if library in path), path)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

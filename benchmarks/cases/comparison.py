@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio, ratio_of_medians
+from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
 from distribax.cli.bench.harness import Outcome, Process, Settings, Side, SideError, interleave
 
 BATCH_SIZES = (256, 1024)
@@ -58,7 +58,10 @@ class Comparison:
             spread = Spread.of(seconds)
             row = [name, spread.show(1e3), f"{batch_size / spread.median:,.0f}", "", ""]
             if base is not None:
-                row[-2:] = [f"{ratio_of_medians(seconds, base):.2f}", ratio(seconds, base).show()]
+                row[-2:] = [
+                    f"{spread.median / Spread.of(base).median:.2f}",
+                    ratio(seconds, base).show(),
+                ]
             table.rows.append(row)
         return table
 

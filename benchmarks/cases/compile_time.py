@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.fresh_processes import fresh
 from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, fresh
+from distribax.cli.bench.harness import Settings, Side
 
 REPLICAS = (2, 4, 8, 16, 32)
 HAND, OURS = "by hand", "distribax"

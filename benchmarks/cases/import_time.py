@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.fresh_processes import fresh
 from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, fresh
+from distribax.cli.bench.harness import Settings, Side
 
 HAND, OURS = "import jax", "import distribax"
 MAX_RATIO = 1.2

@@ -17,7 +17,7 @@ MIN_PYTHON = 1.0
 MIN_NATIVE = 0.5
 
 FOLDER = RESULTS / "tfrecords"
-NUM_RECORDS = input_problem.NUM_FILES * input_problem.RECORDS_A_FILE
+NUM_RECORDS = input_problem.NUM_FILES * input_problem.RECORDS_PER_FILE
 
 
 def batches_of(num_examples: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
+from benchmarks.fresh_processes import fresh
 from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, fresh, interleave
+from distribax.cli.bench.harness import Settings, Side, interleave
 
 FULL = 256
 UNEVEN = (255, 161)

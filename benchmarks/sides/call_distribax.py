@@ -39,7 +39,7 @@ def main() -> None:
     def call() -> jax.Array:
         return step(inputs)
 
-    serve(lambda steps: time_calls(call, steps), {"library": f"jax {jax.__version__}"})
+    serve(lambda steps: time_calls(call, steps))
 
 
 if __name__ == "__main__":

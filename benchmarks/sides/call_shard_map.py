@@ -62,7 +62,7 @@ def main() -> None:
         arrays, total = step(arrays, inputs)
         return total
 
-    serve(lambda steps: time_calls(call, steps), {"library": f"jax {jax.__version__}"})
+    serve(lambda steps: time_calls(call, steps))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import convnet_problem
-import jax
 import mlp_problem
 from serve import serve
 
@@ -72,7 +71,7 @@ def main() -> None:
             model.fit(repeat(), steps_per_epoch=steps, shuffle=False, verbose=0)
         return {}
 
-    serve(run, {"library": f"jax {jax.__version__}, keras {keras.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
             model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0)
         return {}
 
-    serve(run, {"library": f"tensorflow {tf.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

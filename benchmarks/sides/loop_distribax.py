@@ -63,7 +63,7 @@ def main() -> None:
                 time.sleep(options.wait)
         jax.block_until_ready([variable.value() for variable in variables])
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main() -> None:
         jax.block_until_ready(strategy.experimental_local_results((weights, loss)))
         return {} if loss is None else {"loss": float(loss)}
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def main() -> None:
         jax.block_until_ready([variable.value() for variable in variables])
         return {} if loss is None else {"loss": float(loss)}
 
-    crew.serve(run, {"library": f"jax {jax.__version__}"})
+    crew.serve(run)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main() -> None:
         jax.block_until_ready((weights, loss))
         return {} if loss is None else {"loss": float(loss)}
 
-    crew.serve(run, {"library": f"jax {jax.__version__}"})
+    crew.serve(run)
 
 
 if __name__ == "__main__":

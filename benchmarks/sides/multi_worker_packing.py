@@ -81,7 +81,7 @@ def main() -> None:
             seconds[name] = (time.perf_counter() - start) / steps
         return {"ways": seconds}
 
-    crew.serve(run, {"library": f"jax {jax.__version__}"})
+    crew.serve(run)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main() -> None:
     images = mlp_tensorflow.place(strategy, problem.images)
     labels = mlp_tensorflow.place(strategy, problem.labels)
     run = mlp_tensorflow.make_run(train_step, images, labels)
-    crew.serve(run, {"library": f"tensorflow {tf.__version__}"})
+    crew.serve(run)
 
 
 if __name__ == "__main__":

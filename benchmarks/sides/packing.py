@@ -104,7 +104,7 @@ def main() -> None:
             seconds[f"{mix} {name}"] = (time.perf_counter() - start) / steps
         return {"ways": seconds}
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import mlp_problem
 import ps_problem
 from serve import claim_output, serve
@@ -41,7 +40,7 @@ def main() -> None:
             fitted = model.fit(creator, steps_per_epoch=steps, verbose=0)
             return {"loss": float(fitted.history["loss"][-1])}
 
-        serve(run, {"library": f"jax {jax.__version__}, keras {keras.__version__}"}, answers)
+        serve(run, answers)
     finally:
         strategy.close()
 

@@ -38,7 +38,7 @@ def main() -> None:
         fitted = model.fit(creator, steps_per_epoch=steps, verbose=0)
         return {"loss": float(fitted.history["loss"][-1])}
 
-    serve(run, {"library": f"tf_keras {tf_keras.__version__}"}, answers)
+    serve(run, answers)
     ps_tensorflow.end_cluster(others)
     # At the end of the interpreter, the coordinator's threads would look for the workers.
     os._exit(0)

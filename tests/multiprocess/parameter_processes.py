@@ -7,8 +7,10 @@ file `endpoint`, which says where the server is now, and the server's snapshots.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from distribax.parameter_server import (
     ParameterServer,
     ParameterSpec,
 )
+from distribax.parameter_server.client import connection
 from distribax.topology.host_memory import keep_freed_memory
 
 TOKEN = b"a token for tests"
@@ -57,7 +60,6 @@ def serve(folder: Path, interval: str) -> None:
         token=TOKEN,
         snapshot_dir=folder / "snapshots" if interval else None,
         snapshot_interval=float(interval) if interval else None,
-        record_history=True,
     )
     endpoint = server.start()
     (folder / "endpoint.new").write_text(json.dumps(asdict(endpoint)))
@@ -71,7 +73,12 @@ def add(folder: Path, count: str = "") -> None:
     """Adds one to both values so many times, or until the test says so; says what came of it."""
     mine = client(folder, f"adder-{os.getpid()}")
     lost: list[int] = []
-    mine.on_restart = lambda server, report: lost.append(report.lost)
+
+    def note_loss(record: logging.LogRecord) -> bool:
+        lost.append(int(re.findall(r"process: (\d+) of", record.getMessage())[0]))
+        return True
+
+    logging.getLogger(connection.__name__).addFilter(note_loss)
     ones = np.ones(LEFT.shape, np.float32)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -88,8 +95,7 @@ def add(folder: Path, count: str = "") -> None:
         left, right = mine.pull(BOTH)
         torn += not (np.all(left == left[0, 0]) and np.all(right == left[0, 0]))
     mine.flush()
-    result = {"client": mine.client_id, "added": added, "acknowledged": mine.get_acknowledged(0)}
-    print(json.dumps({**result, "lost": lost, "torn": torn}), flush=True)
+    print(json.dumps({"added": added, "lost": lost, "torn": torn}), flush=True)
     mine.close()
 
 

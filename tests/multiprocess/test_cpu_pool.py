@@ -78,7 +78,7 @@ def _named(num_devices: int) -> str:
     "num_devices", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 4)), 8]
 )
 def test_step_with_many_all_reduces_ends(num_devices: int, run_forked: RunFresh) -> None:
-    _train(run_forked, num_devices, _named(num_devices), steps=80, rounds=12)
+    _train(run_forked, num_devices, _named(num_devices), steps=40, rounds=12)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_two_threads_that_take_the_launch_lock_do_not_dead_lock(run_forked: RunF
     # Without the lock, two threads that start programs need 3 threads a device instead of 2.
     training = TRAIN.replace("for _ in range(STEPS):\n    weights = step(weights, batch)\n", "")
     program = f"""{_named(2)}
-STEPS, ROUNDS = 120, 12
+STEPS, ROUNDS = 60, 12
 {training}
 import threading
 

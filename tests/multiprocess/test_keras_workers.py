@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
+from distribax.testing import WorkerResult
 from tests.multidevice.keras.features import check_features, train_features, train_random
 from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.workers import run_workers
@@ -75,21 +76,34 @@ result = train(model, folder, verbose=2)
 dataset = dx.data.Dataset.from_tensor_slices((inputs, labels)).batch(12)
 again = model.evaluate(dataset, verbose=0)
 model.save_weights(folder / "end.weights.h5")
+
+import pickle
+from tests.multidevice.keras.features import train_features
+
+(folder / "features").write_bytes(pickle.dumps(train_features(strategy)))
 print(json.dumps([result, again]))
 """
 
 
-def test_workers_learn_the_same_as_one_device(tmp_path: Path) -> None:
-    for worker in ("0", "1", "plain"):
-        (tmp_path / worker).mkdir()
-    names: dict[str, Any] = {"layer": keras.layers.BatchNormalization}
-    exec(textwrap.dedent(PROGRAM), names)
-
-    results = run_workers(PROGRAM + WORKER.format(folder=tmp_path), 2)
-
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[WorkerResult]]:
+    """Gives a folder with one for each worker, and how two workers have ended."""
+    folder = tmp_path_factory.mktemp("trained")
+    for worker in ("0", "1"):
+        (folder / worker).mkdir()
+    results = run_workers(PROGRAM + WORKER.format(folder=folder), 2)
     for result in results:
         assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
-    plain = names["train"](names["make"](), tmp_path / "plain", verbose=0)
+    return folder, results
+
+
+def test_workers_learn_the_same_as_one_device(
+    trained: tuple[Path, list[WorkerResult]], tmp_path: Path
+) -> None:
+    folder, results = trained
+    names: dict[str, Any] = {"layer": keras.layers.BatchNormalization}
+    exec(textwrap.dedent(PROGRAM), names)
+    plain = names["train"](names["make"](), tmp_path, verbose=0)
     for result in results:
         (history, *others), again = json.loads(result.stdout.strip().splitlines()[-1])
         assert history.keys() == plain[0].keys()
@@ -100,11 +114,11 @@ def test_workers_learn_the_same_as_one_device(tmp_path: Path) -> None:
         np.testing.assert_allclose(again, plain[1], rtol=1e-5)
     # Only the first worker shows progress and writes files.
     assert ["Epoch" in result.stdout for result in results] == [True, False]
-    assert list((tmp_path / "1").iterdir()) == []
-    written = {path.name for path in (tmp_path / "0").rglob("*")}
+    assert [path.name for path in (folder / "1").iterdir()] == ["features"]
+    written = {path.name for path in (folder / "0").rglob("*")}
     assert {"model.keras", "log.csv", "latest.weights.h5", "end.weights.h5"} <= written
     own = {"SyncBatchNormalization": dx.integrations.keras.SyncBatchNormalization}
-    loaded = keras.models.load_model(tmp_path / "0" / "model.keras", custom_objects=own)
+    loaded = keras.models.load_model(folder / "0" / "model.keras", custom_objects=own)
     _check_close([weight.tolist() for weight in loaded.get_weights()], plain[3])
 
 
@@ -189,26 +203,13 @@ def test_launched_workers_go_on_after_a_restart(tmp_path: Path) -> None:
                 assert len(set(re.findall(r"saved after (\d+) steps", err))) == 1
 
 
-FEATURES = """
-import pickle
-import distribax as dx
-
-dx.set_virtual_cpu_devices(1)
-strategy = dx.MultiWorkerMirroredStrategy(join_timeout_seconds=300)
-from tests.multidevice.keras.features import train_features
-
-with open("{folder}/%d" % strategy.cluster_resolver.task_id, "wb") as file:
-    pickle.dump(train_features(strategy), file)
-"""
-
-
-def test_workers_train_all_layers_and_optimizers(tmp_path: Path) -> None:
+def test_workers_train_all_layers_and_optimizers(
+    trained: tuple[Path, list[WorkerResult]],
+) -> None:
+    folder, results = trained
     alone = train_features(None)
-    alike = train_random(dx.MirroredStrategy(["CPU:0", "CPU:1"]))
-
-    results = run_workers(FEATURES.format(folder=tmp_path), 2)
+    alike = train_random(dx.MirroredStrategy([f"CPU:{i}" for i in range(4)]))
 
     for result in results:
-        assert result.returncode == 0, f"worker {result.worker_id}:\n{result.stderr[-3000:]}"
-        found = pickle.loads((tmp_path / str(result.worker_id)).read_bytes())
+        found = pickle.loads((folder / str(result.worker_id) / "features").read_bytes())
         check_features(found, alone, alike)

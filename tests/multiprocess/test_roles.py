@@ -169,15 +169,12 @@ def test_roles_that_cannot_train_are_refused(
 
 def test_without_a_chief_worker_0_leads(tmp_path: Path) -> None:
     program = """
-        from distribax.cluster.spec.roles import is_chief
-        strategy = dx.MultiWorkerMirroredStrategy()
-        resolver = strategy.cluster_resolver
-        place = resolver.task_type, resolver.task_id
-        tell(leads=is_chief(resolver.cluster_spec(), *place), process=jax.process_index())
+        resolver = dx.MultiWorkerMirroredStrategy().cluster_resolver
+        tell(task=[resolver.task_type, resolver.task_id], process=jax.process_index())
     """
     first, second = told(start(program, ["worker", "worker"], tmp_path))
-    assert first == {"leads": True, "process": 0}
-    assert second == {"leads": False, "process": 1}
+    assert first == {"task": ["worker", 0], "process": 0}
+    assert second == {"task": ["worker", 1], "process": 1}
     chief, worker = told(start(program, ["chief", "worker"], tmp_path))
-    assert chief == {"leads": True, "process": 0}
-    assert worker == {"leads": False, "process": 1}
+    assert chief == {"task": ["chief", 0], "process": 0}
+    assert worker == {"task": ["worker", 0], "process": 1}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import subprocess
 import tempfile
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,16 +20,17 @@ def run_workers(
     program: str,
     num_workers: int = 2,
     *,
+    timeout: float | None = None,
     start: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[WorkerResult]:
     """Runs a program in every worker of a cluster, and waits for all, as `dx.testing` does.
 
-    The test's own timeout is the bound.
-
     Args:
         program: The source code of the program; it may be indented.
         num_workers: How many workers the cluster has.
+        timeout: After how many seconds processes that still run are killed, and end with None; by
+            default, the test's own timeout is the bound.
         start: The workers to start, by default all; the others are missing.
         environment: Environment variables for all workers, in addition to those of this process.
 
@@ -46,10 +50,11 @@ def run_workers(
                     err=folder / f"{index}.err",
                     number=index,
                 )
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
             return [
                 WorkerResult(
                     index,
-                    process.wait(),
+                    _wait(process, deadline),
                     (folder / f"{index}.out").read_text(),
                     (folder / f"{index}.err").read_text(),
                 )
@@ -59,6 +64,17 @@ def run_workers(
             for process in processes.values():
                 process.kill()
                 process.wait()
+
+
+def _wait(process: ForkedProcess, deadline: float) -> int | None:
+    if math.isinf(deadline):
+        return process.wait()
+    try:
+        return process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
 
 
 def describe_task(addresses: list[str], index: int) -> dict[str, str]:

@@ -11,11 +11,11 @@ import pytest
 
 from distribax.cli import main
 from distribax.cli.bench import command, harness, peers, png
-from distribax.cli.bench.cases.case import Case, add_rates, select_available
+from distribax.cli.bench.cases.case import Case, Contest, select_available
 from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings, Side, Turns, interleave
+from distribax.cli.bench.harness import Outcome, Settings, Side
 from tests.conftest import RunFresh
 
 SIDE = """
@@ -23,7 +23,7 @@ import sys
 from serve import serve
 if sys.argv[1:] == ["fails"]:
     raise SystemExit("no such library")
-serve(lambda steps: {"loss": float(steps)}, {"library": "none"})
+serve(lambda steps: {"loss": float(steps)})
 """
 
 
@@ -37,26 +37,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _measure(settings: Settings, turns: Turns) -> Report:
-    report = Report("small")
+def _plan(settings: Settings, folder: str) -> list[Contest]:
     sides = [
         Side("one", "small"),
         Side("two", "small"),
         Side("broken", "small", ("fails",)),
         Side("peer", "small", peer="no_such_library"),
     ]
-    outcome = interleave(sides, steps=3, rounds=2, warmup=1, turns=turns)
-    report.failures += outcome.failures
-    report.samples = dict(outcome.seconds)
-    add_rates(report, "a <title>", "steps/s", outcome.seconds, 3)
-    return report
+    return [Contest("a <title>", sides, steps=3, rounds=2, warmup=1, unit="steps/s", amount=3)]
 
 
 @pytest.mark.multiprocess
 def test_sides_take_turns_and_the_report_is_read_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = Case("small", "a small case", lambda settings: 6, _measure)
+    case = Case("small", "a small case", _plan)
+    assert case.count_turns(Settings()) == 4 + 2
     monkeypatch.setattr(command, "CASES", {"small": case})
     monkeypatch.setenv(peers.FOLDER_VARIABLE, str(folder / "peers"))
     files = [folder / "out" / name for name in ("b.json", "b.html", "b.svg")]
@@ -118,11 +114,12 @@ def test_a_library_has_one_colour_in_all_charts() -> None:
 def test_what_was_measured_before_ctrl_c_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(settings: Settings, turns: Turns) -> Report:
+    def stop(report: Report, contest: Contest, outcome: Outcome) -> None:
         raise KeyboardInterrupt
 
-    first = Case("first", "one", lambda settings: 1, lambda settings, turns: Report("first"))
-    second = Case("second", "two", lambda settings: 1, stop)
+    first = Case("first", "one", lambda settings, folder: [])
+    contest = Contest("two", [], steps=1, rounds=0, warmup=0, show=stop)
+    second = Case("second", "two", lambda settings, folder: [contest])
     monkeypatch.setattr(command, "CASES", {"first": first, "second": second})
     assert main(["bench"]) == 1
     assert "stopped by Ctrl-C" in capsys.readouterr().out

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from distribax.cli import main
-from distribax.cli.checks import clocks, devices, memory, ports, ray_parts
+from distribax.cli.checks import clocks, devices, memory, ray_parts
 from distribax.cluster.peers.cluster_secret import SECRET_VARIABLE
+from distribax.cluster.ray import ports
+from distribax.cluster.spec.address import Address
 from tests.forked import start_forked
 
 _VARIABLES = ("TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -316,7 +318,7 @@ def test_other_clock_other_versions_and_no_doctor(is_doctor: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve)
         thread.start()
-        peer = clocks.parse_peer(f"127.0.0.1:{server.getsockname()[1]}")
+        peer = Address("127.0.0.1", server.getsockname()[1])
         found = {finding.area: finding for finding in clocks.check_clocks([peer])}
         thread.join()
     if is_doctor:

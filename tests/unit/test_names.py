@@ -23,7 +23,7 @@ def _look_up(path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("row", tensorflow_names.TABLE, ids=lambda row: row.tensorflow)
+@pytest.mark.parametrize("row", tensorflow_names.read_table(), ids=lambda row: row.tensorflow)
 def test_what_the_table_names_exists(row: tensorflow_names.Name) -> None:
     if row.here.startswith("dx."):
         assert _look_up(row.here) is not None
@@ -37,7 +37,7 @@ def test_what_the_table_names_exists(row: tensorflow_names.Name) -> None:
 
 
 def test_names_are_given_once() -> None:
-    names = [row.tensorflow for row in tensorflow_names.TABLE]
+    names = [row.tensorflow for row in tensorflow_names.read_table()]
     assert len(names) == len(set(names))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 class Verdict(enum.Enum):
@@ -23,24 +22,29 @@ class Finding:
         area: What it belongs to, such as "network".
         subject: What was examined.
         value: What was found.
-        verdict: Whether it is a problem.
-        fix: How to fix it; empty if it is not a problem.
+        fix: How to fix it; empty if nothing is wrong.
+        is_problem: Whether programs fail until it is fixed.
     """
 
     area: str
     subject: str
     value: str
-    verdict: Verdict = Verdict.OK
     fix: str = ""
+    is_problem: bool = False
 
-    def __post_init__(self) -> None:
-        assert bool(self.fix) == (self.verdict is not Verdict.OK), "only what is not ok has a fix"
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is a problem."""
+        if not self.fix:
+            return Verdict.OK
+        return Verdict.PROBLEM if self.is_problem else Verdict.WARNING
 
     def as_dict(self) -> dict[str, str]:
         """Returns the finding as a JSON object."""
-        return asdict(self) | {"verdict": self.verdict.value}
-
-
-def is_healthy(findings: Sequence[Finding]) -> bool:
-    """Returns whether there is no problem; warnings do not count."""
-    return all(finding.verdict is not Verdict.PROBLEM for finding in findings)
+        return {
+            "area": self.area,
+            "subject": self.subject,
+            "value": self.value,
+            "verdict": self.verdict.value,
+            "fix": self.fix,
+        }

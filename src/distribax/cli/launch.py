@@ -15,7 +15,7 @@ from distribax.cli.task_processes import OutputTarget
 from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from distribax.cluster.ray.cluster_token import make_token
 from distribax.cluster.ray.ports import find_quiet_ports
-from distribax.cluster.spec.address import Address, parse_address
+from distribax.cluster.spec.address import Address, parse_full_address
 
 RESTART_VARIABLE: Final = "DISTRIBAX_RESTART_COUNT"
 """Tells a worker how often the cluster has been started again: '0' at first."""
@@ -101,12 +101,7 @@ class Launch:
     def parse_leader(self) -> Address:
         """Returns the address of worker 0, the only one that all machines of a cluster know."""
         assert self.rdzv_endpoint is not None
-        address = parse_address(self.rdzv_endpoint, "--rdzv-endpoint")
-        if address.port is None:
-            raise ValueError(
-                f"--rdzv-endpoint={self.rdzv_endpoint!r}: the port is missing: 'host:port'."
-            )
-        return address
+        return parse_full_address(self.rdzv_endpoint, "--rdzv-endpoint")
 
     @property
     def worker_ids(self) -> range:

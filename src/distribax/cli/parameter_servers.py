@@ -8,69 +8,46 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from distribax.cli.launch import Launch
-from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS
-from distribax.cli.task_processes import Failure, OutputTarget, ProcessSet, TaskProcess
+from distribax.cli.restarts import ShortLives
+from distribax.cli.task_processes import Failure, ProcessSet, TaskProcess
 from distribax.cluster.ray.cluster_token import find_token, make_token, make_token_environment
 
 _SERVER_MAIN: Final = str(Path(__file__).with_name("server_main.py"))
-_Task = tuple[str, int]
-_CHIEF: Final[_Task] = ("chief", 0)
 
 
-class _Tasks:
-    """The processes of the cluster by task."""
+class _Task:
+    """A task of the cluster, whose process is started again when it dies.
 
-    def __init__(
-        self,
-        commands: Mapping[_Task, Sequence[str]],
-        environments: Mapping[_Task, Mapping[str, str]],
-        processes: ProcessSet,
-        target: OutputTarget,
-    ) -> None:
-        self._target = target
-        self._commands = commands
-        self._environments = environments
+    Args:
+        make_process: Starts the process.
+        processes: Where it is added.
+    """
+
+    def __init__(self, make_process: Callable[[], TaskProcess], processes: ProcessSet) -> None:
+        self._make_process = make_process
         self._processes = processes
-        self._start_times: dict[_Task, float] = {}
-        self._short_lives = dict.fromkeys(environments, 0)
-        self._by_task: dict[_Task, TaskProcess] = {}
-        for task in environments:
-            self.start(task)
+        self._short_lives = ShortLives()
+        self._start()
 
-    @property
-    def chief(self) -> TaskProcess:
-        """The process that runs the script."""
-        return self._by_task[_CHIEF]
+    def _start(self) -> None:
+        self.process = self._make_process()
+        self._started = time.monotonic()
+        self._processes.add(self.process)
 
-    def start(self, task: _Task) -> None:
-        """Starts the process of a task; if it has died, starts it again."""
-        if task in self._by_task:
-            self._processes.remove(self._by_task.pop(task))
-        job, index = task
-        name = job if task == _CHIEF else f"{job} {index}"
-        process = TaskProcess(name, self._commands[task], self._environments[task], self._target)
-        self._by_task[task] = process
-        self._start_times[task] = time.monotonic()
-        self._processes.add(process)
+    def start_again(self) -> None:
+        """Replaces the process, which has died."""
+        self._processes.remove(self.process)
+        self._start()
 
-    def find_dead_servers(self) -> dict[_Task, Failure]:
-        """Returns the workers and parameter servers that have died, and how."""
-        return {
-            task: failure
-            for task, process in self._by_task.items()
-            if task != _CHIEF and process.has_ended() and (failure := process.find_failure())
-        }
-
-    def count_death(self, task: _Task) -> bool:
-        """Notes that a task has died; returns whether it dies too often soon after its start."""
-        is_short = time.monotonic() - self._start_times[task] < SHORT_LIFE_SECONDS
-        self._short_lives[task] = self._short_lives[task] + 1 if is_short else 0
-        return self._short_lives[task] > MAX_SHORT_LIVES
+    def count_death(self) -> bool:
+        """Notes that the process has died; returns whether it does too often after its start."""
+        return self._short_lives.add(time.monotonic() - self._started)
 
 
 def run_cluster(
@@ -90,28 +67,41 @@ def run_cluster(
     """
     inherited = make_token_environment(find_token() or make_token(), os.environ)
     environments = launch.make_task_environments(inherited, restart)
-    commands = {task: [_SERVER_MAIN] for task in environments}
-    commands[_CHIEF] = launch.command
+    starts = [
+        partial(
+            TaskProcess,
+            job if job == "chief" else f"{job} {index}",
+            launch.command if job == "chief" else [_SERVER_MAIN],
+            environment,
+            launch.output_target,
+        )
+        for (job, index), environment in environments.items()
+    ]
     with ProcessSet(stops) as processes:
-        tasks = _Tasks(commands, environments, processes, launch.output_target)
-        failure = _watch(tasks, processes, stops, say)
+        chief, *servers = (_Task(start, processes) for start in starts)
+        failure = _watch(chief, servers, processes, stops, say)
         processes.end(launch.grace_seconds)
     return failure
 
 
 def _watch(
-    tasks: _Tasks, processes: ProcessSet, stops: Sequence[int], say: Callable[[str], None]
+    chief: _Task,
+    servers: Sequence[_Task],
+    processes: ProcessSet,
+    stops: Sequence[int],
+    say: Callable[[str], None],
 ) -> Failure | None:
     """Restarts dead servers until the chief has ended; returns the failure that ends them all."""
     while not stops:
         processes.pump()
-        if failure := tasks.chief.find_failure():
+        # Asked first: it may end, and fail, between the two questions.
+        has_ended = chief.process.has_ended()
+        if (failure := chief.process.find_failure()) or has_ended:
             return failure
-        if tasks.chief.has_ended():
-            break
-        for task, failure in tasks.find_dead_servers().items():
-            if tasks.count_death(task):
-                return failure
-            say(f"{failure}; it is started again")
-            tasks.start(task)
+        for server in servers:
+            if server.process.has_ended() and (failure := server.process.find_failure()):
+                if server.count_death():
+                    return failure
+                say(f"{failure}; it is started again")
+                server.start_again()
     return None

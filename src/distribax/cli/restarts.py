@@ -22,6 +22,18 @@ class Decision(enum.Enum):
     END = enum.auto()  # End with its exit code.
 
 
+class ShortLives:
+    """Counts how often in a row a process was interrupted soon after its start."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, seconds: float) -> bool:
+        """Notes an interruption some seconds after a start; returns whether it is one too many."""
+        self._count = self._count + 1 if seconds < SHORT_LIFE_SECONDS else 0
+        return self._count > MAX_SHORT_LIVES
+
+
 class RestartPolicy:
     """Allows a number of restarts after failures, and any number after interruptions.
 
@@ -43,7 +55,7 @@ class RestartPolicy:
     def __init__(self, max_restarts: int) -> None:
         self.max_restarts = max_restarts
         self.retries = 0
-        self._short_lives = 0
+        self._short_lives = ShortLives()
 
     def decide(self, exit_code: int, seconds: float) -> Decision:
         """Returns what to do next.
@@ -52,10 +64,8 @@ class RestartPolicy:
             exit_code: The exit code of the worker that has failed.
             seconds: How long ago the workers were started.
         """
-        if exit_code == RESTARTABLE_EXIT_CODE:
-            self._short_lives = self._short_lives + 1 if seconds < SHORT_LIFE_SECONDS else 0
-            if self._short_lives <= MAX_SHORT_LIVES:
-                return Decision.RESUME
+        if exit_code == RESTARTABLE_EXIT_CODE and not self._short_lives.add(seconds):
+            return Decision.RESUME
         if self.retries == self.max_restarts:
             return Decision.END
         self.retries += 1

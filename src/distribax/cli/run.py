@@ -22,11 +22,8 @@ from distribax.cli.restarts import (
     RestartPolicy,
 )
 from distribax.cli.task_processes import Failure, run_workers
-from distribax.cluster.peers.cluster_secret import (
-    SECRET_FILE_VARIABLE,
-    find_secret,
-    is_local_host,
-)
+from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, find_secret
+from distribax.cluster.spec.host_address import is_loopback
 from distribax.types import RESTARTABLE_EXIT_CODE
 
 _INDENT: Final = "    "
@@ -67,7 +64,7 @@ distribax run --nnodes 2 --node-rank 0 --rdzv-endpoint 10.0.0.1:9876 train.py"""
         default=0,
         metavar="K",
         help="how often all workers are started again when one has failed; exit code 42 (told to "
-        "stop, and has saved) is no failure",
+        "stop, and has saved) is not a failure",
     )
     add("--nnodes", type=int, default=1, help="machines in the cluster, each with N workers")
     add("--node-rank", type=int, default=0, help="number of this machine, from 0")
@@ -127,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _explain_secret(launch: Launch) -> None:
     """Says what to do where several machines meet and nobody has given them a secret."""
-    if is_local_host(launch.parse_leader().host):
+    if is_loopback(launch.parse_leader().host):
         return
     _say(
         f"warning: --nnodes={launch.nnodes}, and there is no secret: whoever reaches "

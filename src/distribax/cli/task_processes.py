@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 from typing_extensions import override
@@ -89,17 +88,13 @@ class _Stream:
 
     Attributes:
         source: Where the process writes.
-        sink: Where its lines are shown, each with the name of the process; None if they are not.
-        log: The file that its lines are written to as they are, if any.
-        prefix: The name of the process, as it is shown before a line.
+        targets: Where its lines go, and what is written before each.
         tail: The last lines.
         rest: What was read of a line that has not ended.
     """
 
     source: IO[bytes]
-    sink: IO[str] | None
-    log: IO[str] | None
-    prefix: str
+    targets: list[tuple[IO[str], str]]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     rest: bytes = b""
 
@@ -124,13 +119,10 @@ class _Stream:
             if _NOISE.match(text):
                 continue
             self.tail.append(text)
-            if self.sink is not None:
-                self.sink.write(f"{self.prefix}{text}\n")
-            if self.log is not None:
-                self.log.write(f"{text}\n")
-        for target in (self.sink, self.log):
-            if lines and target is not None:
-                target.flush()
+            for file, prefix in self.targets:
+                file.write(f"{prefix}{text}\n")
+        for file, _ in self.targets if lines else ():
+            file.flush()
 
 
 @dataclass(frozen=True)
@@ -192,10 +184,12 @@ class TaskProcess:
         own.setblocking(False)
         self.connection = own
         assert self.process.stdout is not None and self.process.stderr is not None
-        prefix = f"[{name}] "
-        out, err = (sys.stdout, sys.stderr) if target.is_shown else (None, None)
-        self.out = _Stream(self.process.stdout, out, self._log, prefix)
-        self.err = _Stream(self.process.stderr, err, self._log, prefix)
+        logs: list[tuple[IO[str], str]] = [] if self._log is None else [(self._log, "")]
+        self.out = _Stream(self.process.stdout, logs.copy())
+        self.err = _Stream(self.process.stderr, logs.copy())
+        if target.is_shown:
+            self.out.targets.append((sys.stdout, f"[{name}] "))
+            self.err.targets.append((sys.stderr, f"[{name}] "))
         for stream in (self.out, self.err):
             os.set_blocking(stream.source.fileno(), False)
         self._reported = b""
@@ -351,12 +345,7 @@ class ProcessSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # All are killed before the first is waited for; else they report its end as a failure.
         for process in self._processes:
             if not process.has_ended():

@@ -40,11 +40,6 @@ def _run_script(script: str) -> None:
     exec(compile(source, script, "exec"), main.__dict__)
 
 
-def _run_module(module: str) -> None:
-    """Runs the module as the module `__main__`."""
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
 def _strip_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
     own = (__file__, runpy.__file__, "<frozen runpy>")
     while traceback is not None and traceback.tb_frame.f_code.co_filename in own:
@@ -72,7 +67,7 @@ def main() -> None:
     ).start()
     try:
         if is_module:
-            _run_module(script)
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
             _run_script(script)
     except SystemExit as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from distribax.cluster.ray.server import Server as Server
 from distribax.cluster.ray.server import ServerConfig as ServerConfig
-from distribax.cluster.resolvers.detection import Resolution as Resolution
 from distribax.cluster.resolvers.detection import resolve as resolve
 from distribax.cluster.resolvers.environment import (
     EnvironmentClusterResolver as EnvironmentClusterResolver,
@@ -23,8 +22,4 @@ from distribax.cluster.spec.cluster_def import ClusterDef as ClusterDef
 from distribax.cluster.spec.cluster_def import JobDef as JobDef
 from distribax.cluster.spec.cluster_def import ServerDef as ServerDef
 from distribax.cluster.spec.cluster_spec import ClusterSpec as ClusterSpec
-from distribax.cluster.spec.roles import check_task as check_task
-from distribax.cluster.spec.roles import is_chief as is_chief
 from distribax.cluster.spec.roles import training_tasks as training_tasks
-from distribax.cluster.spec.roles import worker_count as worker_count
-from distribax.cluster.spec.roles import worker_index as worker_index

@@ -13,10 +13,12 @@ from typing import Final
 from distribax.coordinator.outcomes import Failure
 from distribax.coordinator.references import Definition, Reference
 from distribax.coordinator.remote_value import RemoteValue
+from distribax.coordinator.status import ClosureCounts
 from distribax.errors import ClosureCancelledError
 
 MAX_BYTES: Final = 1 << 30
 """How many bytes of arguments may wait; a closure with more waits only alone."""
+_CANCELLED: Final = "the function was cancelled{}: {}"
 _BEAT_SECONDS: Final = 0.25
 """How often a thread that waits for closures does something else."""
 
@@ -38,6 +40,7 @@ class ClosureState(enum.Enum):
     """It was given up, because another closure had failed before it had ended."""
 
 
+@dataclass(slots=True, eq=False)
 class Closure:
     """A function and its arguments, to be run at least once.
 
@@ -50,34 +53,12 @@ class Closure:
         losses: How many workers were lost while it may have been running.
     """
 
-    __slots__ = ("arguments", "function", "losses", "needs", "state", "value")
-
-    def __init__(
-        self,
-        function: Definition,
-        arguments: bytes | None,
-        needs: tuple[Reference, ...],
-        value: RemoteValue,
-    ) -> None:
-        self.function = function
-        self.arguments = arguments
-        self.needs = needs
-        self.value = value
-        self.state = ClosureState.QUEUED
-        self.losses = 0
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many closures were scheduled, how they ended, and how many have not."""
-
-    scheduled: int
-    finished: int
-    failed: int
-    cancelled: int
-    retried: int
-    queued: int
-    running: int
+    function: Definition
+    arguments: bytes | None
+    needs: tuple[Reference, ...]
+    value: RemoteValue
+    state: ClosureState = ClosureState.QUEUED
+    losses: int = 0
 
 
 class ClosureQueue:
@@ -153,13 +134,13 @@ class ClosureQueue:
             self._wait(lambda: value.is_settled or self._end_reason is not None)
             if not value.is_settled:
                 assert self._end_reason is not None
-                value.set_error(ClosureCancelledError(_explain_cancellation(self._end_reason)))
+                value.set_error(ClosureCancelledError(_CANCELLED.format("", self._end_reason)))
 
-    def count(self) -> Counts:
+    def count(self) -> ClosureCounts:
         """Returns how many closures are in each state."""
         with self._changed:
             counts = self._counts
-            return Counts(
+            return ClosureCounts(
                 scheduled=sum(counts.values()),
                 finished=counts[ClosureState.FINISHED],
                 failed=counts[ClosureState.FAILED],
@@ -341,13 +322,9 @@ class ClosureQueue:
 
 def _make_cancellation(cause: BaseException, when: str = "") -> ClosureCancelledError:
     reason = f"{type(cause).__name__}: {cause}"
-    error = ClosureCancelledError(_explain_cancellation(reason, when))
+    error = ClosureCancelledError(_CANCELLED.format(when, reason))
     error.__cause__ = cause
     return error
-
-
-def _explain_cancellation(reason: str, when: str = "") -> str:
-    return f"the function was cancelled{when}: {reason}"
 
 
 def _count_bytes(closures: Sequence[Closure]) -> int:

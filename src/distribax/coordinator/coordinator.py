@@ -4,55 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 import jax
 from typing_extensions import override
 
-from distribax import contracts
-from distribax.cluster.ray.engine import Engine
 from distribax.coordinator.closure_queue import Closure
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
-from distribax.coordinator.printing import hide_printed, show_printed
+from distribax.coordinator.printing import show_printed
 from distribax.coordinator.progress import ViewChoice, make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
-from distribax.coordinator.worker import WorkerSetup
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
-
-
-@runtime_checkable
-class CoordinatedStrategy(Protocol):
-    """A strategy whose functions a coordinator can schedule.
-
-    Attributes:
-        cluster_coordinator: The strategy's coordinator, or None. The coordinator sets it; a
-            strategy that ends calls its `close()` first.
-    """
-
-    cluster_coordinator: contracts.Coordinator | None
-
-    @property
-    def engine(self) -> Engine:
-        """Where the workers' processes come from."""
-
-    def worker_setup(self) -> WorkerSetup:
-        """Returns what turns a process into a worker; it is pickled."""
-
-    def watch_rounds(self, idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
-        """Has others do the shares of idle workers; returns the updates that are incomplete."""
-
-    def finish_rounds(self) -> None:
-        """Called when all that was scheduled has ended."""
-
-    def server_status(self) -> Sequence[Mapping[str, Any]]:
-        """Returns what is known of each parameter server."""
+from distribax.parameter_server.strategy import ParameterServerStrategy
 
 
 class ClusterCoordinator:
@@ -92,8 +62,8 @@ class ClusterCoordinator:
         ```
     """
 
-    def __new__(cls, strategy: CoordinatedStrategy, **settings: object) -> ClusterCoordinator:
-        if not isinstance(strategy, CoordinatedStrategy):
+    def __new__(cls, strategy: ParameterServerStrategy, **settings: object) -> ClusterCoordinator:
+        if not isinstance(strategy, ParameterServerStrategy):
             raise ValueError(
                 f"ClusterCoordinator: strategy={strategy!r} has no workers to schedule functions "
                 "on. Expected a dx.ParameterServerStrategy."
@@ -103,7 +73,7 @@ class ClusterCoordinator:
 
     def __init__(
         self,
-        strategy: CoordinatedStrategy,
+        strategy: ParameterServerStrategy,
         *,
         queue_size: int = 65536,
         worker_timeout: float = 20.0,
@@ -127,17 +97,15 @@ class ClusterCoordinator:
             for index in range(engine.num_workers)
         ]
         # The thread must not keep the strategy, and so this coordinator, alive.
-        strategy_status = weakref.WeakMethod(strategy.server_status)
+        find_strategy = weakref.ref(strategy)
 
         def read_servers() -> Sequence[Mapping[str, Any]]:
-            status = strategy_status()
-            return status() if status is not None else ()
-
-        strategy_watch = weakref.WeakMethod(strategy.watch_rounds)
+            alive = find_strategy()
+            return alive.server_status() if alive is not None else ()
 
         def watch_rounds(idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
-            watch = strategy_watch()
-            return watch(idle) if watch is not None else ()
+            alive = find_strategy()
+            return alive.watch_rounds(idle) if alive is not None else ()
 
         rounds = RoundWatch(watch_rounds)
 
@@ -151,7 +119,7 @@ class ClusterCoordinator:
             read_servers,
             view_of_work.update,
             while_waiting,
-            show_printed if show_prints else hide_printed,
+            show_printed if show_prints else lambda worker_index, text: None,
         )
         self._strategy = strategy
         self._num_workers = len(workers)
@@ -166,7 +134,7 @@ class ClusterCoordinator:
         dispatcher.open()
 
     @property
-    def strategy(self) -> CoordinatedStrategy:
+    def strategy(self) -> ParameterServerStrategy:
         """The strategy whose workers run the functions."""
         return self._strategy
 
@@ -322,7 +290,7 @@ class ClusterCoordinator:
             self._strategy.cluster_coordinator = None
 
     @override
-    def __reduce__(self) -> tuple[type[AbsentCoordinator], tuple[CoordinatedStrategy]]:
+    def __reduce__(self) -> tuple[type[AbsentCoordinator], tuple[ParameterServerStrategy]]:
         # An object whose method is scheduled may hold its coordinator.
         return AbsentCoordinator, (self._strategy,)
 

@@ -55,6 +55,9 @@ class Dispatcher:
         on_beat: Called with the status a few times per second.
         while_waiting: Called a few times per second in threads that wait for closures.
         on_print: Called with a worker's index and what functions have printed there.
+
+    Attributes:
+        queue: The closures that wait.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Dispatcher:
         while_waiting: Callable[[], None],
         on_print: Callable[[int, str], None],
     ) -> None:
-        self._queue = ClosureQueue(queue_size, self.wake, while_waiting)
+        self.queue = ClosureQueue(queue_size, self.wake, while_waiting)
         self._workers = workers
         self._policy = policy
         self._read_servers = read_servers
@@ -83,11 +86,6 @@ class Dispatcher:
         self._samples: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
         self._thread = threading.Thread(target=self._run, name="distribax-coordinator", daemon=True)
 
-    @property
-    def queue(self) -> ClosureQueue:
-        """The closures that wait."""
-        return self._queue
-
     def open(self) -> None:
         """Starts the thread, which starts the workers."""
         # Registered after Ray's own exit handler, it is called before it.
@@ -96,7 +94,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """Tells the thread that there are closures."""
-        self._events.put(_do_nothing)
+        self._events.put(lambda: None)
 
     def ask_to_end(self, reason: str) -> None:
         """Lets the thread end soon, and the workers with it; what is scheduled is cancelled."""
@@ -114,7 +112,7 @@ class Dispatcher:
     def status(self) -> CoordinatorStatus:
         """Returns what is known now."""
         return CoordinatorStatus(
-            **vars(self._queue.count()),
+            **vars(self.queue.count()),
             rate=self._measure_rate(),
             workers=tuple(worker.report() for worker in self._workers),
             servers=tuple(self._read_servers()),
@@ -142,10 +140,10 @@ class Dispatcher:
         finally:
             atexit.unregister(self.close)
             assert self._ending is not None
-            self._queue.end(self._ending)
+            self.queue.end(self._ending)
             for worker in self._workers:
                 for batch in worker.lose(self._ending):
-                    self._queue.give_back(batch.closures)
+                    self.queue.give_back(batch.closures)
                 worker.end()
 
     def _end(self, reason: str) -> None:
@@ -184,7 +182,7 @@ class Dispatcher:
     # Giving out.
 
     def _dispatch(self) -> None:
-        if self._queue.has_error:
+        if self.queue.has_error:
             self._recall(self._workers)
             return
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
@@ -194,7 +192,7 @@ class Dispatcher:
             worker = min(free, key=lambda worker: (len(worker.batches), worker.estimate_rest(now)))
             others = [each for each in ready if each is not worker]
             rests = [each.estimate_rest(now) for each in (worker, *others)]
-            closures = self._queue.take(functools.partial(self._choose_batch, rests))
+            closures = self.queue.take(functools.partial(self._choose_batch, rests))
             if not closures:
                 return
             self._send(worker, closures)
@@ -202,7 +200,7 @@ class Dispatcher:
     def _choose_batch(self, rests: list[float], waiting: Iterator[Closure]) -> int:
         """Returns how many of the waiting closures the worker with the first of `rests` takes."""
         first = next(waiting)
-        share = self._sizer.choose_share(first, self._queue.num_ready, rests)
+        share = self._sizer.choose_share(first, self.queue.num_ready, rests)
         return self._sizer.choose_batch(itertools.chain([first], waiting), share)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
@@ -255,8 +253,8 @@ class Dispatcher:
             unpack_outcome(outcome, closure.function.name, worker.index)
             for closure, outcome in zip(ran, reply.outcomes, strict=True)
         ]
-        self._queue.settle(ran, outcomes)
-        self._queue.give_back(batch.closures[len(ran) :])
+        self.queue.settle(ran, outcomes)
+        self.queue.give_back(batch.closures[len(ran) :])
 
     def _on_recalled(self, worker: WorkerHandle, pulse: Pulse) -> None:
         unused: list[Closure] = []
@@ -265,7 +263,7 @@ class Dispatcher:
                 begun = pulse.started if number == pulse.batch else 0
                 unused += batch.closures[begun:]
                 del batch.closures[begun:]
-        self._queue.give_back(unused)
+        self.queue.give_back(unused)
 
     # Watching.
 
@@ -315,7 +313,7 @@ class Dispatcher:
 
     def _watch_stranded(self, now: float) -> None:
         """Tells the user if work has waited too long and there is no worker."""
-        if not self._queue.num_ready:
+        if not self.queue.num_ready:
             self._stranded_since = None
             return
         if self._stranded_since is None:
@@ -326,11 +324,11 @@ class Dispatcher:
         decision = self._policy.on_no_worker(seconds, failures, is_server_lost=aside)
         if decision is Decision.RAISE:
             self._stranded_since = None
-            self._queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
+            self.queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
     def _share_out(self, ready: list[WorkerHandle], now: float) -> None:
         """Takes closures back that wait behind others while a worker has nothing to do."""
-        if self._queue.num_ready or all(worker.batches for worker in ready):
+        if self.queue.num_ready or all(worker.batches for worker in ready):
             return
         for worker in ready:
             batches = list(worker.batches.values())
@@ -359,7 +357,7 @@ class Dispatcher:
         worker.is_aside = True
         batches = worker.lose(problem)
         retried = [closure for batch in batches for closure in batch.closures]
-        self._queue.give_back(retried, retry=True)
+        self.queue.give_back(retried, retry=True)
 
     def _lose(self, worker: WorkerHandle, problem: str | Exception) -> None:
         """Gives a lost worker's closures to others; the worker is started again after a pause."""
@@ -377,15 +375,15 @@ class Dispatcher:
             closure.losses += 1
             decision = self._policy.on_loss(closure.losses)
             (doomed if decision is Decision.RAISE else retried).append(closure)
-        self._queue.give_back([closure for batch in batches[1:] for closure in batch.closures])
-        self._queue.give_back(retried, retry=True)
+        self.queue.give_back([closure for batch in batches[1:] for closure in batch.closures])
+        self.queue.give_back(retried, retry=True)
         if retried:
             _logger.warning(
                 "Functions that are retried as worker %d is lost: %d.", worker.index, len(retried)
             )
         if doomed:
             errors = [Failure(_make_deadly_error(closure, worker)) for closure in doomed]
-            self._queue.settle(doomed, errors)
+            self.queue.settle(doomed, errors)
 
     def _beat(self, now: float) -> None:
         status = self.status()
@@ -397,10 +395,6 @@ class Dispatcher:
 
 def _has_room(worker: WorkerHandle) -> bool:
     return len(worker.batches) < _BATCHES_IN_FLIGHT and worker.load <= _AHEAD_SECONDS
-
-
-def _do_nothing() -> None:
-    """The event that wakes the thread."""
 
 
 def _make_deadly_error(closure: Closure, worker: WorkerHandle) -> WorkersLostError:

@@ -62,8 +62,8 @@ def pack_result(value: object) -> object:
 def _pack(value: object) -> object:
     if type(value) in PLAIN_TYPES:
         return value
-    if isinstance(value, jax.Array):
-        return _to_numpy(value)
+    if isinstance(value, jax.Array) and _fits_numpy(value):
+        return np.asarray(value)[()]
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return value if value.dtype.kind != "O" else Packed(_dumps(value))
     if type(value) is tuple:
@@ -73,10 +73,6 @@ def _pack(value: object) -> object:
     if type(value) is dict and all(type(key) in PLAIN_TYPES for key in value):
         return {key: _pack(item) for key, item in value.items()}
     return Packed(_dumps(value))
-
-
-def _to_numpy(value: jax.Array) -> object:
-    return np.asarray(value)[()] if _fits_numpy(value) else Packed(_dumps(value))
 
 
 def _fits_numpy(value: jax.Array) -> bool:

@@ -26,33 +26,27 @@ class PerWorkerValues(Reference):
         PerWorkerValues(['part-0', 'part-1'])
     """
 
-    __slots__ = ("__weakref__", "_definition", "_values")
+    __slots__ = ("_values",)
 
     def __init__(self, values: Sequence[object]) -> None:
         if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
             raise ValueError(
                 f"PerWorkerValues: values={values!r} is not a list with one value for each worker."
             )
+        super().__init__()
         self._values = tuple(values)
-        self._definition: Definition | None = None
 
     @property
     def values(self) -> tuple[Any, ...]:
         """The values, in the order of the workers."""
         return self._values
 
-    @property
     @override
-    def definition(self) -> Definition:
-        """What workers are sent."""
-        if self._definition is None:
-            pickled = [dump_value(value) for value in self._values]
-            parts = [data for data, _ in pickled]
-            needs = tuple(need for _, needs in pickled for need in needs)
-            self._definition = Definition(
-                Kind.OBJECT, "a per-worker value", lambda index: parts[index], needs
-            )
-        return self._definition
+    def _define(self) -> Definition:
+        pickled = [dump_value(value) for value in self._values]
+        parts = [data for data, _ in pickled]
+        needs = tuple(need for _, needs in pickled for need in needs)
+        return Definition(Kind.OBJECT, "a per-worker value", lambda index: parts[index], needs)
 
     @override
     def __repr__(self) -> str:
@@ -72,7 +66,7 @@ class PerWorkerDataset(Reference):
         TypeError: If `dataset` is neither, or cannot be sent to a worker.
     """
 
-    __slots__ = ("__weakref__", "_definition", "_find_element_spec")
+    __slots__ = ("_find_element_spec",)
 
     def __init__(
         self, dataset: object, find_element_spec: Callable[[PerWorkerDataset], Any]
@@ -90,13 +84,7 @@ class PerWorkerDataset(Reference):
                 f"create_per_worker_dataset: dataset_fn={dataset!r} is neither a data set nor a "
                 "function that returns one."
             )
-        self._definition = Definition(kind, name, lambda _: data, needs)
-
-    @property
-    @override
-    def definition(self) -> Definition:
-        """What workers are sent."""
-        return self._definition
+        super().__init__(Definition(kind, name, lambda _: data, needs))
 
     @property
     def element_spec(self) -> Any:
@@ -123,19 +111,13 @@ class PerWorkerIterator(Reference):
         dataset: The data set.
     """
 
-    __slots__ = ("__weakref__", "_dataset", "_definition")
+    __slots__ = ("_dataset",)
 
     def __init__(self, dataset: PerWorkerDataset) -> None:
         data, needs = dump_value(dataset)
         self._dataset = dataset
         name = f"an iterator of {dataset.definition.name}"
-        self._definition = Definition(Kind.ITERATOR, name, lambda _: data, needs)
-
-    @property
-    @override
-    def definition(self) -> Definition:
-        """What workers are sent."""
-        return self._definition
+        super().__init__(Definition(Kind.ITERATOR, name, lambda _: data, needs))
 
     @property
     def element_spec(self) -> Any:

@@ -11,6 +11,7 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -51,40 +52,22 @@ class _Pickler(cloudpickle.Pickler):
 
     @override
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and _is_shipped(obj):
+        if isinstance(obj, type) and obj.__module__ in _by_value:
             return _refer_to_class(obj).__reduce__()
         return super().reducer_override(obj)
 
 
-class ClassReference(Reference):
-    """A class of the program."""
-
-    __slots__ = ("_definition",)
-
-    def __init__(self, cls: type) -> None:
-        data, needs = dump_code(cls)
-        self._definition = Definition(
-            Kind.OBJECT, f"the class {describe(cls)}", lambda _: data, needs
-        )
-
-    @property
-    @override
-    def definition(self) -> Definition:
-        return self._definition
+_classes: weakref.WeakKeyDictionary[type, Reference] = weakref.WeakKeyDictionary()
 
 
-_classes: weakref.WeakKeyDictionary[type, ClassReference] = weakref.WeakKeyDictionary()
-
-
-def _refer_to_class(cls: type) -> ClassReference:
+def _refer_to_class(cls: type) -> Reference:
     reference = _classes.get(cls)
     if reference is None:
-        reference = _classes[cls] = ClassReference(cls)
+        data, needs = dump_code(cls)
+        name = f"the class {describe(cls)}"
+        reference = Reference(Definition(Kind.OBJECT, name, lambda _: data, needs))
+        _classes[cls] = reference
     return reference
-
-
-def _is_shipped(cls: type) -> bool:
-    return cls.__module__ == "__main__" or cls.__module__ in _by_value
 
 
 def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
@@ -122,17 +105,15 @@ def _dump_references(numbers: tuple[int, ...]) -> bytes:
     return pickle.dumps((tuple(map(_PickledReference, numbers)), {}), _PROTOCOL)
 
 
+@dataclass(frozen=True)
 class _PickledReference:
     """Pickles as the reference with that number does."""
 
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int) -> None:
-        self._number = number
+    number: int
 
     @override
     def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
-        return resolve, (self._number,)
+        return resolve, (self.number,)
 
 
 def _is_plain(value: object) -> bool:
@@ -252,15 +233,19 @@ def ship_module_of(code: object) -> types.ModuleType | None:
     Returns:
         The module, or None if workers can import it.
     """
-    module = _find_module_to_ship(code)
-    if module is not None:
-        # Never undone: a class of the module must be the same in functions and in arguments.
-        cloudpickle.register_pickle_by_value(module)
-        _by_value.add(module.__name__)
+    name = getattr(_unwrap(code), "__module__", None)
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if module is None or name == "__main__" or name in _by_name:
+        return None
+    if module.__name__.partition(".")[0] == _PACKAGE or _is_installed(module):
+        return None
+    # Never undone: a class of the module must be the same in functions and in arguments.
+    cloudpickle.register_pickle_by_value(module)
+    _by_value.add(module.__name__)
     return module
 
 
-_by_value: set[str] = set()
+_by_value: set[str] = {"__main__"}
 """Modules whose functions and classes are pickled by value."""
 _by_name: set[str] = set()
 """Modules that cannot be pickled by value: workers have to import them."""
@@ -271,17 +256,6 @@ def _unwrap(fn: object) -> object:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return fn if hasattr(fn, "__qualname__") else type(fn)
-
-
-def _find_module_to_ship(fn: object) -> types.ModuleType | None:
-    """Returns the function's module, or None if workers can import it, as it is installed."""
-    name = getattr(_unwrap(fn), "__module__", None)
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    if module is None or name == "__main__" or name in _by_name:
-        return None
-    if module.__name__.partition(".")[0] == _PACKAGE or _is_installed(module):
-        return None
-    return module
 
 
 @functools.cache

@@ -51,15 +51,8 @@ class PrintCapture:
         # `encoding`, `fileno`, `buffer`, ...: what goes there is in the log only.
         return getattr(self._log, name)
 
-    def take(self) -> str:
-        """Returns the lines that have ended since the last time."""
-        return self._take(whole_lines=True)
-
-    def take_all(self) -> str:
-        """Returns everything since the last time."""
-        return self._take(whole_lines=False)
-
-    def _take(self, *, whole_lines: bool) -> str:
+    def take(self, *, whole_lines: bool = False) -> str:
+        """Returns what was written since the last time: all, or the lines that have ended."""
         with self._lock:
             text, num_left_out = "".join(self._kept), self._num_left_out
             end = text.rfind("\n") + 1 if whole_lines and not num_left_out else len(text)
@@ -78,7 +71,3 @@ def show_printed(worker_index: int, text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.write(lines)
         sys.stdout.flush()
-
-
-def hide_printed(worker_index: int, text: str) -> None:
-    """Leaves what a worker has printed in its log."""

@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TextIO, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias, get_args
+
+from typing_extensions import override
 
 from distribax import progress
 from distribax.coordinator.status import CoordinatorStatus
@@ -21,8 +23,8 @@ LINE_SECONDS: Final = 10.0
 ViewChoice: TypeAlias = Literal["auto", "live", "lines", "none"]
 
 
-class View(Protocol):
-    """Shows how far the work is."""
+class View:
+    """Shows how far the work is; this one shows nothing."""
 
     def update(self, status: CoordinatorStatus) -> None:
         """Shows a new status."""
@@ -47,21 +49,11 @@ def make_view(
         is_off = progress.get_progress() == "off"
         choice = "none" if is_off else "live" if stream.isatty() else "lines"
     if choice == "none":
-        return Hidden()
+        return View()
     return Live(stream, clock) if choice == "live" else Lines(stream, clock)
 
 
-class Hidden:
-    """Shows nothing."""
-
-    def update(self, status: CoordinatorStatus) -> None:
-        """Does nothing."""
-
-    def stop(self) -> None:
-        """Does nothing."""
-
-
-class Lines:
+class Lines(View):
     """Writes a line every ten seconds while there is work."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -69,8 +61,8 @@ class Lines:
         self._clock = clock
         self._last: float | None = None
 
+    @override
     def update(self, status: CoordinatorStatus) -> None:
-        """Writes a line if it is time."""
         now = self._clock()
         if not status.is_active:
             self._last = None
@@ -81,12 +73,12 @@ class Lines:
             self._stream.write(f"distribax: {status.line()}\n")
             self._stream.flush()
 
+    @override
     def stop(self) -> None:
-        """Forgets when the work began."""
         self._last = None
 
 
-class Live:
+class Live(View):
     """Shows a progress bar while there is work."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -97,8 +89,8 @@ class Live:
         self._ended_before = 0
         self._bar: Progress | None = None
 
+    @override
     def update(self, status: CoordinatorStatus) -> None:
-        """Redraws the bar."""
         with self._lock:
             if not status.is_active:
                 self._stop()
@@ -120,8 +112,8 @@ class Live:
             )
             self._bar.refresh()
 
+    @override
     def stop(self) -> None:
-        """Removes the bar."""
         with self._lock:
             self._stop()
 

@@ -11,6 +11,7 @@ import enum
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from typing_extensions import override
@@ -38,6 +39,7 @@ class Kind(enum.Enum):
     """A new iterator of the data set that was pickled, itself a reference."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Definition:
     """Something that workers keep.
 
@@ -49,36 +51,33 @@ class Definition:
         number: Stands for it in pickles.
     """
 
-    __slots__ = ("__weakref__", "kind", "name", "needs", "number", "part")
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        part: Callable[[int], bytes],
-        needs: tuple[Reference, ...] = (),
-        number: int | None = None,
-    ) -> None:
-        self.number = make_number() if number is None else number
-        self.kind = kind
-        self.name = name
-        self.part = part
-        self.needs = needs
+    kind: Kind
+    name: str
+    part: Callable[[int], bytes]
+    needs: tuple[Reference, ...] = ()
+    number: int = field(default_factory=make_number)
 
 
 class Reference:
-    """Base of what is passed to a worker by number."""
+    """Base of what is passed to a worker by number.
 
-    __slots__ = ()
+    Args:
+        definition: What workers are sent; None asks `_define` when it is first needed.
+    """
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether it can be sent to workers by now."""
-        return True
+    __slots__ = ("__weakref__", "_definition")
+
+    def __init__(self, definition: Definition | None = None) -> None:
+        self._definition = definition
 
     @property
     def definition(self) -> Definition:
         """What workers are sent."""
+        if self._definition is None:
+            self._definition = self._define()
+        return self._definition
+
+    def _define(self) -> Definition:
         raise NotImplementedError(f"{type(self).__name__} does not say what workers are to know.")
 
     @property

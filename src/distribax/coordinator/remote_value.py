@@ -42,15 +42,15 @@ class RemoteValue(Reference):
         queue: The queue that settles it.
     """
 
-    __slots__ = ("__weakref__", "_definition", "_number", "_queue", "_result", "_status")
+    __slots__ = ("_number", "_queue", "_result", "_status")
 
     def __init__(self, queue: ValueQueue) -> None:
+        super().__init__()
         self._queue = queue
         self._status = RemoteValueStatus.NOT_READY
         # The value, or the exception.
         self._result: Any = None
         self._number = 0
-        self._definition: Definition | None = None
 
     def fetch(self) -> Any:
         """Waits for the result and returns it, arrays as NumPy arrays.
@@ -124,7 +124,6 @@ class RemoteValue(Reference):
         return self._queue is queue
 
     @property
-    @override
     def is_settled(self) -> bool:
         """Whether the function has ended, or never will run."""
         return self._status is not RemoteValueStatus.NOT_READY
@@ -137,17 +136,12 @@ class RemoteValue(Reference):
             self._number = make_number()
         return self._number
 
-    @property
     @override
-    def definition(self) -> Definition:
-        """What workers are sent."""
+    def _define(self) -> Definition:
         assert self._status is RemoteValueStatus.READY
-        if self._definition is None:
-            data, needs = dump_value(self._result)
-            self._definition = Definition(
-                Kind.VALUE, "a remote value", lambda _: data, needs, self.reference_number
-            )
-        return self._definition
+        data, needs = dump_value(self._result)
+        number = self.reference_number
+        return Definition(Kind.VALUE, "a remote value", lambda _: data, needs, number)
 
     @override
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -47,7 +47,20 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
-class CoordinatorStatus:
+class ClosureCounts:
+    """How many functions were scheduled, how they ended, and how many have not."""
+
+    scheduled: int
+    finished: int
+    failed: int
+    cancelled: int
+    retried: int
+    queued: int
+    running: int
+
+
+@dataclass(frozen=True)
+class CoordinatorStatus(ClosureCounts):
     """What was scheduled, and who works on it.
 
     Attributes:
@@ -63,13 +76,6 @@ class CoordinatorStatus:
         servers: What is known of each parameter server.
     """
 
-    scheduled: int
-    finished: int
-    failed: int
-    cancelled: int
-    retried: int
-    queued: int
-    running: int
     rate: float
     workers: tuple[WorkerStatus, ...]
     servers: tuple[Mapping[str, Any], ...] = ()
@@ -95,8 +101,9 @@ class CoordinatorStatus:
         Returns:
             The numbers, such as "coordinator/finished" and "coordinator/workers_up".
         """
-        counts = ("scheduled", "finished", "failed", "cancelled", "retried", "queued", "running")
-        numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
+        numbers: dict[str, float] = {
+            field.name: getattr(self, field.name) for field in fields(ClosureCounts)
+        }
         numbers |= {"rate": self.rate, "workers_up": self.num_workers_up}
         if self.servers:
             numbers["server_restarts"] = sum(each.get("restarts", 0) for each in self.servers)

@@ -7,37 +7,18 @@ import pickle
 import platform
 import secrets
 import time
-from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Timing
 from distribax.coordinator.outcomes import Raised, find_unreachable, pack_error, pack_result
 from distribax.coordinator.printing import PrintCapture
+from distribax.coordinator.references import set_lookup
 from distribax.coordinator.worker_objects import WorkerObjects
 from distribax.errors import ParameterServerUnreachableError
+from distribax.parameter_server.worker import WorkerSetup, WorkerStrategy
 
 LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that runs."""
-
-
-class WorkerStrategy(Protocol):
-    """A strategy as the functions on a worker see it."""
-
-    def scope(self) -> AbstractContextManager[object]:
-        """Returns the strategy's scope, which can be entered again and again."""
-
-    def flush(self) -> None:
-        """Waits until everything that functions have written has arrived."""
-
-    def check_servers(self) -> None:
-        """Raises a ParameterServerUnreachableError unless all servers answer."""
-
-
-class WorkerSetup(Protocol):
-    """Sent to each worker's process, pickled, to make it a worker of the strategy."""
-
-    def start(self, worker_index: int) -> WorkerStrategy:
-        """Returns the process's side of the strategy."""
 
 
 class Worker:
@@ -72,7 +53,7 @@ class Worker:
                 self._strategy = made.start(worker_index)
             except Exception as error:
                 return pack_error(error)
-            self._objects.resolve_references()
+            set_lookup(self._objects.get)
         elif self._is_aside:
             try:
                 self._strategy.check_servers()
@@ -99,7 +80,7 @@ class Worker:
                 reply = Reply([], {}, unreachable=str(error))
             else:
                 reply = Reply(outcomes, timings)
-        return pickle.dumps(reply._replace(printed=self._printed.take_all()), 5)
+        return pickle.dumps(reply._replace(printed=self._printed.take()), 5)
 
     def _flush(self, strategy: WorkerStrategy, outcomes: list[Any]) -> list[Any]:
         """Returns the outcomes, when what the functions have written has arrived."""
@@ -143,7 +124,7 @@ class Worker:
 
     def ping(self) -> Pulse:
         """Answers, which shows that the process is alive, with what long functions print."""
-        return Pulse(*self._at, self._boot, self._printed.take())
+        return Pulse(*self._at, self._boot, self._printed.take(whole_lines=True))
 
     def recall(self, number: int) -> Pulse:
         """Starts no more closures of batches up to that number; tells which have been started."""

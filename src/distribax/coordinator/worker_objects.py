@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from distribax.coordinator.messages import Shipment
-from distribax.coordinator.references import Kind, set_lookup
+from distribax.coordinator.references import Kind
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
@@ -30,10 +30,6 @@ class WorkerObjects:
         self._shipments: dict[int, Shipment] = {}
         self._objects: dict[int, Any] = {}
         self._arguments: dict[bytes, Arguments] = {}
-
-    def resolve_references(self) -> None:
-        """Lets references that are unpickled in this process become these objects."""
-        set_lookup(self.get)
 
     def add(self, shipments: Iterable[Shipment]) -> None:
         """Keeps definitions; those that it has already stay as they are."""

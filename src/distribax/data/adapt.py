@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
 from distribax.data.plan.sources import Batches, Foreign
 
 
-class _GrainIterator(Protocol):
+class _GrainIterator(Iterator[Any], Protocol):
     """What saving needs of Grain's iterators: of data sets, and of data loaders."""
 
     def get_state(self) -> dict[str, Any] | bytes: ...
@@ -56,13 +56,14 @@ def as_dataset(value: object) -> Dataset:
             f"a data set cannot be made of the dict {value!r}: not all its values are arrays with "
             "rows. Expected a dict of arrays, or a list of such dicts, one for each batch."
         )
-    family = {module.split(".")[0] for module in _modules(value)}
+    family = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     if "grain" in family and isinstance(value, Iterable):
         return _of_grain(value)
     if "tensorflow" in family and hasattr(value, "as_numpy_iterator"):
         return _of_tensorflow(value)
     if "torch" in family and isinstance(value, Iterable):
-        return _foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
+        loader = Foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
+        return Dataset(loader)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         return _of_iterable(value)
     if callable(value):
@@ -71,10 +72,6 @@ def as_dataset(value: object) -> Dataset:
         f"a data set cannot be made of {value!r} of type {type(value).__name__}. Expected a "
         "dx.data.Dataset, arrays, or something that can be iterated."
     )
-
-
-def _modules(value: object) -> list[str]:
-    return [kind.__module__ for kind in type(value).__mro__]
 
 
 def _is_nest_of_arrays(value: object) -> bool:
@@ -94,10 +91,6 @@ def _of_batches(batches: list[Any]) -> Dataset:
     return Dataset(Batches(items))
 
 
-def _foreign(kind: str, start: Callable[[], Iterator[Any]], **options: Any) -> Dataset:
-    return Dataset(Foreign(kind, start, **options))
-
-
 def _length(value: object) -> int:
     if not isinstance(value, Sized):
         return UNKNOWN_CARDINALITY
@@ -111,9 +104,11 @@ def _of_iterable(value: Iterable[Any]) -> Dataset:
     iterator = iter(value)
     if iterator is not value:
         kind = f"an iterable of type {type(value).__name__}"
-        return _foreign(kind, lambda: iter(value), length=_length(value), reuses_arrays=True)
-    once = _Once(iterator)
-    return _foreign("a generator or iterator", once.start, repeatable=False, reuses_arrays=True)
+        source = Foreign(kind, lambda: iter(value), length=_length(value), reuses_arrays=True)
+    else:
+        kind, start = "a generator or iterator", _Once(iterator).start
+        source = Foreign(kind, start, repeatable=False, reuses_arrays=True)
+    return Dataset(source)
 
 
 class _Once:
@@ -139,9 +134,7 @@ def _of_grain(value: Iterable[Any]) -> Dataset:
     else:
         kind, repeatable, start = f"a Grain {type(value).__name__}", True, lambda: iter(value)
     length = _length(value) if hasattr(value, "__getitem__") else UNKNOWN_CARDINALITY
-    return _foreign(
-        kind, start, repeatable=repeatable, length=length, save=_save_grain, load=_load_grain
-    )
+    return Dataset(Foreign(kind, start, repeatable, _save_grain, _load_grain, length))
 
 
 def _save_grain(iterator: _GrainIterator) -> dict[str, str]:
@@ -170,5 +163,5 @@ def _of_tensorflow(value: Any) -> Dataset:
         signature = None
     if signature is not None and None in nests.leaves(signature):
         signature = None
-    kind = "a tf.data data set"
-    return _foreign(kind, value.as_numpy_iterator, length=length, signature=signature)
+    kind, start = "a tf.data data set", value.as_numpy_iterator
+    return Dataset(Foreign(kind, start, length=length, signature=signature))

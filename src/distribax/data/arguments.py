@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike as DTypeLike
@@ -47,6 +47,17 @@ def dtype(value: DTypeLike, name: str) -> np.dtype[Any]:
         raise TypeError(
             f"{name}={value!r} is not a data type. Expected one such as np.float32 or 'int64'."
         ) from None
+
+
+def dims(value: Iterable[SupportsIndex | None], name: str) -> tuple[int | None, ...]:
+    """Returns the sizes of a shape; None for those that vary."""
+    sizes = tuple(None if dim in (None, -1) else operator.index(dim) for dim in value)
+    if any(size is not None and size < 0 for size in sizes):
+        raise ValueError(
+            f"{name}={value!r} has a negative dimension. Expected sizes, or None (or -1) for a "
+            "dimension that varies."
+        )
+    return sizes
 
 
 def path(value: Path, name: str) -> str:

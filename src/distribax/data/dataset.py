@@ -257,7 +257,7 @@ class Dataset(PlannedDataset):
         parts = choose.parse_parts(datasets)
         if not isinstance(choice_dataset, HasPlan):
             raise TypeError(f"choice_dataset={choice_dataset!r} is not a Dataset.")
-        return Dataset(choose.Choose(choice_dataset.plan, parts, stop))
+        return Dataset(choose.Choose(parts, choice_dataset.plan, stop))
 
     @staticmethod
     def sample_from_datasets(
@@ -288,12 +288,12 @@ class Dataset(PlannedDataset):
         parts = choose.parse_parts(datasets)
         numbers = _random_numbers(seed, rerandomize_each_iteration)
         if isinstance(weights, HasPlan):
-            return Dataset(
-                choose.Choose(choose.draw(numbers, weights.plan, len(parts)), parts, stop)
-            )
-        # One that is never drawn would never be seen to have ended.
-        parts, shares = choose.drop_unweighted(parts, weights)
-        return Dataset(choose.Choose(choose.draw(numbers, shares, len(parts)), parts, stop))
+            choice = choose.draw(numbers, weights.plan, len(parts))
+        else:
+            # One that is never drawn would never be seen to have ended.
+            parts, shares = choose.drop_unweighted(parts, weights)
+            choice = choose.draw(numbers, shares, len(parts))
+        return Dataset(choose.Choose(parts, choice, stop))
 
     @staticmethod
     def load(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import enum
-from typing import Any, ClassVar, Self
+from types import NoneType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from typing_extensions import override
 
@@ -34,16 +35,25 @@ SHARD_HINT = -1
 
 
 class OptionGroup:
-    """A set of named options; those never set are None and are left alone by a merge."""
+    """A set of named options, which a subclass annotates.
 
-    # The known names with their type; a nested group is given by its class.
+    Those that were never set have their default, mostly None, and are left alone by a merge.
+    """
+
+    # The known names with their type, from the annotations; a nested group is given by its class.
     _known: ClassVar[dict[str, type]] = {}
-    _defaults: ClassVar[dict[str, object]] = {}
     _aliases: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls._known = {
+            name: _strip_none(hint)
+            for name, hint in get_type_hints(cls).items()
+            if not name.startswith("_") and name not in cls._aliases
+        }
 
     def __init__(self, **values: object) -> None:
         for name, kind in self._known.items():
-            empty = kind() if issubclass(kind, OptionGroup) else self._defaults.get(name)
+            empty = kind() if issubclass(kind, OptionGroup) else self._get_default(name)
             object.__setattr__(self, name, empty)
         for name, value in values.items():
             setattr(self, name, value)
@@ -63,6 +73,10 @@ class OptionGroup:
         if name in self._aliases:
             return getattr(self, self._aliases[name])
         raise AttributeError(f"{type(self).__name__} has no option {name!r}.")
+
+    @classmethod
+    def _get_default(cls, name: str) -> object:
+        return getattr(cls, name, None)
 
     def _check(self, name: str, kind: type, value: object) -> object:
         if value is None:
@@ -92,7 +106,7 @@ class OptionGroup:
             mine, its = getattr(self, name), getattr(later, name)
             if isinstance(mine, OptionGroup):
                 object.__setattr__(merged, name, mine.merge(its))
-            elif its is not None and its != self._defaults.get(name):
+            elif its is not None and its != self._get_default(name):
                 object.__setattr__(merged, name, its)
         return merged
 
@@ -114,6 +128,12 @@ class OptionGroup:
         return f"{type(self).__name__}({', '.join(given)})"
 
 
+def _strip_none(hint: Any) -> type:
+    """Returns the class of values that an annotation such as `int | None` allows beside None."""
+    kind = next(kind for kind in get_args(hint) or (hint,) if kind is not NoneType)
+    return get_origin(kind) or kind
+
+
 class DistributeOptions(OptionGroup):
     """How a data set is divided over workers and devices.
 
@@ -122,10 +142,8 @@ class DistributeOptions(OptionGroup):
         num_devices: Accepted and kept; strategies know their devices.
     """
 
-    auto_shard_policy: AutoShardPolicy | None
+    auto_shard_policy: AutoShardPolicy | None = AutoShardPolicy.AUTO
     num_devices: int | None
-    _known: ClassVar[dict[str, type]] = {"auto_shard_policy": AutoShardPolicy, "num_devices": int}
-    _defaults: ClassVar[dict[str, object]] = {"auto_shard_policy": AutoShardPolicy.AUTO}
 
     @property
     def auto_shard(self) -> bool:
@@ -149,10 +167,6 @@ class ThreadingOptions(OptionGroup):
 
     private_threadpool_size: int | None
     max_intra_op_parallelism: int | None
-    _known: ClassVar[dict[str, type]] = {
-        "private_threadpool_size": int,
-        "max_intra_op_parallelism": int,
-    }
 
 
 class AutotuneAlgorithm(ParsedEnum):
@@ -191,36 +205,23 @@ class AutotuneOptions(OptionGroup):
     ram_budget: int | None
     initial_parallelism: int | None
     min_parallelism: int | None
-    _known: ClassVar[dict[str, type]] = {
-        "enabled": bool,
-        "autotune_algorithm": AutotuneAlgorithm,
-        "cpu_budget": int,
-        "ram_budget": int,
-        "initial_parallelism": int,
-        "min_parallelism": int,
-    }
 
 
 class OptimizationOptions(OptionGroup):
     """How tf.data rewrites pipelines; accepted and kept, without effect."""
 
-    _known: ClassVar[dict[str, type]] = dict.fromkeys(
-        (
-            "apply_default_optimizations",
-            "filter_fusion",
-            "filter_parallelization",
-            "inject_prefetch",
-            "map_and_batch_fusion",
-            "map_and_filter_fusion",
-            "map_fusion",
-            "map_parallelization",
-            "noop_elimination",
-            "parallel_batch",
-            "seq_interleave_prefetch",
-            "shuffle_and_repeat_fusion",
-        ),
-        bool,
-    )
+    apply_default_optimizations: bool | None
+    filter_fusion: bool | None
+    filter_parallelization: bool | None
+    inject_prefetch: bool | None
+    map_and_batch_fusion: bool | None
+    map_and_filter_fusion: bool | None
+    map_fusion: bool | None
+    map_parallelization: bool | None
+    noop_elimination: bool | None
+    parallel_batch: bool | None
+    seq_interleave_prefetch: bool | None
+    shuffle_and_repeat_fusion: bool | None
 
 
 class Options(OptionGroup):
@@ -241,12 +242,6 @@ class Options(OptionGroup):
     `experimental_symbolic_checkpoint`, `experimental_warm_start`, `framework_type`.
     """
 
-    dataset_name: str | None
-    deterministic: bool | None
-    experimental_distribute: DistributeOptions
-    threading: ThreadingOptions
-    experimental_threading: ThreadingOptions
-    worker_processes: int | None
     autotune: AutotuneOptions
     experimental_optimization: OptimizationOptions
     experimental_external_state_policy: ExternalStatePolicy | None
@@ -254,20 +249,12 @@ class Options(OptionGroup):
     experimental_symbolic_checkpoint: bool | None
     experimental_warm_start: bool | None
     framework_type: list[str] | None
-    _known: ClassVar[dict[str, type]] = {
-        "autotune": AutotuneOptions,
-        "experimental_optimization": OptimizationOptions,
-        "experimental_external_state_policy": ExternalStatePolicy,
-        "experimental_slack": bool,
-        "experimental_symbolic_checkpoint": bool,
-        "experimental_warm_start": bool,
-        "framework_type": list,
-        "dataset_name": str,
-        "deterministic": bool,
-        "experimental_distribute": DistributeOptions,
-        "threading": ThreadingOptions,
-        "worker_processes": int,
-    }
+    dataset_name: str | None
+    deterministic: bool | None
+    experimental_distribute: DistributeOptions
+    threading: ThreadingOptions
+    experimental_threading: ThreadingOptions
+    worker_processes: int | None
     _aliases: ClassVar[dict[str, str]] = {
         "experimental_threading": "threading",
         "experimental_deterministic": "deterministic",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -39,17 +38,12 @@ class TensorSpec:
         self, shape: Iterable[SupportsIndex | None] = (), dtype: check.DTypeLike = np.float32
     ) -> None:
         try:
-            dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shape)
+            dims = check.dims(shape, "shape")
         except TypeError:
             raise TypeError(
                 f"shape={shape!r} is not a shape. Expected a list or tuple of sizes, with None "
                 "for a dimension that varies."
             ) from None
-        if any(dim is not None and dim < 0 for dim in dims):
-            raise ValueError(
-                f"shape={shape!r} has a negative dimension. Expected sizes, or None (or -1) for a "
-                "dimension that varies."
-            )
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", check.dtype(dtype, "dtype"))
 
@@ -122,6 +116,13 @@ def merge_specs(first: Spec, second: Spec) -> Spec:
 def add_batch_dim(spec: Spec, size: int | None) -> Spec:
     """Returns the spec of a batch of such elements."""
     return nests.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
+
+
+def resize_batch_dim(spec: Spec, size: int | None) -> Spec:
+    """Returns the spec of such batches with another number of rows; None if it may vary."""
+    return nests.map_leaves(
+        lambda leaf: TensorSpec((size, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
+    )
 
 
 def remove_batch_dim(spec: Spec) -> Spec:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeAlias
 
 from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.element_spec import TensorSpec
-from distribax.data.formats.array_record import open_array_records
 from distribax.data.formats.parquet import ParquetFormat
 from distribax.data.formats.record_format import FileOpening, RecordFormat
 from distribax.data.formats.text import FixedLengthFormat, TextLineFormat
@@ -54,7 +53,23 @@ def _parse_names(filenames: check.Path | Iterable[check.Path]) -> tuple[str, ...
     return names
 
 
-class TFRecordDataset(Dataset):
+class _RecordDataset(Dataset):
+    """The records of files that may be compressed."""
+
+    _format: ClassVar[Callable[[FileOpening], RecordFormat[int]]]
+
+    def __init__(
+        self,
+        filenames: Filenames,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+    ) -> None:
+        file_format = type(self)._format(FileOpening(compression_type, buffer_size))
+        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+
+
+class TFRecordDataset(_RecordDataset):
     """The records of TFRecord files, as bytes.
 
     A damaged file raises `CorruptRecordError`, which names the file and the byte offset.
@@ -66,18 +81,10 @@ class TFRecordDataset(Dataset):
         num_parallel_reads: How many files are read in turns; None for one after the other.
     """
 
-    def __init__(
-        self,
-        filenames: Filenames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-    ) -> None:
-        file_format = TFRecordFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+    _format = TFRecordFormat
 
 
-class TextLineDataset(Dataset):
+class TextLineDataset(_RecordDataset):
     """The lines of text files, as bytes without line ends.
 
     Args:
@@ -87,15 +94,7 @@ class TextLineDataset(Dataset):
         num_parallel_reads: How many files are read in turns; None for one after the other.
     """
 
-    def __init__(
-        self,
-        filenames: Filenames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-    ) -> None:
-        file_format = TextLineFormat(FileOpening(compression_type, buffer_size))
-        super().__init__(_plan_reader(filenames, file_format, num_parallel_reads))
+    _format = TextLineFormat
 
 
 class FixedLengthRecordDataset(Dataset):
@@ -159,4 +158,11 @@ class ArrayRecordDataset(Dataset):
 
     def __init__(self, filenames: check.Path | Iterable[check.Path]) -> None:
         names, spec = _parse_names(filenames), TensorSpec((), bytes)
-        super().__init__(sources.RandomAccessFiles(names, "array_record", open_array_records, spec))
+        super().__init__(sources.RandomAccessFiles(names, "array_record", _open_records, spec))
+
+
+def _open_records(filenames: tuple[str, ...]) -> Any:
+    # The package comes with Grain; it is imported only by those who read such files.
+    from array_record.python import array_record_data_source
+
+    return array_record_data_source.ArrayRecordDataSource(list(filenames))

@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -38,11 +39,11 @@ Hook = Callable[[int, Any], object]
 
 @dataclasses.dataclass(eq=False)
 class _Opened:
-    """A model under one strategy: its state, its checkpoint and its compiled steps."""
+    """A model under one strategy, in one mode: its state, its checkpoint and its step."""
 
     state: ModelState
     checkpoint: Checkpoint
-    steps: dict[str, Function] = dataclasses.field(default_factory=dict)
+    step: Function
 
 
 class _Training:
@@ -271,7 +272,7 @@ class Estimator:
                 return self
             kind = ScheduledSteps if isinstance(strategy, ServedStrategy) else OwnSteps
             make_input = partial(open_input, input_fn, strategy, ModeKeys.TRAIN, self._model)
-            driver = kind(opened.steps[ModeKeys.TRAIN], opened.state, make_input)
+            driver = kind(opened.step, opened.state, make_input)
             training = _Training(self._config, opened, driver, hooks or (), saving_listeners)
         try:
             training.run(last, forget)
@@ -309,19 +310,14 @@ class Estimator:
             )
         with strategy.scope():
             opened, forget = self._open(strategy, ModeKeys.EVAL, checkpoint_path)
-            step = opened.steps[ModeKeys.EVAL]
             for metric in opened.state.metrics.values():
                 metric.reset_state()
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.EVAL, self._model))
             losses: list[Any] = []
-            try:
+            with closing(iterator), suppress(StopIteration):
                 while steps is None or len(losses) < steps:
-                    losses.append(step(iterator))
+                    losses.append(opened.step(iterator))
                     forget()
-            except StopIteration:
-                pass
-            finally:
-                iterator.close()
             if not losses:
                 raise ValueError("Estimator.evaluate: input_fn gave no batch.")
             number = int(opened.state.global_step)
@@ -355,14 +351,13 @@ class Estimator:
         strategy = self._get_strategy(None)
         with strategy.scope():
             opened, forget = self._open(strategy, ModeKeys.PREDICT, checkpoint_path)
-            step = opened.steps[ModeKeys.PREDICT]
             iterator: Any = iter(open_input(input_fn, strategy, ModeKeys.PREDICT, self._model))
         try:
             while True:
                 # Left before each yield: the caller's code is not in this scope.
                 with strategy.scope():
                     try:
-                        found = jax.tree.map(np.asarray, step(iterator))
+                        found = jax.tree.map(np.asarray, opened.step(iterator))
                     except StopIteration:
                         return
                 forget()
@@ -394,10 +389,9 @@ class Estimator:
         key = (strategy, mode)
         if not found or key not in self._opened:
             state = ModelState()
-            self._opened[key] = _Opened(state, Checkpoint(state))
+            step = make_step(self._model, state, strategy, mode)
+            self._opened[key] = _Opened(state, Checkpoint(state), step)
         opened = self._opened[key]
-        if mode not in opened.steps:
-            opened.steps[mode] = make_step(self._model, opened.state, strategy, mode)
         paths = opened.checkpoint.workers().exchange("checkpoints", [str(each) for each in found])
         if not paths[0]:
             return opened, lambda: None

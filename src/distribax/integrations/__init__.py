@@ -1,7 +1,7 @@
 """Other libraries' models inside replicas, as they are.
 
-Nothing is to be called: the adapter of a library is loaded with the first `strategy.scope()` after
-the program has imported the library, or with the first step.
+You need not call anything: the adapter of a library is loaded by the first `strategy.scope()` after
+the program has imported the library, or by the first step.
 """
 
 from __future__ import annotations

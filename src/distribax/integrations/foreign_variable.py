@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,21 @@ class Rule:
     """How replicas share a variable: how their values become one, and what each of them sees.
 
     MEAN is for numbers that have one, others are taken from the first replica; NONE is for values
-    that are the same in every replica, by the way they are computed.
+    that are the same in every replica because of how they are computed.
     `view` makes a replica's own value out of the shared one and the replica's id.
     """
 
     aggregation: VariableAggregation
     view: Callable[[Any, int | jax.Array], Any] | None = None
+
+
+def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
+    """Returns a replica's part of a sum: the first one continues from what there is."""
+    return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
+
+
+SUM: Final = Rule(VariableAggregation.SUM, _own_part)
+"""For variables in which the replicas add up what they see."""
 
 
 class Cell:
@@ -142,16 +151,16 @@ class Cell:
         return f"<Cell {self.name}>"
 
 
+@dataclass(eq=False)
 class Handle:
     """A cell as the variable of one strategy, which is what compiled programs take and return."""
 
     per_replica = False
     source = None
 
-    def __init__(self, cell: Cell, strategy: contracts.Strategy, placement: Placement) -> None:
-        self.cell = cell
-        self.strategy = strategy
-        self.placement = placement
+    cell: Cell
+    strategy: contracts.Strategy
+    placement: Placement
 
     @property
     def described(self) -> str:
@@ -178,6 +187,11 @@ class Handle:
     def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
         self.cell.keep(_each(self.placement.from_program, value), self.placement)
+
+
+def refuse_replacement(new: object) -> None:
+    """Stands in for what puts another variable in the place of one that a checkpoint restores."""
+    raise AssertionError("variables are changed, not replaced")
 
 
 def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:

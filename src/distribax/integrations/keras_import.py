@@ -6,13 +6,12 @@ program that imports distribax first, and says nothing, means JAX.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing_extensions import override
 from distribax import context
 from distribax.errors import UnsupportedKerasError
 from distribax.execution import adapters
+from distribax.integrations.replacement import Function, replacement
 
 _BACKEND = "KERAS_BACKEND"
 _INTEGRATION = "distribax.integrations.keras"
@@ -110,7 +110,14 @@ def load_adapter() -> adapters.Adapter:
             problem = str(error)
     # A program may have imported Keras for something else, which works as ever.
     owner = getattr(keras, "Variable", None) or keras.Model
-    owner.__init__ = _refuse_in_scope(owner.__init__, problem)
+
+    @replacement
+    def refuse_in_scope(initialize: Function, /, *args: Any, **kwargs: Any) -> None:
+        if context.has_strategy():
+            raise UnsupportedKerasError(f"strategy.scope(): {problem}")
+        initialize(*args, **kwargs)
+
+    owner.__init__ = refuse_in_scope(owner.__init__)
     return lambda fn: fn
 
 
@@ -133,13 +140,3 @@ def _find_problem(keras: Any) -> str | None:
             "variables. Leave the environment variable unset."
         )
     return None
-
-
-def _refuse_in_scope(initialize: Callable[..., None], problem: str) -> Callable[..., None]:
-    @functools.wraps(initialize)
-    def call(made: object, *args: object, **kwargs: object) -> None:
-        if context.has_strategy():
-            raise UnsupportedKerasError(f"strategy.scope(): {problem}")
-        initialize(made, *args, **kwargs)
-
-    return call

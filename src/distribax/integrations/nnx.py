@@ -10,11 +10,11 @@ It is loaded by the first step of a program that has imported `flax.nnx`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MemberDescriptorType
 from typing import Any
 
@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx import pytreelib, tracers, variablelib
+from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution import adapters, frames
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import Arrays, Cell, Rule
+from distribax.integrations.foreign_variable import SUM, Cell, Rule, refuse_replacement
+from distribax.integrations.replacement import Function, replacement
 from distribax.training.checkpoints.tracked import Put, register_tracker
 from distribax.types import VariableAggregation
 from distribax.values import make_opaque
@@ -35,10 +37,8 @@ from distribax.values import make_opaque
 _NUMBERS = (jax.Array, bool, int, float, complex, np.ndarray, np.generic)
 
 
-def adapt(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `fn` as replicas run it, with the variables of NNX modules in view."""
-    return replica_state.with_state(fn)
-
+# What runs in replicas has the variables of NNX modules in view.
+adapt = replica_state.with_state
 
 # How replicas share variables.
 
@@ -49,35 +49,24 @@ def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key.ravel()).reshape(key.shape)
 
 
-def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
-    """Returns a replica's part of a sum: the first one continues from what there is."""
-    return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
-
-
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 _RULES: tuple[tuple[type, Rule], ...] = (
     (nnx.RngKey, Rule(_FIRST, _own_key)),
     (nnx.RngCount, Rule(VariableAggregation.NONE)),
-    (nnx.metrics.MetricState, Rule(VariableAggregation.SUM, _own_part)),
+    (nnx.metrics.MetricState, SUM),
     (nnx.Variable, Rule(VariableAggregation.MEAN)),
 )
-
-
-def _rule(variable: nnx.Variable[Any]) -> Rule:
-    return next(rule for kind, rule in _RULES if isinstance(variable, kind))
 
 
 # Variables.
 
 
+@dataclass(slots=True)
 class _Made:
     """The value of a variable that was made inside a step, and is no state of its own yet."""
 
-    __slots__ = ("value", "where")
-
-    def __init__(self, value: object, where: object) -> None:
-        self.value = value
-        self.where = where
+    value: object
+    where: object
 
 
 def _where() -> object | None:
@@ -89,29 +78,40 @@ def _where() -> object | None:
     return None if state is None else state.entry
 
 
-class _Value:
+class _Slot:
+    """Stands in for a slot of a class of NNX; it does what the slot does."""
+
+    def __init__(self, slot: MemberDescriptorType) -> None:
+        self._slot = slot
+
+    def __get__(self, thing: Any, owner: type | None = None) -> Any:
+        return self if thing is None else self._read(thing)
+
+    def __set__(self, thing: Any, value: object) -> None:
+        self._slot.__set__(thing, value)
+
+    def __delete__(self, thing: Any) -> None:
+        self._slot.__delete__(thing)
+
+    def _read(self, thing: Any) -> Any:
+        return self._slot.__get__(thing)
+
+
+class _Value(_Slot):
     """Stands in for the slot of `nnx.Variable` that holds the value.
 
     The slot holds the plain value, or the cell of a variable that a step has used.
     """
 
-    def __init__(self, slot: MemberDescriptorType) -> None:
-        self._slot = slot
-
-    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
-        if variable is None:
-            return self
+    @override
+    def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
-        if type(held) is not Cell:
-            where = _where()
-            if type(held) is _Made and (where is None or held.where is where):
-                return held.value
-            cell = None if where is None else self._cell(variable, held)
-            if cell is None:
-                return held.value if type(held) is _Made else held
-            held = cell
-        return replica_state.read(held)
+        cell = self._find_cell(variable, held)
+        if cell is not None:
+            return replica_state.read(cell)
+        return held.value if type(held) is _Made else held
 
+    @override
     def __set__(self, variable: nnx.Variable[Any], value: object) -> None:
         try:
             held = self._slot.__get__(variable)
@@ -119,25 +119,27 @@ class _Value:
             where = _where()
             self._slot.__set__(variable, value if where is None else _Made(value, where))
             return
-        if type(held) is not Cell:
-            where = _where()
-            if type(held) is _Made and (where is None or held.where is where):
-                held.value = value
-                return
-            cell = None if where is None else self._cell(variable, held)
-            if cell is None:
-                self._slot.__set__(variable, value)
-                return
-            held = cell
-        replica_state.write(held, value)
-
-    def __delete__(self, variable: nnx.Variable[Any]) -> None:
-        self._slot.__delete__(variable)
+        cell = self._find_cell(variable, held)
+        if cell is not None:
+            replica_state.write(cell, value)
+        elif type(held) is _Made:
+            held.value = value
+        else:
+            self._slot.__set__(variable, value)
 
     def is_lifted(self, variable: nnx.Variable[Any]) -> bool:
         """Tells whether the variable is state that the step which runs now may change."""
         held = self._slot.__get__(variable)
         return type(held) is Cell or self._cell(variable, held) is not None
+
+    def _find_cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
+        """Returns the cell of a variable; None for one that is not state of the running step."""
+        if type(held) is Cell:
+            return held
+        where = _where()
+        if where is None or (type(held) is _Made and held.where is where):
+            return None
+        return self._cell(variable, held)
 
     def _cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
         """Puts a value that was made elsewhere into a cell, unless it is not made of numbers."""
@@ -157,27 +159,21 @@ class _Value:
                 "trace. Create modules before the step, inside `with strategy.scope():`; and take "
                 "what a module has sown out of it in the same step, with nnx.pop()."
             )
-        cell = Cell(name, _rule(variable), value)
+        rule = next(rule for kind, rule in _RULES if isinstance(variable, kind))
+        cell = Cell(name, rule, value)
         self._slot.__set__(variable, cell)
         return cell
 
 
-class _VariableTrace:
+class _VariableTrace(_Slot):
     """Stands in for the slot of `nnx.Variable` that says which trace may change it."""
 
-    def __init__(self, slot: MemberDescriptorType) -> None:
-        self._slot = slot
-
-    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
-        if variable is None:
-            return self
+    @override
+    def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
         if _at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
             return tracers.TraceState()
         return held
-
-    def __set__(self, variable: nnx.Variable[Any], state: object) -> None:
-        self._slot.__set__(variable, state)
 
 
 def _at_step_level() -> bool:
@@ -186,35 +182,28 @@ def _at_step_level() -> bool:
     return frame is not None and jax_private.get_innermost_trace() is frame.trace
 
 
-class _ModuleTrace:
+class _ModuleTrace(_Slot):
     """Stands in for the slot of a module's bookkeeping that says which trace may change it.
 
-    NNX puts modules together anew when it differentiates them, so that a module of outside gets
-    its bookkeeping from inside a step; for modules a step is the same as outside.
+    NNX rebuilds modules when it differentiates them, so a module from outside may get its
+    bookkeeping inside a step; for modules, a step counts as outside.
     """
 
-    def __init__(self, slot: MemberDescriptorType) -> None:
-        self._slot = slot
-
-    def __get__(self, state: pytreelib.PytreeState | None, owner: type | None = None) -> Any:
-        if state is None:
-            return self
+    @override
+    def _read(self, state: pytreelib.PytreeState) -> Any:
         held = self._slot.__get__(state)
         return tracers.TraceState() if held == _OUTSIDE and _at_step_level() else held
 
+    @override
     def __set__(self, state: pytreelib.PytreeState, trace: object) -> None:
         self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
 
 
-class _Refused:
+class _Refused(_Slot):
     """Stands in for the slot of a hijax variable that holds the value."""
 
-    def __init__(self, slot: MemberDescriptorType) -> None:
-        self._slot = slot
-
-    def __get__(self, variable: nnx.Variable[Any] | None, owner: type | None = None) -> Any:
-        if variable is None:
-            return self
+    @override
+    def _read(self, variable: nnx.Variable[Any]) -> Any:
         if _where() is not None:
             raise ValueError(
                 f"nnx.{variable._var_type.__name__} is a hijax variable, which replicas cannot "
@@ -222,36 +211,35 @@ class _Refused:
             )
         return self._slot.__get__(variable)
 
-    def __set__(self, variable: nnx.Variable[Any], value: object) -> None:
-        self._slot.__set__(variable, value)
-
 
 # Steps that the replicas take together.
 
 
-def _update_together(update: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(update)
-    def call(optimizer: nnx.Optimizer[Any], model: object, *grads: object, **kwargs: object) -> Any:
-        state = replica_state.current()
-        if state is None:
-            return update(optimizer, model, *grads, **kwargs)
-        with state.together():
-            return update(optimizer, model, *state.add_up(grads), **state.add_up(kwargs))
+@replacement
+def _update_together(
+    update: Function,
+    /,
+    optimizer: nnx.Optimizer[Any],
+    model: object,
+    *grads: object,
+    **kwargs: object,
+) -> Any:
+    state = replica_state.current()
+    if state is None:
+        return update(optimizer, model, *grads, **kwargs)
+    with state.together():
+        return update(optimizer, model, *state.add_up(grads), **state.add_up(kwargs))
 
-    return call
 
-
-def _measure_together(update: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(update)
-    def call(metric: nnx.metrics.Welford, **kwargs: object) -> None:
-        state = replica_state.current()
-        values = kwargs.get(metric.argname)
-        if state is None or values is None:
-            return update(metric, **kwargs)
-        with state.together():
-            return update(metric, **{metric.argname: state.gather(jnp.asarray(values))})
-
-    return call
+@replacement
+def _measure_together(update: Function, /, metric: nnx.metrics.Welford, **kwargs: object) -> None:
+    state = replica_state.current()
+    values = kwargs.get(metric.argname)
+    if state is None or values is None:
+        update(metric, **kwargs)
+        return
+    with state.together():
+        update(metric, **{metric.argname: state.gather(jnp.asarray(values))})
 
 
 # Attributes of modules that are no state: a step is traced again when they have changed.
@@ -284,13 +272,10 @@ def _get_attributes(module: nnx.Pytree) -> dict[str, object]:
 
 def _are_same(now: dict[str, object], then: dict[str, object]) -> bool:
     return now.keys() == then.keys() and all(
-        value is then[name] or (isinstance(value, _PLAIN) and _is_equal(value, then[name]))
+        value is (old := then[name])
+        or (isinstance(value, _PLAIN) and type(value) is type(old) and value == old)
         for name, value in now.items()
     )
-
-
-def _is_equal(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple)
@@ -326,13 +311,10 @@ def _watch() -> Iterator[_Attributes]:
                 del nnx.Pytree.__getattribute__
 
 
-def _noting_changes(change: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(change)
-    def call(module: nnx.Pytree, *args: object) -> None:
-        change(module, *args)
-        adapters.note_change()
-
-    return call
+@replacement
+def _noting_changes(change: Function, module: nnx.Pytree, *args: object) -> None:
+    change(module, *args)
+    adapters.note_change()
 
 
 # Checkpoints.
@@ -340,22 +322,14 @@ def _noting_changes(change: Callable[..., None]) -> Callable[..., None]:
 
 def _track_variable(variable: nnx.Variable[Any]) -> Iterator[tuple[str, Any, Put]]:
     """Yields the value of a variable, for a checkpoint."""
-
-    def put(new: object) -> None:
-        variable.set_value(new)
-
-    yield "", variable.get_value(), put
+    yield "", variable.get_value(), variable.set_value
 
 
 def _track_module(module: nnx.Pytree) -> Iterator[tuple[str, Any, Put]]:
     """Yields the variables of a module or an optimizer, each once, for a checkpoint."""
     for path, node in nnx.iter_graph(module):
         if isinstance(node, nnx.Variable):
-            yield ".".join(map(str, path)), node, _refuse_replacement
-
-
-def _refuse_replacement(new: object) -> None:
-    raise AssertionError("variables are changed, not replaced")
+            yield ".".join(map(str, path)), node, refuse_replacement
 
 
 _OUTSIDE = tracers.TraceState()

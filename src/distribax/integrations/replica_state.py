@@ -105,7 +105,8 @@ class ReplicaState:
         self.pending: dict[Cell, Any] = {}
         # The pending values that are known to be the same in every replica.
         self._same: set[Cell] = set()
-        self._together = False
+        # Whether the code that runs now is given the same in every replica.
+        self.is_together = False
         # What has been read, beside what it was made of: reading again gives the same object.
         self._pieces: dict[Cell, tuple[Any, Any]] = {}
         self._views: dict[Cell, tuple[Any, Any]] = {}
@@ -118,7 +119,7 @@ class ReplicaState:
 
     def _unwritten(self, cell: Cell) -> Any:
         stored = self._stored(cell)
-        if self._together:
+        if self.is_together:
             return stored
         known = self._views.get(cell)
         if known is not None and known[0] is stored:
@@ -136,7 +137,7 @@ class ReplicaState:
             self.pending.pop(cell, None)
             return
         self.pending[cell] = _arrays(cell, value)
-        if self._together:
+        if self.is_together:
             self._same.add(cell)
 
     def _stored(self, cell: Cell) -> Any:
@@ -162,20 +163,15 @@ class ReplicaState:
 
     # Bringing the replicas together.
 
-    @property
-    def is_together(self) -> bool:
-        """Whether the code that runs now is given the same in every replica."""
-        return self._together
-
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Runs code that is given the same in every replica and so writes the same in each."""
         self.settle()
-        self._together = True
+        self.is_together = True
         try:
             yield
         finally:
-            self._together = False
+            self.is_together = False
 
     def add_up(self, nest: object) -> Any:
         """Returns `nest` with its arrays, and its functions' results, added up over replicas."""
@@ -334,7 +330,8 @@ def _operation(cell: Cell, leaf: jax.Array) -> ReduceOp | None:
     """Returns how an array of a cell is combined; None means that the first replica's is taken."""
     if cell.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
         return ReduceOp.SUM
-    return ReduceOp.MEAN if cell.rule.aggregation is _MEAN and _has_mean(leaf) else None
+    has_mean = cell.rule.aggregation is _MEAN and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return ReduceOp.MEAN if has_mean else None
 
 
 def _leave_out_idle(
@@ -372,10 +369,6 @@ def _like(value: jax.Array, old: jax.Array) -> jax.Array:
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
-
-
-def _has_mean(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _same_leaves(value: Arrays, known: Arrays) -> bool:

@@ -9,15 +9,12 @@ from __future__ import annotations
 from distribax.errors import ParameterServerError as ParameterServerError
 from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
 from distribax.errors import ParametersLostError as ParametersLostError
-from distribax.parameter_server.client.connection import RestartReport as RestartReport
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
 from distribax.parameter_server.client.parameter_client import Selection as Selection
-from distribax.parameter_server.protocol.operations import AddRows as AddRows
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array
 from distribax.parameter_server.protocol.operations import Assign as Assign
 from distribax.parameter_server.protocol.operations import AssignAdd as AssignAdd
-from distribax.parameter_server.protocol.operations import AssignRows as AssignRows
 from distribax.parameter_server.protocol.operations import Op as Op
 from distribax.parameter_server.protocol.operations import Rows as Rows
 from distribax.parameter_server.protocol.operations import Scatter as Scatter

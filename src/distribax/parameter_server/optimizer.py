@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from typing_extensions import override
 
 from distribax import jax_private
@@ -44,10 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Part:
-    """A variable on one server: a target, or a shard of it (`place` among the shards)."""
+    """A variable on one server: a target, or a shard of it."""
 
     target: int
-    place: int
     spec: ParameterSpec
 
 
@@ -86,9 +84,9 @@ class ServedUpdate(PushedUpdate):
         assert isinstance(source, ParameterSource)
         self._source = source
         self._parts = [
-            _Part(index, place, spec_of(variable))
+            _Part(index, spec_of(variable))
             for index, target in enumerate(self._targets)
-            for place, variable in enumerate(shards_of(target))
+            for variable in shards_of(target)
         ]
         # The places of each server's parts among them.
         self._places: dict[int, list[int]] = {}
@@ -137,64 +135,62 @@ class ServedUpdate(PushedUpdate):
                 ParameterSpec(self._slot_uid(index, server), name, tuple(leaf.shape), dtype, server)
                 for server in self._servers
             ]
-            return self._attach(specs, name, tuple(leaf.shape), leaf.dtype)
+            return self._attach(specs)
+        target = self._targets[owner]
+        whole = len(shards_of(target)) == 1
         shards = []
         for part in self._parts:
-            if part.target != owner:
-                continue
-            whole = len(shards_of(self._targets[owner])) == 1
-            shape = tuple(leaf.shape) if whole else part.spec.shape
-            uid = self._slot_uid(index, part)
-            spec = ParameterSpec(uid, name, shape, dtype, part.spec.server)
-            shards.append(self._attach([spec], name, shape, leaf.dtype))
-        if len(shards) == 1:
+            if part.target == owner:
+                shape = tuple(leaf.shape) if whole else part.spec.shape
+                uid = self._slot_uid(index, part)
+                spec = ParameterSpec(uid, name, shape, dtype, part.spec.server)
+                shards.append(self._attach([spec]))
+        if whole:
             return shards[0]
-        target = self._targets[owner]
         assert isinstance(target, ShardedVariable)
         return target.like(shards, name)
 
-    def _attach(
-        self, specs: list[ParameterSpec], name: str, shape: tuple[int, ...], dtype: DTypeLike
-    ) -> Variable:
+    def _attach(self, specs: list[ParameterSpec]) -> Variable:
+        """Returns the variable of these copies: always the same object in this process."""
+        spec = specs[0]
         description = {
-            "_name": name,
+            "_name": spec.name,
             "_aggregation": VariableAggregation.ONLY_FIRST_REPLICA,
             "_synchronization": VariableSynchronization.AUTO,
             "_trainable": False,
             "_where": "dx.Optimizer",
-            "_shape": shape,
-            "_dtype": np.dtype(dtype),
+            "_shape": spec.shape,
+            "_dtype": np.dtype(spec.dtype),
             "_constraint": None,
         }
 
         def make() -> Variable:
-            placement = Served(self._source, specs=tuple(specs), name=name)
+            placement = Served(self._source, specs=tuple(specs), name=spec.name)
             return Variable.attach(self._strategy, placement, description)
 
-        return named_objects.get_or_create(specs[0].uid, make)
+        return named_objects.get_or_create(spec.uid, make)
 
     def _create_counter(self) -> Variable:
         name = f"{self._name}/iterations"
         dtype = jax.dtypes.canonicalize_dtype(np.int64)
         spec = ParameterSpec(f"{self._uid}/iterations", name, (), dtype.name, self._servers[0])
         self._source.create(spec, np.zeros((), dtype))
-        return self._attach([spec], name, (), dtype)
+        return self._attach([spec])
 
     def _register(self) -> None:
         import cloudpickle  # Comes with the extra that brings the servers.
 
         self._claim()
         pickled = cloudpickle.dumps(self._transformation)
-        counter = spec_of(self.counter)
-        for server in self._servers:
-            parts = [part for part in self._parts if part.spec.server == server]
+        counter, rounds = spec_of(self.counter), self._rounds
+        for server, places in self._places.items():
+            parts = [self._parts[place] for place in places]
             targets = tuple(part.spec.uid for part in parts)
             own = counter.uid if counter.server == server else None
             slots = tuple(
                 self._slot_uid(index, server if number is None else parts[number])
                 for index, number in self._layout.list_slots([part.target for part in parts])
             )
-            rounds = self._rounds
             spec = OptimizerSpec(
                 self._uid, pickled, targets, slots, own, rounds.num_shares, rounds.timeout
             )

@@ -18,10 +18,8 @@ from distribax.errors import ParametersLostError
 from distribax.execution import named_objects
 from distribax.execution.state.remote_writes import Write, WriteRows
 from distribax.parameter_server import (
-    AddRows,
     Assign,
     AssignAdd,
-    AssignRows,
     Op,
     ParameterClient,
     ParameterSpec,
@@ -249,23 +247,12 @@ def make_row_operations(
     ids = indices if indices.ndim == 1 else indices[:, 0]
     operations: list[ServerOp] = []
     for variable, places, own in _split_ids(table, ids):
-        for spec in _specs_of(variable):
-            operation: Op
-            if indices.ndim == 2:
-                inside = np.column_stack([own, indices[places, 1:]])
-                operation = Scatter(spec.uid, kind.value, inside, rows[places])
-            elif kind in _OF_ROWS:
-                operation = _OF_ROWS[kind](spec.uid, own, rows[places])
-            else:
-                operation = Scatter(spec.uid, kind.value, own, rows[places])
-            operations.append((spec.server, operation))
+        inside = own if indices.ndim == 1 else np.column_stack([own, indices[places, 1:]])
+        operations += [
+            (spec.server, Scatter(spec.uid, kind.value, inside, rows[places]))
+            for spec in _specs_of(variable)
+        ]
     return operations
-
-
-_OF_ROWS: dict[WriteKind, Callable[[str, np.ndarray, np.ndarray], Op]] = {
-    WriteKind.ASSIGN: AssignRows,
-    WriteKind.ASSIGN_ADD: AddRows,
-}
 
 
 def _join_rows(
@@ -338,7 +325,8 @@ class Served(Placement):
         spec = ParameterSpec(uid, self._name, array.shape, array.dtype.name, server)
         self.source.create(spec, array)
         self.specs = (spec,)
-        return _make_placeholder()
+        # The value is elsewhere; no program reads this.
+        return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))
 
     @override
     def store(self, value: ArrayLike) -> jax.Array:
@@ -375,8 +363,3 @@ def _move_to_host(nest: Any) -> Any:
         return jax.device_get(nest)
     # Much cheaper here than device_get, which starts a copy of every array before it waits.
     return jax.tree.map(np.asarray, nest)
-
-
-def _make_placeholder() -> jax.Array:
-    """Returns what a process keeps as the buffer of a variable that lives elsewhere."""
-    return jax_private.run_outside_trace(lambda: jax.numpy.zeros(()))

@@ -259,8 +259,8 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
     given = [_check_type(device) for device in (() if devices is None else devices)]
     if not given:
         # JAX's default platform is the fastest one, or the first in JAX_PLATFORMS.
-        devices = _local_devices(None)
-        return tuple(devices[: count_used_cpu_devices()] if _are_cpus(devices) else devices)
+        found = _local_devices(None)
+        return tuple(found[: count_used_cpu_devices()] if found[0].platform == "cpu" else found)
     named = iter(_look_up([device for device in given if isinstance(device, str)]))
     resolved: list[jax.Device] = []
     for device in given:
@@ -273,10 +273,6 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
             )
         resolved.append(found_device)
     return tuple(resolved)
-
-
-def _are_cpus(devices: Sequence[jax.Device]) -> bool:
-    return devices[0].platform == "cpu"
 
 
 def device_name(device: jax.Device) -> str:

@@ -33,7 +33,8 @@ def split_pairs(
     """
     grads: dict[Target, Grad | None] = {}
     pairs: dict[Variable, int] = {}
-    for index, pair in enumerate(_check_iterable(grads_and_vars)):
+    _refuse_one_value(grads_and_vars)
+    for index, pair in enumerate(grads_and_vars):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(
                 f"apply_gradients: grads_and_vars[{index}]={pair!r} is no pair. Pass pairs of a "
@@ -45,7 +46,7 @@ def split_pairs(
         if grad is None:
             grads.update((target, None) for target in targets if target not in grads)
             continue
-        for _, each in variable.row_shards:
+        for each in variable.states:
             if pairs.setdefault(each, index) != index:
                 raise ValueError(
                     f"apply_gradients: {variable.described} is in the pairs {pairs[each]} and "
@@ -62,14 +63,12 @@ def split_pairs(
     return list(grads.values()), list(grads)
 
 
-def _check_iterable(grads_and_vars: Any) -> Iterable[Any]:
+def _refuse_one_value(grads_and_vars: object) -> None:
     if isinstance(grads_and_vars, (jax.Array, np.ndarray, ArrayLike)):
         raise TypeError(
             f"apply_gradients: grads_and_vars={grads_and_vars!r} is one value. Pass pairs of a "
             "gradient and its variable: optimizer.apply_gradients([(grad, variable)])."
         )
-    pairs: Iterable[Any] = grads_and_vars
-    return pairs
 
 
 def order_gradients(

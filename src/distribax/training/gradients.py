@@ -110,7 +110,7 @@ def _differentiate_remote(
     """Differentiates a function that reads variables of other processes while it runs."""
     outside = contextvars.copy_context()
     flows: list[Inflow] = []
-    shards = [variable for leaf in away for _, variable in leaf.row_shards]
+    shards = [variable for leaf in away for variable in leaf.states]
 
     def of_all(values: list[jax.Array], token: jax.Array) -> Any:
         taps = Taps(token, away, shards, flows)
@@ -144,11 +144,11 @@ def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Cal
 def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlices:
     """Returns the gradient with respect to one variable: sparse if only rows of it were read."""
     rows = [flow for flow in flows if flow.what is leaf and flow.ids is not None]
-    whole = [_whole(variable, flows) for _, variable in leaf.row_shards]
+    whole = [_whole(variable, flows) for variable in leaf.states]
     if not rows or any(part is not None for part in whole):
         shards = [
             jnp.zeros(variable.shape, variable.dtype) if part is None else part
-            for (_, variable), part in zip(leaf.row_shards, whole, strict=True)
+            for variable, part in zip(leaf.states, whole, strict=True)
         ]
         dense = shards[0] if len(shards) == 1 else jnp.concatenate(shards)
         for flow in rows:

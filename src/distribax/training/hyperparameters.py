@@ -80,7 +80,7 @@ def find_places(structure: jax.tree_util.PyTreeDef) -> dict[str, tuple[int, bool
     for node in _list_injected(state):
         scheduled = getattr(node, "hyperparams_states", {})
         for name, index in node.hyperparams.items():
-            # Of two with one name, the outer one, or the first, has it.
+            # Of two with the same name, the outer one, or the first, keeps it unchanged.
             number = sum(known.split("_#")[0] == name for known in places)
             places[f"{name}_#{number + 1}" if number else name] = (index, name in scheduled)
     return places

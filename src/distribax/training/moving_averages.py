@@ -129,8 +129,7 @@ class ExponentialMovingAverage:
             count = jnp.asarray(self._num_updates)
             decay = jnp.minimum(decay, (1 + count) / (10 + count))
         for variable, average in zip(variables, averages, strict=True):
-            shards = zip(_list_shards(variable), _list_shards(average), strict=True)
-            for part, mean in shards:
+            for part, mean in zip(variable.states, average.states, strict=True):
                 difference = mean.read_value() - part.read_value()
                 mean.assign_sub(((1 - decay) * difference).astype(mean.dtype))
 
@@ -139,7 +138,7 @@ class ExponentialMovingAverage:
         if known is not None:
             return known
         name = self.average_name(variable)
-        shards = [self._create(shard) for shard in _list_shards(variable)]
+        shards = [self._create(shard) for shard in variable.states]
         average: Averaged = shards[0]
         if isinstance(variable, ShardedVariable):
             average = variable.like(shards, name)
@@ -159,7 +158,3 @@ class ExponentialMovingAverage:
                     name=self.average_name(variable),
                     aggregation=VariableAggregation.MEAN,
                 )
-
-
-def _list_shards(variable: Averaged) -> list[Variable]:
-    return variable.variables if isinstance(variable, ShardedVariable) else [variable]

@@ -96,7 +96,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._layout = None
         self._iterations: Variable | None = None
         self._early = {}
-        # Eager: one program for all operations and copies is made, and run, faster than many.
+        # Eager: one program for all operations and copies compiles and runs faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
         self._served: contracts.RemoteUpdate | None = None
@@ -340,7 +340,9 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy
         if replica is None or not (replica.strategy is strategy or context.has_strategy()):
-            self._apply_outside(strategy, grads, extra_args, op)
+            own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
+            united = gradient_pairs.unite(strategy, op, grads, self._targets, own)
+            self._apply(united, extra_args)
         else:
             if strategy.num_replicas_in_sync > 1:
                 extra_arguments.check_no_functions(
@@ -379,16 +381,6 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             given = [index for index, grad in enumerate(grads) if grad is not None]
             grads = gradient_pairs.unite(strategy, op, grads, self._targets, given)
         self._apply(grads, extra_args)
-
-    def _apply_outside(
-        self,
-        strategy: contracts.Strategy,
-        grads: Sequence[Grad | None],
-        extra_args: Mapping[str, ExtraArg],
-        op: ReduceOp | None,
-    ) -> None:
-        own = [index for index, grad in enumerate(grads) if isinstance(grad, PerReplica)]
-        self._apply(gradient_pairs.unite(strategy, op, grads, self._targets, own), extra_args)
 
     def _apply(
         self,

@@ -124,7 +124,7 @@ def init_state(
     leaves = jax_private.compute_on_host(program, params)
     if leaves is not None:
         return jax.tree.unflatten(jax.tree.structure(form), leaves)
-    # One program is made faster than one for each operation and shape.
+    # Compiling one program is faster than one for each operation and shape.
     return jax.jit(transformation.init)(params)
 
 

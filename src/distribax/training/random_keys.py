@@ -37,7 +37,9 @@ def replica_key(seed: Seed, *data: int | jax.Array | np.integer | Variable) -> j
         False
     """
     key = _make_key(seed)
-    for number in (*data, _get_replica_id()):
+    replica = context.get_replica_context()
+    replica_id = 0 if replica is None else replica.replica_id_in_sync_group
+    for number in (*data, replica_id):
         key = jax.random.fold_in(key, jnp.asarray(number).astype(jnp.uint32))
     return key
 
@@ -134,11 +136,6 @@ class Generator:
         is_integer = jnp.issubdtype(dtype, jnp.integer)
         draw = jax.random.randint if is_integer else jax.random.uniform
         return draw(self.key(), tuple(shape), minval=minval, maxval=maxval, dtype=dtype)
-
-
-def _get_replica_id() -> int | jax.Array:
-    replica = context.get_replica_context()
-    return 0 if replica is None else replica.replica_id_in_sync_group
 
 
 def _make_key(seed: Seed) -> jax.Array:

@@ -140,8 +140,7 @@ def _list_named(objects: dict[str, object]) -> Iterable[VariableSummary]:
     tracked = find_tracked(objects, lambda name, value: None)
     for name, slot in tracked.slots.items():
         if not isinstance(slot, VariableSlot):
-            shape = slot.shape or ()
-            yield VariableSummary(name, shape, "", "state", "kept by its library", {})
+            yield VariableSummary(name, slot.shape, "", "state", "kept by its library", {})
         elif isinstance(slot.variable, ShardedVariable):
             for index, shard in enumerate(slot.variable.variables):
                 yield _describe(f"{name}.shard_{index}", shard, roles)

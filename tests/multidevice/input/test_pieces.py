@@ -30,6 +30,8 @@ Dataset = dx.data.Dataset
         (Dataset.range(8).batch(4), 3, [[[0, 1], [2, 3], []], [[4, 5], [6, 7], []]]),
         (Dataset.range(10).batch(5), 3, [[[0, 1], [2, 3], [4]], [[5, 6], [7, 8], [9]]]),
         (Dataset.range(4).batch(4), 3, [[[0, 1], [2, 3], []]]),
+        # A function takes the batches out of pairs that could not be split.
+        (Dataset.range(4).batch(4).enumerate().map(lambda i, x: x + i), 2, [[[0, 1], [2, 3]]]),
     ],
 )
 def test_batches_are_split_in_order(dataset: Any, replicas: int, steps: Any) -> None:

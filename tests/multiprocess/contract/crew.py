@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
 
-from distribax.testing import WorkerResult, run_workers
-from tests.multiprocess.contract.worker import ROOT, VARIABLE, Assignment, log_of
+from distribax.testing import WorkerResult
+from tests.multiprocess.contract.worker import VARIABLE, Assignment, log_of
+from tests.multiprocess.workers import run_workers
 
 NUM_WORKERS = 2
 _MAX_STARTS = 6
@@ -99,17 +99,12 @@ def _start(
     assignment: Assignment, report: Report, seconds: float
 ) -> tuple[bool, list[WorkerResult]]:
     """Runs the workers once; returns whether all have come to their end, and how they ended."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as logs:
         results = run_workers(
             _PROGRAM,
             NUM_WORKERS,
             timeout=seconds,
-            environment={
-                VARIABLE: replace(assignment, logs=logs).as_text(),
-                "XLA_FLAGS": os.environ["XLA_FLAGS"],
-                "PYTHONPATH": os.pathsep.join(paths),
-            },
+            environment={VARIABLE: replace(assignment, logs=logs).as_text()},
         )
         ends = [_read(report, logs, result) for result in results]
         return all(ends), results

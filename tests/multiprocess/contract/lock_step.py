@@ -8,6 +8,7 @@ wait in a collective that another one has left. Then they end, and are started a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -134,7 +135,11 @@ def _numbers_of_functions(items: list[pytest.Item]) -> dict[str, int]:
 
 def _is_a_meeting(item: pytest.Item) -> bool:
     """Tells whether a test, or a function of its file that it uses, has one of the words."""
-    function: Callable[..., Any] = getattr(item, "function")  # noqa: B009
+    return _has_meetings(getattr(item, "function"))  # noqa: B009
+
+
+@functools.cache
+def _has_meetings(function: Callable[..., Any]) -> bool:
     module = sys.modules[function.__module__]
     own = inspect.getsource(function)
     if _REFUSAL.search(own) and not _RESULT.search(own):

@@ -22,6 +22,9 @@ SHAPES = {"2x1": 1, "2x2": 2}
 APART = {"test_cross_device_ops.py", "test_devices.py", "test_threads.py"}
 FILES = sorted(path.name for path in CONTRACT.glob("test_*.py") if path.name not in APART)
 
+# Their metrics are those of another file: that they are Keras's is the same in a worker.
+_OFTEN_ENOUGH = {"test_keras_metrics.py"}
+
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1600)]
 
 
@@ -35,7 +38,7 @@ def _check(report: Report, at_least: int) -> None:
 
 # Takes half a minute: hundreds of cases, each of which two workers trace and compile.
 def test_half_of_the_contract() -> None:
-    paths = tuple(str(CONTRACT / name) for name in FILES)
+    paths = tuple(str(CONTRACT / name) for name in FILES if name not in _OFTEN_ENOUGH)
     assignment = Assignment(SHAPES["2x2"], paths, half=1, only_meetings=True)
     report = run_contract(assignment, seconds=1500)
     _check(report, at_least=100)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distribax.cluster.ray.engine import Engine
+from distribax.parameter_server.strategy import ParameterServerStrategy
 
 
 @dataclass
@@ -32,7 +33,7 @@ class PlainSetup:
 
 
 @dataclass(eq=False)
-class PlainStrategy:
+class PlainStrategy(ParameterServerStrategy):
     """Has an engine, and nothing else."""
 
     engine: Engine
@@ -41,7 +42,7 @@ class PlainStrategy:
     num_watched: int = 0
     num_finished: int = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return PlainSetup, ()
 
     def worker_setup(self) -> Any:

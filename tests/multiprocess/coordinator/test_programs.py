@@ -76,13 +76,14 @@ def test_a_program_is_stopped_for_a_while_and_ray_is_shut_down(run_forked: RunFr
         import ray
         from distribax.cluster.ray import engine as engines
         from distribax.coordinator import ClusterCoordinator
+        from distribax.parameter_server.strategy import ParameterServerStrategy
 
         class Setup:
             def start(self, worker_index): return self
             def scope(self): return contextlib.nullcontext()
             def flush(self): pass
 
-        class Plain:
+        class Plain(ParameterServerStrategy):
             cluster_coordinator = None
             def __init__(self): self.engine = engines.start_embedded(1, 0)
             def worker_setup(self): return Setup()

@@ -274,7 +274,7 @@ def test_secret_is_found_in_a_variable_or_a_file(
         (b"short", 0o600, "has 5 characters"),
         (b"x" * 5000, 0o600, "has 4097 characters"),
         (b"\xff" * 20, 0o600, "is not text"),
-        (None, 0o600, "no ordinary file"),
+        (None, 0o600, "not an ordinary file"),
     ],
 )
 def test_file_that_cannot_hold_a_secret_is_refused(

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from distribax.cluster import (
-    ClusterSpec,
-    check_task,
-    is_chief,
-    training_tasks,
-    worker_count,
-    worker_index,
-)
+from distribax.cluster import ClusterSpec
+from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
 
 WORKERS = ClusterSpec({"worker": ["a:1", "b:1"]})
 WITH_CHIEF = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]})
 ALONE = ClusterSpec({})
-
-
-def test_the_chief_is_the_one_of_that_name_or_else_worker_0() -> None:
-    assert is_chief(WORKERS, "worker", 0)
-    assert not is_chief(WORKERS, "worker", 1)
-    assert is_chief(WITH_CHIEF, "chief", 0)
-    assert not is_chief(WITH_CHIEF, "worker", 0)
-    assert not is_chief(WITH_CHIEF, "ps", 0)
-    assert is_chief(WITH_CHIEF, "evaluator", 0)
-    assert is_chief(ALONE, None, None)
 
 
 def test_chief_and_workers_are_numbered_together() -> None:

@@ -15,8 +15,7 @@ from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse
-from distribax.coordinator.printing import hide_printed
-from distribax.coordinator.progress import Hidden
+from distribax.coordinator.progress import View
 from distribax.coordinator.status import WorkerState
 from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
 from tests.unit.coordinator.closures import put, take
@@ -40,7 +39,8 @@ class Absent(Broken):
 
 
 def make_dispatcher(worker: WorkerHandle) -> Dispatcher:
-    return Dispatcher(4, [worker], FailurePolicy(), lambda: (), Hidden().update, list, hide_printed)
+    hide = lambda index, text: None  # noqa: E731
+    return Dispatcher(4, [worker], FailurePolicy(), lambda: (), View().update, list, hide)
 
 
 def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ def test_prints_are_kept_and_logged(capsys: pytest.CaptureFixture[str]) -> None:
         print("one")
         sys.stdout.writelines(["two\n", "thr"])
         assert sys.stdout.encoding and not sys.stdout.isatty()
-        assert printed.take() == "one\ntwo\n"
+        assert printed.take(whole_lines=True) == "one\ntwo\n"
         print("ee", flush=True)
-    assert printed.take_all() == "three\n" and printed.take_all() == ""
+    assert printed.take() == "three\n" and printed.take() == ""
     assert capsys.readouterr().out == "one\ntwo\nthree\n"
 
 
@@ -28,7 +28,7 @@ def test_what_is_kept_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
         with printed.capture():
             for _ in range(3):
                 print("x" * (MOST_CHARACTERS // 2), end="")
-        text = printed.take()
+        text = printed.take(whole_lines=True)
         assert text.startswith("x" * MOST_CHARACTERS + "\n... and 50000 more characters")
     assert capsys.readouterr().out == "x" * (3 * MOST_CHARACTERS)
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distribax.data import Dataset
-from distribax.data.rewrites import split_batch
+from distribax.data.rewrites import SplitBatch, auto_shard
 from tests.unit.data.reference import plain
+
+
+def _split(dataset: Dataset, num_replicas: int) -> list[SplitBatch]:
+    """Returns the batches of a data set, split over the replicas of one worker."""
+    return list(auto_shard(dataset, 1, 0, replicas_per_worker=num_replicas, split=True)[0])
 
 
 def _replicas(dataset: Dataset, num_replicas: int) -> list[list[list[int]]]:
     """Returns, for each replica, its pieces in the order of the steps."""
-    steps = [split_batch(batch, num_replicas) for batch in dataset]
-    return [[plain(step[replica]) for step in steps] for replica in range(num_replicas)]
+    steps = _split(dataset, num_replicas)
+    return [[plain(step.pieces[replica]) for step in steps] for replica in range(num_replicas)]
 
 
 def test_the_examples_of_the_documents() -> None:
@@ -38,7 +45,8 @@ def test_the_examples_of_the_documents() -> None:
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_pieces_are_the_batch_in_order_and_of_the_size_promised(rows: int, replicas: int) -> None:
     batch = {"x": np.arange(rows * 2).reshape(rows, 2), "y": (np.arange(rows),)}
-    pieces = split_batch(batch, replicas)
+    (step,) = _split(Dataset.from_tensors(batch), replicas)
+    pieces: Any = step.pieces
     assert len(pieces) == replicas
     assert np.array_equal(np.concatenate([piece["x"] for piece in pieces]), batch["x"])
     assert np.array_equal(np.concatenate([piece["y"][0] for piece in pieces]), batch["y"][0])
@@ -49,8 +57,8 @@ def test_pieces_are_the_batch_in_order_and_of_the_size_promised(rows: int, repli
 
 
 def test_pieces_are_views() -> None:
-    batch = np.arange(8)
-    assert all(np.shares_memory(piece, batch) for piece in split_batch(batch, 2))
+    (step,) = _split(Dataset.range(8).batch(8), 2)
+    assert all(np.shares_memory(piece, step.batch) for piece in step.pieces)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +72,4 @@ def test_pieces_are_views() -> None:
 )
 def test_what_is_no_batch_is_refused(batch: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        split_batch(batch, 2)
-
-
-def test_at_least_one_replica() -> None:
-    with pytest.raises(ValueError, match="num_replicas=0"):
-        split_batch(np.zeros(3), 0)
+        _split(Dataset.from_generator(lambda: [batch]), 2)

@@ -279,6 +279,26 @@ def test_errors_are_ignored(caplog: pytest.LogCaptureFixture, tmp_path: Path) ->
         list(as_dataset(Stuck()).ignore_errors())
 
 
+@pytest.mark.parametrize(
+    ("leave_out", "left"),
+    [
+        (lambda numbers: numbers.skip(3), [4, 5, 6, 7, 8, 9]),
+        (lambda numbers: numbers.shard(3, 2), [3, 6, 9]),
+    ],
+    ids=["skip", "shard"],
+)
+def test_an_error_does_not_count_as_an_element_that_is_left_out(
+    leave_out: Callable[[Dataset], Dataset], left: list[int]
+) -> None:
+    def fail_at_one(x: Any) -> Any:
+        if x == 1:
+            raise ValueError("one")
+        return x
+
+    numbers = leave_out(Dataset.range(10).map(fail_at_one)).ignore_errors()
+    assert [int(x) for x in numbers] == left
+
+
 def test_cardinality_is_asserted() -> None:
     some = Dataset.range(4).filter(lambda x: x < 2)
     assert some.assert_cardinality(2).cardinality() == 2

@@ -108,22 +108,6 @@ def test_pushes_that_come_again_bring_what_is_in_them_then(
         assert np.all(client.pull([spec])[0] == sum(range(number + 1)))
 
 
-def test_a_push_that_comes_again_is_checked_when_parameters_have_changed(cluster: Cluster) -> None:
-    client, other = cluster.client(), cluster.client("other")
-    _register(client, optax.sgd(1.0), SPECS[:1])
-    gradients = (_values(1)[0],)
-    for _ in range(3):
-        client.push({0: [Apply("o", gradients)]})
-    client.flush()
-    other.delete(["p0"])
-    turned = ParameterSpec("p0", "p0", (50, 400), "float32", 0)
-    _register(other, optax.sgd(1.0), [turned])
-    client.push({0: [Apply("o", gradients)]})
-    with pytest.raises(ParameterServerError, match=r"shape \(400, 50\), expected \(50, 400\)"):
-        client.flush()
-    np.testing.assert_array_equal(other.pull([turned])[0], _values(0, [turned])[0])
-
-
 def test_a_pulled_slot_goes_on_being_updated(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     (slot, *_) = _register(client, optax.sgd(1.0, momentum=1.0), SPECS[:1])
@@ -348,13 +332,6 @@ def test_an_update_that_is_not_kept_leaves_all_as_it_was(cluster: Cluster) -> No
     for value, wanted in zip(client.pull(SPECS), before, strict=True):
         # Momentum with Nesterov: the second step is 0.1 * (1 + 0.9 * 1.9).
         np.testing.assert_allclose(value, wanted - 0.271, rtol=1e-5, atol=1e-6)
-
-
-def test_an_optimizer_goes_with_its_parameters(cluster: Cluster) -> None:
-    client = cluster.client()
-    _register(client, optax.sgd(1.0), SPECS[:1])
-    client.delete(["p0"])
-    assert client.status(0)["optimizers"] == 0
 
 
 _traces: list[int] = []

@@ -328,16 +328,6 @@ def test_a_round_that_cannot_be_applied_does_not_block(cluster: Cluster) -> None
     assert np.all(one.pull([TABLE])[0] == 0)
 
 
-def test_a_deleted_optimizer_is_not_waited_for(cluster: Cluster) -> None:
-    one, other = cluster.client("one", worker=0), cluster.client("other", worker=1)
-    _prepare(one)
-    one.push({0: [Apply("sgd", (ONES,))]})
-    one.flush()
-    pull = _Pull(one)
-    other.delete(["sgd"])
-    assert np.all(pull.result()[0] == 0)
-
-
 def test_a_client_that_waits_can_be_closed(cluster: Cluster) -> None:
     client = cluster.client(worker=0)
     _prepare(client)

@@ -26,6 +26,7 @@ from distribax.parameter_server import (
     ParameterSpec,
 )
 from distribax.parameter_server.protocol import handshake, sockets, wire
+from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server import request_handler
 from distribax.parameter_server.shared_memory import arena
@@ -115,16 +116,6 @@ def test_what_is_held_never_changes(cluster: Cluster) -> None:
         client.push({0: [AssignAdd("v", ONES)]})
     for number, value in enumerate(held):
         assert np.all(np.asarray(value) == number)
-
-
-def test_what_is_deleted_can_be_created_again(cluster: Cluster) -> None:
-    client = cluster.client()
-    client.create(SPEC, ONES)
-    (value,) = client.pull([SPEC])
-    client.delete(["v"])
-    client.create(SPEC, 7 * ONES)
-    assert np.all(client.pull([SPEC])[0] == 7)
-    assert np.all(value == 1)
 
 
 def test_numbers_that_numpy_does_not_know_are_shared(cluster: Cluster) -> None:
@@ -272,15 +263,6 @@ def test_a_client_can_do_without(cluster: Cluster) -> None:
     assert np.all(client.pull([SPEC])[0] == 2)
 
 
-def test_memory_in_too_many_pieces_is_not_shared(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request_handler, "_MAX_DESCRIPTORS", 1)
-    client = cluster.client()
-    client.create(SPEC, ONES)
-    assert np.all(client.pull([SPEC])[0] == 1)
-
-
 def test_memory_in_many_pieces_is_shared_bit_by_bit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +286,25 @@ def test_a_client_maps_again_after_its_connection_broke(cluster: Cluster) -> Non
     other = dataclasses.replace(SPEC, uid="w")
     client.create(other, 3 * ONES)
     assert [value[0, 0] for value in client.pull([SPEC, other])] == [2, 3]
+
+
+def test_a_server_that_comes_back_on_another_machine_is_sent_the_values(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(snapshot_dir=tmp_path)
+    client = cluster.client()
+    client.create(SPEC, ONES)
+    client.push({0: [AssignAdd("v", ONES)]})
+    assert client.pull([SPEC])[0][0, 0] == 2
+    cluster.servers[0].snapshot()
+    cluster.transport = "tcp"
+    cluster.restart(snapshot_dir=tmp_path, shared_memory=True)
+    client.push({0: [AssignAdd("v", ONES)]})
+    assert client.pull([SPEC])[0][0, 0] == 3
+    # A question about shared memory may be under way when the server moves: it has no answer there.
+    answer = client._connections[0].request(Message({"do": Request.MAP, "uids": ["v"]}))
+    assert answer.header["places"] == [] and not answer.descriptors
+    assert client._connections[0].get_reader([SPEC]) is None
 
 
 def test_other_platforms_use_sockets(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.parameter_server import AddRows, Apply, AssignRows, Rows, Selection
+from distribax.parameter_server import Apply, Rows, Scatter, Selection
 from distribax.testing import local_servers
 from tests import turns
 
@@ -59,9 +59,10 @@ class Traffic:
             if isinstance(operation, Apply):
                 parts = [part for part in operation.gradients if part is not None]
             for part in parts:
-                if isinstance(part, (Rows, AddRows, AssignRows)):
+                if isinstance(part, (Rows, Scatter)):
                     self.pushed_rows.append(np.asarray(part.indices).tolist())
-                    self.pushed_bytes += np.asarray(part.rows).nbytes
+                    rows = part.rows if isinstance(part, Rows) else part.updates
+                    self.pushed_bytes += np.asarray(rows).nbytes
                 else:
                     whole = getattr(part, "value", getattr(part, "delta", part))
                     self.pushed_bytes += np.asarray(whole).nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Final, Literal
@@ -179,36 +179,30 @@ def _write_title(chart: Chart) -> str:
     return f'<text x="0" y="18" {_TEXT} font-weight="bold">{escape(title)}</text>'
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Places a value between two ends of an axis."""
+def _make_scale(
+    values: Sequence[float], start: float, end: float, is_log: bool
+) -> Callable[[float], float]:
+    """Returns a function that places a value between two ends of an axis."""
+    measure = _log10 if is_log else float
+    low = min(map(measure, values), default=0.0)
+    high = max(map(measure, values), default=1.0)
 
-    low: float
-    high: float
-    start: float
-    end: float
-    is_log: bool
+    def place(value: float) -> float:
+        share = (measure(value) - low) / (high - low) if high > low else 0.5
+        return start + share * (end - start)
 
-    def __call__(self, value: float) -> float:
-        if self.is_log:
-            value = math.log(max(value, 1e-30))
-        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
-        return self.start + share * (self.end - self.start)
+    return place
 
 
-def _make_scale(values: Sequence[float], start: float, end: float, is_log: bool) -> _Scale:
-    placed = [math.log(max(value, 1e-30)) for value in values] if is_log else list(values)
-    return _Scale(min(placed, default=0.0), max(placed, default=1.0), start, end, is_log)
+def _log10(value: float) -> float:
+    return math.log10(max(value, 1e-30))
 
 
 def _choose_ticks(values: Sequence[float], is_log: bool) -> list[float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if is_log:
-        first, last = (
-            math.ceil(math.log10(max(low, 1e-30))),
-            math.floor(math.log10(max(high, 1e-30))),
-        )
-        return [10.0**power for power in range(first, last + 1)]
+        powers = range(math.ceil(_log10(low)), math.floor(_log10(high)) + 1)
+        return [10.0**power for power in powers]
     step = 10 ** math.floor(math.log10(high or 1.0))
     while high / step > 6:
         step *= 2

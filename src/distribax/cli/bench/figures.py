@@ -46,10 +46,6 @@ def ratio(samples: Sequence[float], baseline: Sequence[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(samples, baseline, strict=True)])
 
 
-def ratio_of_medians(samples: Sequence[float], baseline: Sequence[float]) -> float:
-    return statistics.median(samples) / statistics.median(baseline)
-
-
 @dataclass(frozen=True)
 class Claim:
     """A figure that has a target."""

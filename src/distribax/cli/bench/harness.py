@@ -1,4 +1,4 @@
-"""Measures sides against each other: one long-lived process a side, taking turns step by step.
+"""Measures sides against each other: one long-lived process per side, taking turns step by step.
 
 On a shared machine the speed changes from minute to minute, so two programs are compared only by
 rounds in which both ran: A B, B A, A B, ... and by the ratios of those.
@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from distribax.cli.bench import peers
@@ -109,12 +108,7 @@ class Process:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):  # it may have ended already
             self._process.stdin.close()
@@ -129,9 +123,9 @@ class Process:
         self._process.stdout.close()
         self._log.close()
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> None:
         """Wait until the side has set itself up."""
-        return self._answer(_START_SECONDS, "while it started")
+        self._answer(_START_SECONDS, "while it started")
 
     def run(self, steps: int) -> dict[str, Any]:
         """Have it run `steps` steps; the answer holds "seconds"."""
@@ -170,12 +164,21 @@ class Process:
 
 @dataclass
 class Outcome:
-    """What the rounds gave: per side the seconds a step of each round, and the last answer."""
+    """What the rounds gave: for each side the seconds per step, and the answer, of each round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    info: dict[str, dict[str, Any]] = field(default_factory=dict)
+    history: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def answers(self) -> dict[str, dict[str, Any]]:
+        """The last answer of each side."""
+        return {name: answers[-1] for name, answers in self.history.items()}
+
+    def note(self, name: str, answer: dict[str, Any], steps: int) -> None:
+        """Notes what a side has answered after some steps."""
+        self.seconds.setdefault(name, []).append(answer["seconds"] / steps)
+        self.history.setdefault(name, []).append(answer)
 
 
 def interleave(
@@ -186,7 +189,7 @@ def interleave(
     warmup: int,
     turns: Turns | None = None,
 ) -> Outcome:
-    """Run all sides in turn, `steps` steps a turn, for `rounds` rounds.
+    """Run all sides in turn, `steps` steps per turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
     A side that cannot run is left out, and named in the outcome's `failures`.
@@ -201,7 +204,7 @@ def interleave(
             turns.begin(f"starting {side.name}")
             try:
                 process = stack.enter_context(Process(side))
-                outcome.info[side.name] = process.ready()
+                process.ready()
                 process.run(warmup)
             except SideError as error:
                 outcome.failures.append(str(error))
@@ -209,7 +212,6 @@ def interleave(
             finally:
                 turns.end()
             running.append(process)
-            outcome.seconds[side.name] = []
         for number in range(rounds):
             turns.begin(f"round {number + 1} of {rounds}")
             # Every side meets every place in the order, so that none has always the cold caches.
@@ -220,33 +222,10 @@ def interleave(
                     answer = process.run(steps)
                 except SideError as error:
                     outcome.failures.append(str(error))
-                    outcome.seconds.pop(name)
-                    outcome.answers.pop(name, None)
+                    outcome.seconds.pop(name, None)
+                    outcome.history.pop(name, None)
                     running.remove(process)
                     continue
-                outcome.seconds[name].append(answer["seconds"] / steps)
-                outcome.answers[name] = answer
+                outcome.note(name, answer, steps)
             turns.end()
-    return outcome
-
-
-def fresh(sides: Sequence[Side], *, rounds: int) -> Outcome:
-    """Run one step of every side in turn, always in a new process: for what happens once in it."""
-    outcome = Outcome(seconds={side.name: [] for side in sides})
-    for number in range(rounds):
-        for side in sides if number % 2 == 0 else reversed(sides):
-            try:
-                with Process(side) as process:
-                    outcome.info[side.name] = process.ready()
-                    answer = process.run(1)
-            except SideError as error:
-                if str(error) not in outcome.failures:
-                    outcome.failures.append(str(error))
-                continue
-            outcome.seconds[side.name].append(answer["seconds"])
-            outcome.answers[side.name] = answer
-    # A side that failed in some round has no partner for its ratios in that round.
-    outcome.seconds = {
-        name: times for name, times in outcome.seconds.items() if len(times) == rounds
-    }
     return outcome

@@ -1,7 +1,8 @@
 """The libraries that distribax is measured against, each in a virtual environment of its own.
 
-Their pins never meet those of JAX then. An environment that exists with the same requirements is
-left as it is. A library that this interpreter has is used from there, if it has no environment.
+So their pinned versions never conflict with those of JAX. An environment that exists with the same
+requirements is left as it is. A library that this interpreter has is used from there, if it has no
+environment.
 """
 
 from __future__ import annotations

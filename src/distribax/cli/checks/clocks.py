@@ -13,11 +13,11 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from typing import Final
 
-from distribax.cli.findings import Finding, Verdict
-from distribax.cluster.spec.address import Address, parse_address
+from distribax.cli.checks.versions import find_version
+from distribax.cli.findings import Finding
+from distribax.cluster.spec.address import Address
 
 _MOST_SECONDS: Final = 1.0
 """A larger difference makes times in logs and checkpoints of several machines misleading."""
@@ -28,18 +28,6 @@ _ERROR_STATE: Final = 5
 """What adjtimex returns if the clock is not synchronized."""
 _COMPARED: Final = ("distribax", "jax", "jaxlib", "ray")
 _SYNCHRONIZE: Final = "synchronize the clocks: timedatectl set-ntp true, or run chronyd"
-
-
-def parse_peer(text: str) -> Address:
-    """Returns the address in an option `--peer`.
-
-    Raises:
-        ValueError: It is not a host with a port.
-    """
-    address = parse_address(text, "--peer")
-    if address.port is None:
-        raise ValueError(f"--peer={text!r}: the port is missing: 'host:port'.")
-    return address
 
 
 def check_clocks(peers: Sequence[Address]) -> Iterator[Finding]:
@@ -64,14 +52,12 @@ def _compare(peer: Address) -> Iterator[Finding]:
             f"run `distribax doctor --listen {peer.port}` there, and let firewalls pass TCP "
             f"connections to port {peer.port}"
         )
-        yield Finding("peer", str(peer), value, Verdict.PROBLEM, fix)
+        yield Finding("peer", str(peer), value, fix, is_problem=True)
         return
     yield Finding("peer", str(peer), f"{answer['host']}, round trip {round_trip * 1e3:.2f} ms")
     value = f"{difference:+.3f} s, to within {round_trip / 2:.3f} s"
-    if abs(difference) > _MOST_SECONDS + round_trip:
-        yield Finding("clock", f"{peer}", value, Verdict.WARNING, _SYNCHRONIZE)
-    else:
-        yield Finding("clock", f"{peer}", value)
+    is_apart = abs(difference) > _MOST_SECONDS + round_trip
+    yield Finding("clock", str(peer), value, _SYNCHRONIZE if is_apart else "")
     own, theirs = _read_versions(), answer["versions"]
     different = [
         f"{name} {own.get(name, 'missing')} here, {theirs.get(name, 'missing')} there"
@@ -80,7 +66,7 @@ def _compare(peer: Address) -> Iterator[Finding]:
     ]
     if different:
         fix = "install the same versions on all machines"
-        yield Finding("versions", str(peer), "; ".join(different), Verdict.WARNING, fix)
+        yield Finding("versions", str(peer), "; ".join(different), fix)
     else:
         yield Finding("versions", str(peer), "the same as here")
 
@@ -143,8 +129,5 @@ def answer_peers(text: str) -> None:
 
 
 def _read_versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _COMPARED:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+    installed = {name: version for name in _COMPARED if (version := find_version(name))}
+    return {"python": platform.python_version()} | installed

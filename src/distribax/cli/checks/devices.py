@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distribax.cli.findings import Finding, Verdict
+from distribax.cli.findings import Finding
 from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
 
 
@@ -13,13 +13,8 @@ def check_devices() -> Iterator[Finding]:
     try:
         devices = resolve_devices()
     except Exception as error:  # JAX and its plug-ins raise any exception when they start.
-        yield Finding(
-            "devices",
-            "JAX",
-            f"does not start: {error}",
-            Verdict.PROBLEM,
-            "check JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, XLA_FLAGS, and the accelerator's driver",
-        )
+        fix = "check JAX_PLATFORMS, JAX_NUM_CPU_DEVICES, XLA_FLAGS, and the accelerator's driver"
+        yield Finding("devices", "JAX", f"does not start: {error}", fix, is_problem=True)
         return
     names = ", ".join(device_name(device).rpartition("device:")[2] for device in devices)
     yield Finding("devices", devices[0].platform, f"{len(devices)}: {names}")
@@ -31,6 +26,6 @@ def check_devices() -> Iterator[Finding]:
         check_cpu_pool(devices)
     except RuntimeError as error:
         fix = "unset PJRT_NPROC and NPROC, or set them to at least that number"
-        yield Finding("devices", "thread pool", f"{rule}: {error}", Verdict.PROBLEM, fix)
+        yield Finding("devices", "thread pool", f"{rule}: {error}", fix, is_problem=True)
     else:
         yield Finding("devices", "thread pool", f"large enough: {rule}")

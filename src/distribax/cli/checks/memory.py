@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from distribax.cli.findings import Finding, Verdict
+from distribax.cli.findings import Finding
 from distribax.parameter_server.shared_memory.arena import can_share
 
 _SHARED_FOLDER: Final = Path("/dev/shm")
@@ -25,11 +25,8 @@ def check_memory() -> Iterator[Finding]:
         yield _check_folder(_SHARED_FOLDER)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     value = f"{soft} per process"
-    if 0 <= soft < _ENOUGH_FILES:
-        limit = f"ulimit -n {min(hard, 65536) if hard >= 0 else 65536} before you start the program"
-        yield Finding("memory", "open files", value, Verdict.WARNING, limit)
-    else:
-        yield Finding("memory", "open files", value)
+    fix = f"ulimit -n {min(hard, 65536) if hard >= 0 else 65536} before you start the program"
+    yield Finding("memory", "open files", value, fix if 0 <= soft < _ENOUGH_FILES else "")
 
 
 def _check_sharing() -> Finding:
@@ -39,7 +36,7 @@ def _check_sharing() -> Finding:
     )
     if not can_share():
         value = "parameter servers cannot share memory with workers on this platform"
-        return Finding("memory", "shared memory", value, Verdict.WARNING, fix)
+        return Finding("memory", "shared memory", value, fix)
     try:
         descriptor = os.memfd_create("distribax-doctor", os.MFD_CLOEXEC)
         try:
@@ -50,7 +47,7 @@ def _check_sharing() -> Finding:
             os.close(descriptor)
     except OSError as error:
         value = f"cannot be created: {error}"
-        return Finding("memory", "shared memory", value, Verdict.WARNING, fix)
+        return Finding("memory", "shared memory", value, fix)
     return Finding("memory", "shared memory", "can be created and written")
 
 
@@ -58,7 +55,5 @@ def _check_folder(folder: Path) -> Finding:
     state = os.statvfs(folder)
     free = state.f_bavail * state.f_frsize
     value = f"{free / 2**20:,.0f} MiB free"
-    if free < _ENOUGH_BYTES:
-        fix = "docker run --shm-size=1g, or mount a larger tmpfs there"
-        return Finding("memory", str(folder), value, Verdict.WARNING, fix)
-    return Finding("memory", str(folder), value)
+    fix = "docker run --shm-size=1g, or mount a larger tmpfs there"
+    return Finding("memory", str(folder), value, fix if free < _ENOUGH_BYTES else "")

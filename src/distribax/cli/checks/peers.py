@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from distribax.cli.findings import Finding, Verdict
+from distribax.cli.findings import Finding
 from distribax.cluster.spec.address import Address
 
 _CONNECT_SECONDS: Final = 3.0
@@ -111,24 +111,14 @@ def _ask(connection: socket.socket, own: str) -> str:
 
 def _judge(peer: str, trouble: str, is_heard: bool, seconds: float) -> Finding:
     fix = "check its address, and the firewalls and routes between the machines"
+    run_all = "run `distribax doctor --wait 60` on all machines at the same time"
     if trouble not in ("", "silent"):
-        return Finding("peers", peer, f"out of reach from here: {trouble}", Verdict.PROBLEM, fix)
+        return Finding("peers", peer, f"out of reach from here: {trouble}", fix, is_problem=True)
     if not seconds:
-        return Finding(
-            "peers",
-            peer,
-            "its machine answers; to check both ways, run `distribax doctor --wait 60` on all "
-            "machines at the same time",
-        )
+        return Finding("peers", peer, f"its machine answers; to check both ways, {run_all}")
     if trouble:
-        return Finding(
-            "peers",
-            peer,
-            "its machine answers, but no doctor does",
-            Verdict.WARNING,
-            "run `distribax doctor --wait 60` on all machines at the same time",
-        )
+        return Finding("peers", peer, "its machine answers, but no doctor does", run_all)
     if not is_heard:
         value = "reached from here, but has not reached this machine"
-        return Finding("peers", peer, value, Verdict.PROBLEM, fix)
+        return Finding("peers", peer, value, fix, is_problem=True)
     return Finding("peers", peer, "reached from here, and has reached this machine")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from distribax.cli.findings import Finding, Verdict
+from distribax.cli.findings import Finding
 
 _PROGRAMS: Final = ("core/src/ray/gcs/gcs_server", "core/src/ray/raylet/raylet")
 _LONGEST_FOLDER: Final = 40
@@ -26,7 +26,7 @@ def check_ray() -> Iterator[Finding]:
     if missing:
         value = f"cannot run {', '.join(missing)} in {package}"
         fix = "pip install --force-reinstall 'distribax[ray]'; the folder must not be noexec"
-        yield Finding("ray", "programs", value, Verdict.PROBLEM, fix)
+        yield Finding("ray", "programs", value, fix, is_problem=True)
     else:
         yield Finding("ray", "programs", "can be run")
     yield _check_folder(tempfile.gettempdir())
@@ -37,8 +37,8 @@ def check_ray() -> Iterator[Finding]:
 def _check_folder(folder: str) -> Finding:
     if not os.access(folder, os.W_OK):
         value, fix = f"{folder} cannot be written", "set TMPDIR to a folder that can be"
-        return Finding("ray", "socket folder", value, Verdict.PROBLEM, fix)
+        return Finding("ray", "socket folder", value, fix, is_problem=True)
     if len(os.fsencode(folder)) > _LONGEST_FOLDER:
         value = f"{folder} is long, and the path of a socket has at most 107 bytes"
-        return Finding("ray", "socket folder", value, Verdict.WARNING, "export TMPDIR=/tmp")
+        return Finding("ray", "socket folder", value, "export TMPDIR=/tmp")
     return Finding("ray", "socket folder", folder)

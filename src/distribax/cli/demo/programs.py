@@ -58,17 +58,17 @@ class Program:
     page: str
 
 
+def _make_devices(count: int) -> list[str]:
+    set_virtual_cpu_devices(count)
+    return [f"CPU:{index}" for index in range(count)]
+
+
 def _train_mirrored(devices: int, epochs: int, tell: Tell) -> Outcome:
-    set_virtual_cpu_devices(devices)
-    strategy = MirroredStrategy([f"CPU:{index}" for index in range(devices)])
-    return train(strategy, Digits.load(), epochs, tell)
+    return train(MirroredStrategy(_make_devices(devices)), Digits.load(), epochs, tell)
 
 
 def _train_central(devices: int, epochs: int, tell: Tell) -> Outcome:
-    set_virtual_cpu_devices(devices)
-    strategy = CentralStorageStrategy(
-        [f"CPU:{index}" for index in range(devices)], parameter_device="CPU:0"
-    )
+    strategy = CentralStorageStrategy(_make_devices(devices), parameter_device="CPU:0")
     return train(strategy, Digits.load(), epochs, tell)
 
 
@@ -190,8 +190,7 @@ def _train_keras(devices: int, epochs: int, tell: Tell) -> Outcome:
         raise DemoError(
             f"Keras uses {keras.backend.backend()}: set KERAS_BACKEND=jax, or drop the variable"
         )
-    set_virtual_cpu_devices(devices)
-    strategy = MirroredStrategy([f"CPU:{index}" for index in range(devices)])
+    strategy = MirroredStrategy(_make_devices(devices))
     digits = Digits.load()
     rows = len(digits.train[1])
 

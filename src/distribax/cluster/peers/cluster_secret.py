@@ -1,13 +1,13 @@
-"""The secret that the workers of a cluster share: who does not have it cannot join them."""
+"""The secret that the workers of a cluster share: whoever does not have it cannot join them."""
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import stat
 from typing import Final
 
+from distribax.cluster.spec.host_address import is_loopback
 from distribax.errors import DistribaxError
 
 SECRET_VARIABLE: Final = "DISTRIBAX_CLUSTER_SECRET"
@@ -56,7 +56,7 @@ def warn_without_secret(host: str) -> None:
     Args:
         host: The host of the address.
     """
-    if not is_local_host(host):
+    if not is_loopback(host):
         _log.warning(
             "The workers meet at %s without a secret: whoever reaches that address can take a "
             "worker's place or end the training. %s",
@@ -71,7 +71,7 @@ def _read(path: str, field: str) -> bytes:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{field} is no ordinary file. {HOW_TO}")
+            raise ValueError(f"{field} is not an ordinary file. {HOW_TO}")
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
             raise ValueError(
                 f"{field} can be read or changed by others: it has the permissions "
@@ -87,11 +87,3 @@ def _check(secret: str, field: str) -> str:
             f"nobody can guess. {HOW_TO}"
         )
     return secret
-
-
-def is_local_host(host: str) -> bool:
-    """Tells whether only processes of this machine can reach an address with this host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,8 +3,8 @@
 The hub greets with a random challenge. The worker answers with its number, a challenge of its own,
 a digest of what it believes the cluster to be, and an HMAC of all that; the hub with an HMAC of
 both challenges. All messages have a fixed size, and nothing is parsed before the proof. Without a
-secret the same is said, and proves nothing; but on a loopback address Linux tells to whom the other
-end of a connection belongs, and those of other users are refused.
+secret the same messages are exchanged, but they prove nothing. On a loopback address, Linux then
+tells who owns the other end of a connection, and other users are refused.
 
 The hub loads this file by its path: it imports nothing of distribax.
 """
@@ -54,11 +54,11 @@ class Gate:
 
     Args:
         secret: What workers have to know; empty if everybody may join.
-        cluster: What all workers must believe the cluster to be.
+        cluster: A description of the cluster, on which all workers must agree.
         num_workers: How many there are.
 
     Attributes:
-        hello_size: How many bytes a worker answers.
+        hello_size: The size of a worker's answer, in bytes.
         proof_seconds: How long its proof may take, however its bytes come.
     """
 
@@ -102,7 +102,7 @@ class Introduction:
         secret: The secret, or an empty text.
         greeting: What the hub has said.
         number: The worker's number.
-        cluster: What it believes the cluster to be.
+        cluster: Its description of the cluster.
     """
 
     def __init__(self, secret: str, greeting: bytes, number: int, cluster: str) -> None:
@@ -132,7 +132,7 @@ def is_own_socket(address: Any, peer: Any = None) -> bool:
         peer: The address of the other end; None for a socket that listens.
 
     Returns:
-        Whether it is; also if it is no loopback address, or the system does not tell.
+        Whether it is; also if it is not a loopback address, or the system does not tell.
     """
     host = str(address[0])
     if not host.startswith("127.") and host != "::1":

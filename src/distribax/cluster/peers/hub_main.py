@@ -36,7 +36,7 @@ _LONGEST_BEAT_SECONDS = 2.0
 _BEATS_PER_TIMEOUT = 5
 _LONGEST_LINE = 65536
 _MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-# What stands for the host of a worker whose address nobody has told.
+# The host names of workers whose addresses are not known end with this.
 _UNKNOWN_HOST = ".invalid"
 # How long survivors may take to end, with the callbacks that they run, after a worker is lost.
 _LEAVE_SECONDS = 60.0
@@ -46,7 +46,7 @@ _LATE_SECONDS = 30.0
 _TELL_SECONDS = 1.0
 # How long JAX's coordination service may take at least: less than workers wait for an answer.
 _SERVICE_SECONDS = 3.0
-# Longer lists help nobody, and have to fit into the buffers of a connection.
+# Longer lists help nobody, and may not fit into the buffers of a connection.
 _MOST_NAMED = 8
 # How many connections may be without a proof; of more, the oldest is ended.
 _MOST_STRANGERS = 128
@@ -419,7 +419,7 @@ class Hub:
         return {link.number: link for link in self._links if link.number >= 0}
 
     def _name(self, number: int) -> str:
-        """Returns a worker's name with its address, or where it called from if nobody told that."""
+        """Returns a worker's name with its address; if that is unknown, where it called from."""
         name, host, port = self._members[number]
         link = self._here().get(number)
         if link is not None and host.endswith(_UNKNOWN_HOST):

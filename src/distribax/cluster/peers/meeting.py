@@ -48,9 +48,9 @@ class ClusterTimeoutError(DistribaxError, RuntimeError):
         self.missing = tuple(missing)
         self.joined = tuple(joined)
         self.seconds = seconds
-        did = ", ".join(missing)
+        absent, present = ", ".join(missing), ", ".join(joined) or "nobody"
         super().__init__(
-            f"{did} did not join within {seconds:g} s; joined: {', '.join(joined) or 'nobody'}. "
+            f"{absent} did not join within {seconds:g} s; joined: {present}. "
             "Start the missing ones, check that their addresses can be reached from here, or wait "
             "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
         )
@@ -78,8 +78,8 @@ class Meeting:
 
     Attributes:
         address: Of JAX's coordination service.
-        peer_timeout: After how many seconds of silence a worker counts as lost; the first one's
-            word.
+        peer_timeout: After how many seconds of silence a worker counts as lost; the first worker
+            decides.
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
         link: The connection to the hub.
@@ -104,75 +104,63 @@ def meet(
 ) -> Meeting:
     """Waits until all members are here.
 
-    `cluster` is a text that all must agree on: what they believe the cluster to be. `own_host` is
-    the address by which the others reach this machine, if its name means another one here.
+    `cluster` is a description of the cluster, on which all must agree. `own_host` is the address by
+    which the others reach this machine, if its name means another one here.
     """
     with progress.show("joining the cluster") as wait:
-        return _meet(members, own, seconds, cluster, peer_timeout, own_host, wait)
-
-
-def _meet(
-    members: Sequence[Member],
-    own: int,
-    seconds: float,
-    cluster: str,
-    peer_timeout: float,
-    own_host: str | None,
-    wait: progress.Wait,
-) -> Meeting:
-    deadline = time.monotonic() + seconds
-    secret = find_secret()
-    if own == 0 and not secret:
-        warn_without_secret(members[0].host)
-    if own == 0:
-        _start_hub(members, seconds, cluster, peer_timeout, own_host)
-    leader = members[0]
-    hub_host = own_host or leader.host if own == 0 else leader.host
-    wait.detail = f"waiting for {leader}"
-    while time.monotonic() < deadline:
-        try:
-            link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
-        except OSError:
+        deadline = time.monotonic() + seconds
+        leader, secret = members[0], find_secret()
+        hub_host = leader.host
+        if own == 0:
+            hub_host = own_host or leader.host
+            if not secret:
+                warn_without_secret(leader.host)
+            _start_hub(members, secret, seconds, cluster, peer_timeout, hub_host)
+        wait.detail = f"waiting for {leader}"
+        while time.monotonic() < deadline:
+            try:
+                link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
+            except OSError:
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            with contextlib.ExitStack() as stack:
+                stack.callback(link.close)
+                answer: dict[str, Any] = {}
+                if _prove(link, own, cluster, secret):
+                    answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
+                if "address" in answer:
+                    stack.pop_all()
+                    timeout = float(answer["peer_timeout"])
+                    # Nobody may have told it: then it is the one that the hub is reached from.
+                    host = own_host or link.getsockname()[0]
+                    return Meeting(answer["address"], timeout, answer["members"], own, link, host)
+            if "error" in answer:
+                raise ValueError(answer["error"])
+            if "failed" in answer:
+                raise RuntimeError(answer["failed"])
+            if "missing" in answer:
+                raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
             time.sleep(_PAUSE_SECONDS)
-            continue
-        with contextlib.ExitStack() as stack:
-            stack.callback(link.close)
-            answer: dict[str, Any] = {}
-            # Another user of this machine may pretend to be the first worker.
-            if (secret or is_own_socket(link.getpeername())) and _prove(link, own, cluster, secret):
-                answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
-            if "address" in answer:
-                stack.pop_all()
-                timeout = float(answer["peer_timeout"])
-                # Nobody may have told it: then it is the one that the hub is reached from.
-                host = own_host or link.getsockname()[0]
-                return Meeting(answer["address"], timeout, answer["members"], own, link, host)
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        if "failed" in answer:
-            raise RuntimeError(answer["failed"])
-        if "missing" in answer:
-            raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
-        time.sleep(_PAUSE_SECONDS)
     raise ClusterTimeoutError([str(leader)], [members[own].name], seconds)
 
 
 def _start_hub(
     members: Sequence[Member],
+    secret: str,
     seconds: float,
     cluster: str,
     peer_timeout: float,
-    own_host: str | None,
+    host: str,
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
     settings = {
-        "secret": find_secret(),
+        "secret": secret,
         "gate": gate.__file__,
         "members": [astuple(member) for member in members],
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
-        "host": own_host or members[0].host,
+        "host": host,
         "service": coordination_service.__file__,
         "path": sys.path,
     }
@@ -205,6 +193,8 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     """
     deadline = time.monotonic() + PROOF_SECONDS
     try:
+        if not secret and not is_own_socket(link.getpeername()):
+            return False  # Another user of this machine may pretend to be the first worker.
         greeting = _receive_exactly(link, GREETING_SIZE, deadline)
         introduction = Introduction(secret, greeting, own, cluster)
         if not introduction.is_hub:

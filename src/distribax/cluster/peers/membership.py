@@ -15,7 +15,7 @@ from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.peers.meeting import Member, meet
 from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.cluster_spec import ClusterSpec
+from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_address
 from distribax.cluster.spec.host_address import find_own_address
 from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
 
@@ -77,9 +77,7 @@ def join_cluster(
             "cluster any more. Create the strategy first, before any JAX computation and before "
             "jax.devices()."
         )
-    members = [
-        _member(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec)
-    ]
+    members = [_make_member(spec, job, index) for job, index in training_tasks(spec)]
     others = [member.host for member in members]
     own_host = find_own_address(members[worker_id].host, others)
     meeting = meet(members, worker_id, seconds, cluster, peer_seconds, own_host)
@@ -123,6 +121,6 @@ def _peer_seconds(given: float | None) -> float:
     return seconds
 
 
-def _member(job: str, index: int, address: str) -> Member:
-    host, _, port = address.rpartition(":")
-    return Member(f"{job} {index}", host.strip("[]"), int(port))
+def _make_member(spec: ClusterSpec, job: str, index: int) -> Member:
+    address = parse_task_address(spec, job, index)
+    return Member(f"{job} {index}", address.host, address.port or 0)

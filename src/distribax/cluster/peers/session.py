@@ -159,7 +159,7 @@ class Session:
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
-            # A forked process must not end as JAX does: it would wait for threads that it has not.
+            # A forked process must not end as JAX does: it would wait for threads it does not have.
             flush_output()
             os._exit(int(self._failed))
         if self._failed or not self._connected.is_set():

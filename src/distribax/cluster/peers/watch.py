@@ -211,7 +211,7 @@ class Watch:
             with self._changed:
                 self._places = message["places"]
                 self._changed.notify_all()
-        # What this worker has said of itself is no news.
+        # This worker knows what it has said about itself.
         if "lost" in message and (message["how"], message["lost"]) != ("failed", self._meeting.own):
             self._lose(int(message["lost"]), self._reason(message), float(message["seconds"]))
 

@@ -44,7 +44,7 @@ from distribax.cluster.ray.task_nodes import (
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
-from distribax.cluster.spec.roles import check_member
+from distribax.cluster.spec.roles import check_member, list_tasks
 
 _logger = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
 
 def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, wait: progress.Wait) -> None:
     """Waits until the servers of all tasks have joined; raises an error that names the missing."""
-    tasks = [(job, index) for job in ("worker", "ps") for index in spec.task_indices(job)]
+    tasks = list_tasks(spec, ("worker", "ps"))
     while True:
         resources = ray_session.get_resources().keys()
         missing = [task for task in tasks if not make_task_resource(*task).keys() <= resources]

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -246,31 +245,24 @@ class RayNode:
 def _kill_strays(keeper: int) -> None:
     """Kills what is left of a node whose keeper was killed: Ray's agents take a minute to end.
 
-    They are in the keeper's session. Without /proc they cannot be found, and end by themselves.
+    They are in the keeper's session.
     """
+    import psutil  # Ray depends on it.
+
+    def is_stray(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error, OSError):
+            is_dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return os.getsid(process.pid) == keeper and not is_dead
+        return False
+
     deadline = time.monotonic() + _LIMITS.kill
-    while strays := [pid for pid in _list_process_ids() if _is_alive(pid, keeper)]:
-        for pid in strays:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    while strays := [process for process in psutil.process_iter() if is_stray(process)]:
+        for process in strays:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-
-
-def _list_process_ids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-
-
-def _is_alive(pid: int, session: int) -> bool:
-    """Returns whether a process belongs to the session and has not ended."""
-    try:
-        state, _, _, its_session, *_ = (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        )
-    except OSError:
-        return False
-    return int(its_session) == session and state not in "ZX"
 
 
 def _choose_parent_folder() -> str:

@@ -69,10 +69,19 @@ def _reserve(port: int) -> None:
         _reserved.popleft().close()
 
 
-def _find_first_assigned() -> int:
-    """Returns the lowest port that the system may assign to a process that asks for any port."""
+def read_assigned_ports() -> tuple[int, int] | None:
+    """Returns the first and the last port that the system assigns to those who ask for any port.
+
+    Returns:
+        The ports; None where the system does not tell.
+    """
     try:
-        first = int(_RANGE_FILE.read_text().split()[0])
+        first, last = map(int, _RANGE_FILE.read_text().split())
     except (OSError, ValueError):
-        return _DEFAULT_START
+        return None
+    return first, last
+
+
+def _find_first_assigned() -> int:
+    first, _ = read_assigned_ports() or (0, 0)
     return first if first >= _LOWEST + _MAX_TRIES else _DEFAULT_START

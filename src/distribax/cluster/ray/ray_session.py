@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from distribax.cluster.ray import cluster_token
@@ -24,7 +25,7 @@ from distribax.cluster.ray.node import ClusterJoinError, RayNode
 from distribax.cluster.ray.node_main import NodeSettings
 from distribax.cluster.ray.ray_shutdown import prepare_shutdown, shut_down_ray
 from distribax.cluster.ray.task_nodes import REJOIN_SECONDS
-from distribax.cluster.spec.address import parse_address
+from distribax.cluster.spec.address import parse_full_address
 from distribax.cluster.spec.host_address import is_loopback
 from distribax.errors import DistribaxError
 
@@ -107,16 +108,13 @@ class RaySession:
         settings = self._node.settings
         if not settings.is_head:
             settings = dataclasses.replace(settings, timeout=REJOIN_SECONDS)
+        _shut_down_ray(self._node)
+        self._node.close()
         for attempt in range(_MAX_ATTEMPTS):
-            _shut_down_ray(self._node)
-            self._node.close()
             if self._is_ending:
                 return False
             try:
-                self._node = RayNode(settings)
-                address = self._node.wait_until_up()
-                assert address is not None
-                _connect_ray(address, settings.token, self._node)
+                self._node = _start_node(settings)
             except Exception as error:
                 _logger.warning("Ray could not be started, attempt %d: %s", attempt + 1, error)
             else:
@@ -295,6 +293,11 @@ def start(settings: NodeSettings) -> RaySession:
             "This process is connected to a Ray cluster already, and there can be one at a time. "
             "Close what uses it, or call ray.shutdown(), before a strategy starts its own."
         )
+    return RaySession(_start_node(settings), owned=True)
+
+
+def _start_node(settings: NodeSettings) -> RayNode:
+    """Starts a node and connects this process to it; if that fails, nothing is left of it."""
     node = RayNode(settings)
     try:
         address = node.wait_until_up()
@@ -304,7 +307,7 @@ def start(settings: NodeSettings) -> RaySession:
         _shut_down_ray(node)
         node.close()
         raise
-    return RaySession(node, owned=True)
+    return node
 
 
 def connect(address: str, timeout: float) -> RaySession:
@@ -359,11 +362,21 @@ def _shut_down_ray(node: RayNode | None, *, end_cluster: bool = False) -> None:
 
 def _connect_ray(address: str, token: str | None, node: RayNode | None) -> None:
     ray = import_ray()
+    from ray._private import ray_constants, worker
+
+    host = address.rpartition(":")[0].strip("[]")
+    is_local = host == "localhost" or (host[:1].isdigit() and is_loopback(host))
     with (
         cluster_token.use_token(token),
         _keep_process_state(),
-        _silence_deaths(),
-        _keep_loopback(address),
+        # Ray prints a paragraph for each process that dies, and has it in its logs. The coordinator
+        # reports the death and what it does about it.
+        _set_for_a_while(worker, "listen_error_messages", lambda *_: None),
+        # Ray replaces a loopback address by the machine's address in the network, except where it
+        # assumes that clusters of several machines are impossible.
+        _set_for_a_while(
+            ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER and not is_local
+        ),
     ):
         prepare_shutdown()
         ray.init(
@@ -402,50 +415,25 @@ def _keep_process_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silence_deaths() -> Iterator[None]:
-    """Keeps Ray from printing a paragraph for each process that dies.
-
-    The coordinator reports the death and what it does about it. Ray's own message is in its logs.
-    """
-    from ray._private import worker
-
-    listen = worker.listen_error_messages
-    worker.listen_error_messages = lambda *_: None
+def _set_for_a_while(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Replaces an attribute of one of Ray's modules in the block."""
+    before = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        worker.listen_error_messages = listen
-
-
-@contextlib.contextmanager
-def _keep_loopback(address: str) -> Iterator[None]:
-    """Keeps Ray from replacing a loopback address by the machine's address in the network.
-
-    Ray leaves it alone only where it assumes that clusters of several machines are impossible.
-    """
-    from ray._private import ray_constants
-
-    host = address.rpartition(":")[0].strip("[]")
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    if host == "localhost" or (host[:1].isdigit() and is_loopback(host)):
-        ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        setattr(module, name, before)
 
 
 def _await_cluster(address: str, seconds: float) -> None:
     """Waits until a process listens at the address, and lets Ray check the token."""
     from ray import _raylet
 
-    parsed = parse_address(address, "address")
-    if parsed.port is None:
-        raise ValueError(f"address={address!r}: the port is missing. Write 'host:port'.")
+    parsed = parse_full_address(address, "address")
     deadline = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection((parsed.host, parsed.port), timeout=1.0).close()
+            socket.create_connection((parsed.host, parsed.port or 0), timeout=1.0).close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise ClusterJoinError(

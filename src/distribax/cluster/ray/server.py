@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
@@ -306,12 +305,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @override
@@ -343,12 +337,8 @@ def _parse_definition(given: Definition) -> _Given:
                 f"Server: server_or_cluster_def has the key {min(unknown)!r}. Expected 'cluster', "
                 "'job_name', 'task_index' and 'protocol'."
             )
-        return _Given(
-            ClusterSpec(given["cluster"]),
-            given["job_name"],
-            given.get("task_index"),
-            given.get("protocol"),
-        )
+        rest = {key: value for key, value in given.items() if key != "cluster"}
+        return _Given(ClusterSpec(given["cluster"]), **rest)
     return _Given(ClusterSpec(given))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import socket
@@ -10,9 +11,13 @@ from typing import Final
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.node import ClusterJoinError
 from distribax.cluster.ray.node_main import NodeSettings
-from distribax.cluster.spec.address import Address, parse_address
-from distribax.cluster.spec.cluster_spec import ClusterSpec, name_task_field
+from distribax.cluster.spec.cluster_spec import (
+    ClusterSpec,
+    name_task_field,
+    parse_task_address,
+)
 from distribax.cluster.spec.host_address import find_ip_address, find_own_address, is_loopback
+from distribax.cluster.spec.roles import list_tasks
 
 JOIN_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_JOIN_SECONDS", 600.0)
 """How long the tasks of a cluster wait for each other to start."""
@@ -64,17 +69,15 @@ def make_node_settings(
     spec: ClusterSpec, job: str, index: int, token: str, timeout: float
 ) -> NodeSettings:
     """Returns the settings of a task's node."""
-    head = find_head_task(spec)
-    return NodeSettings(
-        token=token,
+    visitor = make_visitor_settings(spec, token, timeout)
+    is_head = find_head_task(spec) == (job, index)
+    return dataclasses.replace(
+        visitor,
         task=name_task(job, index),
         host=find_task_host(spec, job, index),
-        port=_parse_task_address(spec, job, index).port or 0,
-        head=name_task(*head),
-        head_address=None if head == (job, index) else str(_parse_task_address(spec, *head)),
-        spec=_format_spec(spec),
+        port=parse_task_address(spec, job, index).port or 0,
+        head_address=None if is_head else visitor.head_address,
         resources=make_task_resource(job, index),
-        timeout=timeout,
     )
 
 
@@ -86,8 +89,8 @@ def make_visitor_settings(spec: ClusterSpec, token: str, timeout: float) -> Node
         task="the coordinator",
         host=None,
         head=name_task(*head),
-        head_address=str(_parse_task_address(spec, *head)),
-        spec=_format_spec(spec),
+        head_address=str(parse_task_address(spec, *head)),
+        spec=json.dumps(spec.as_dict(), sort_keys=True),
         timeout=timeout,
     )
 
@@ -134,13 +137,12 @@ def _explain_failed_claim(settings: NodeSettings, error: OSError) -> str:
 
 def is_local(spec: ClusterSpec) -> bool:
     """Returns whether all tasks are on this machine and can only be reached from it."""
-    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
-    return all(is_loopback(find_ip_address(host)) for host in hosts)
+    return all(is_loopback(find_ip_address(host)) for host in _list_hosts(spec))
 
 
 def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
     """Returns the IP address of a task, as other tasks can reach it."""
-    address = _parse_task_address(spec, job, index)
+    address = parse_task_address(spec, job, index)
     host = find_ip_address(address.host)
     if host is None:
         raise ClusterJoinError(
@@ -149,23 +151,9 @@ def find_task_host(spec: ClusterSpec, job: str, index: int) -> str:
         )
     if not is_loopback(host):
         return host
-    hosts = [_parse_task_address(spec, *task).host for task in _list_tasks(spec)]
-    own = find_own_address(address.host, hosts)
+    own = find_own_address(address.host, _list_hosts(spec))
     return LOOPBACK if own is None or is_loopback(own) else own
 
 
-def _list_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
-    return [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
-
-
-def _parse_task_address(spec: ClusterSpec, job: str, index: int) -> Address:
-    field = name_task_field(job, index)
-    text = spec.task_address(job, index)
-    address = parse_address(text, field)
-    if address.port is None:
-        raise ValueError(f"{field}={text!r}: the port is missing. Write 'host:port'.")
-    return address
-
-
-def _format_spec(spec: ClusterSpec) -> str:
-    return json.dumps(spec.as_dict(), sort_keys=True)
+def _list_hosts(spec: ClusterSpec) -> list[str]:
+    return [parse_task_address(spec, *task).host for task in list_tasks(spec)]

@@ -9,7 +9,13 @@ from typing_extensions import override
 
 from distribax.cluster.environment_variables import read_integer
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.address import MAX_PORT, Address, parse_address, parse_port
+from distribax.cluster.spec.address import (
+    MAX_PORT,
+    Address,
+    parse_address,
+    parse_full_address,
+    parse_port,
+)
 from distribax.cluster.spec.cluster_spec import MAX_TASKS, ClusterSpec
 
 _JAX_VARIABLES: Final = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -145,9 +151,7 @@ class EnvironmentClusterResolver(ClusterResolver):
             ("JAX_COORDINATOR_ADDRESS", os.environ.get("JAX_COORDINATOR_ADDRESS")),
         ):
             if text is not None:
-                if (address := parse_address(text, field)).port is None:
-                    raise ValueError(f"{field}={text!r}: the port is missing: 'host:port'")
-                return address
+                return parse_full_address(text, field)
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         if host is None and num_processes == 1:
             return Address("localhost")

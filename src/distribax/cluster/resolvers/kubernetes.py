@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -134,15 +135,11 @@ class KubernetesClusterResolver(ClusterResolver):
             )
 
     def _list_addresses(self, client: PodClient, selector: str) -> list[str]:
+        list_pods = client.list_pod_for_all_namespaces
+        if self._namespace is not None:
+            list_pods = functools.partial(client.list_namespaced_pod, self._namespace)
         try:
-            if self._namespace is None:
-                found = client.list_pod_for_all_namespaces(
-                    label_selector=selector, _request_timeout=_REQUEST_SECONDS
-                )
-            else:
-                found = client.list_namespaced_pod(
-                    self._namespace, label_selector=selector, _request_timeout=_REQUEST_SECONDS
-                )
+            found = list_pods(label_selector=selector, _request_timeout=_REQUEST_SECONDS)
         except Exception as error:
             # The client raises its own exceptions and urllib3's; all mean there is no answer.
             raise RuntimeError(

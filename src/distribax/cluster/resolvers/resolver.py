@@ -30,9 +30,9 @@ class ClusterResolver(abc.ABC):
     """Finds out the members of a cluster, and which of them this process is.
 
     A subclass defines `cluster_spec`. If the environment also tells which task this process is, it
-    overrides `_find_task`; if environment variables announce such a cluster, `find_variables`. What
-    a user sets explicitly, in a constructor or by assignment, always wins over what was found; 0
-    and '' are explicit too.
+    overrides `_find_task`; if it knows the accelerators of tasks, `_count_accelerators`; if
+    environment variables announce such a cluster, `find_variables`. What a user sets explicitly, in
+    a constructor or by assignment, always wins over what was found; 0 and '' are explicit too.
 
     >>> class Pair(ClusterResolver):
     ...     def cluster_spec(self):
@@ -158,7 +158,10 @@ class ClusterResolver(abc.ABC):
         Returns:
             The numbers by kind, such as {"GPU": 8}; without accelerators, an empty dict.
         """
-        del config_proto
+        return self._count_accelerators(task_type, task_id)
+
+    def _count_accelerators(self, task_type: str | None, task_id: int | None) -> Mapping[str, int]:
+        """Returns what `num_accelerators` does."""
         task = (task_type, task_id)
         if None in task or task == (self.task_type, self.task_id):
             devices = topology.resolve_devices()

@@ -19,7 +19,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_type: The job of this process.
         task_id: The index of this process in its job.
         environment: The name of the environment.
-        num_accelerators: How many accelerators of each kind a task has, such as {"GPU": 8}.
+        num_accelerators: What `num_accelerators()` returns for all tasks, such as {"GPU": 8}.
         rpc_layer: The protocol between tasks, such as "grpc".
 
     Raises:
@@ -72,16 +72,6 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task; without one, the `master` that was given.
-
-        Args:
-            task_type: The job of the task.
-            task_id: The index of the task in its job.
-            rpc_layer: The protocol, by default that of the resolver.
-
-        Returns:
-            The address, with the protocol.
-        """
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
         return make_master_url(self._master, self.rpc_layer if rpc_layer is None else rpc_layer)
@@ -93,21 +83,5 @@ class SimpleClusterResolver(ClusterResolver):
         return self._environment
 
     @override
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
-    ) -> Mapping[str, int]:
-        """Returns the numbers that were given.
-
-        Args:
-            task_type: Not used.
-            task_id: Not used.
-            config_proto: Not used.
-
-        Returns:
-            The numbers by kind; {} if none were given.
-        """
-        del task_type, task_id, config_proto
+    def _count_accelerators(self, task_type: str | None, task_id: int | None) -> Mapping[str, int]:
         return {} if self._num_accelerators is None else self._num_accelerators

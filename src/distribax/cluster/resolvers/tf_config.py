@@ -6,22 +6,23 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from typing_extensions import override
 
 from distribax.cluster.resolvers.resolver import ClusterResolver, make_master_url
-from distribax.cluster.spec.address import parse_address
 from distribax.cluster.spec.cluster_spec import (
     ClusterSpec,
     Tasks,
-    name_task_field,
+    parse_task_address,
     parse_task_index,
     parse_task_type,
 )
-from distribax.cluster.spec.roles import check_member
+from distribax.cluster.spec.roles import check_member, list_tasks
 
 _VARIABLE: Final = "TF_CONFIG"
+
+_T = TypeVar("_T")
 
 _Config = Mapping[str, object]
 """The JSON object in the variable, or one inside it."""
@@ -36,6 +37,8 @@ class TFConfigClusterResolver(ClusterResolver):
          "task": {"type": "worker", "index": 0}}
 
     Without the variable, or without "cluster" in it, the cluster is empty: a single process.
+    `master()` returns the field "session_master" if there is one, '' if there is only one task, and
+    raises a ValueError if TF_CONFIG does not tell which task is meant.
 
     Args:
         task_type: The job of this process, instead of task.type in TF_CONFIG.
@@ -81,20 +84,6 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task, by default that of this process.
-
-        Args:
-            task_type: The job of the task, by default that of this process.
-            task_id: The index of the task, by default that of this process.
-            rpc_layer: The protocol, by default that of the resolver.
-
-        Returns:
-            The address, with the protocol. If TF_CONFIG has a field "session_master", it is that;
-            if there is only one task, it is ''.
-
-        Raises:
-            ValueError: TF_CONFIG is malformed, or it is not known which task is meant.
-        """
         config = _load()
         if (session_master := _read_text(config, "session_master")) is not None:
             return session_master
@@ -191,21 +180,18 @@ def _make_object(pairs: list[tuple[str, object]]) -> _Config:
 
 def _read_object(config: _Config, key: str) -> _Config:
     """Returns the object in a field, an empty one if the field is missing or null."""
-    value = config.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected an object."
-        )
-    return value
+    return _read_field(config, key, dict, "an object") or {}
 
 
 def _read_text(config: _Config, key: str) -> str | None:
+    return _read_field(config, key, str, "text")
+
+
+def _read_field(config: _Config, key: str, kind: type[_T], expected: str) -> _T | None:
     value = config.get(key)
-    if value is not None and not isinstance(value, str):
+    if value is not None and not isinstance(value, kind):
         raise ValueError(
-            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected text."
+            f"{_VARIABLE}: {key}={value!r}: is a {type(value).__name__}. Expected {expected}."
         )
     return value
 
@@ -215,9 +201,6 @@ def _read_cluster(config: _Config) -> ClusterSpec:
     jobs = cast(Mapping[str, Tasks], _read_object(config, "cluster"))
     with _name_variable_in_errors():
         cluster = ClusterSpec(jobs)
-        for job in cluster.jobs:
-            for i in cluster.task_indices(job):
-                field, address = name_task_field(job, i), cluster.task_address(job, i)
-                if parse_address(address, field).port is None:
-                    raise ValueError(f"{field}={address!r}: the port is missing: 'host:port'")
+        for task in list_tasks(cluster):
+            parse_task_address(cluster, *task)
     return cluster

@@ -15,6 +15,8 @@ _Tasks = list[str] | dict[int, str]
 class UnionResolver(ClusterResolver):
     """Joins the clusters of several resolvers; everything else comes from the first one.
 
+    So `master()` without a task is that of the first resolver, too.
+
     Args:
         *resolvers: The resolvers, at least one.
         task_type: The job of this process, instead of the first resolver's.
@@ -85,16 +87,6 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns the address of a task; without one, what the first resolver returns.
-
-        Args:
-            task_type: The job of the task.
-            task_id: The index of the task in its job.
-            rpc_layer: The protocol, by default that of the resolver.
-
-        Returns:
-            The address, with the protocol.
-        """
         rpc_layer = self._rpc_layer if rpc_layer is None else rpc_layer
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
@@ -128,16 +120,6 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> Mapping[str, int]:
-        """Returns what the first resolver returns.
-
-        Args:
-            task_type: The job of the task.
-            task_id: The index of the task in its job.
-            config_proto: Not used; it exists so that code moves over unchanged.
-
-        Returns:
-            The numbers of accelerators by kind.
-        """
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

@@ -71,6 +71,22 @@ def parse_address(text: str, field: str) -> Address:
     return Address(host, None if port is None else parse_port(port, where))
 
 
+def parse_full_address(text: str, field: str) -> Address:
+    """Returns the address that 'host:port' describes.
+
+    Args:
+        text: The address.
+        field: Where the text comes from, for error messages.
+
+    Raises:
+        ValueError: The text is not an address, or has no port.
+    """
+    address = parse_address(text, field)
+    if address.port is None:
+        raise ValueError(f"{field}={text!r}: the port is missing. Write 'host:port'.")
+    return address
+
+
 def _is_ipv6(text: str) -> bool:
     try:
         ipaddress.IPv6Address(text)

@@ -8,7 +8,7 @@ from typing import Final, SupportsIndex
 
 from typing_extensions import override
 
-from distribax.cluster.spec.address import Address, parse_address
+from distribax.cluster.spec.address import Address, parse_address, parse_full_address
 from distribax.cluster.spec.cluster_def import ClusterDef, ClusterLike, JobDef
 
 MAX_TASKS: Final = 1_000_000
@@ -228,6 +228,11 @@ def _name_job_field(job: str) -> str:
 def name_task_field(job: str, index: int) -> str:
     """Returns how error messages refer to the address of a task."""
     return f"{_name_job_field(job)}[{index}]"
+
+
+def parse_task_address(cluster_spec: ClusterSpec, job: str, index: int) -> Address:
+    """Returns the address of a task, which must have a port."""
+    return parse_full_address(cluster_spec.task_address(job, index), name_task_field(job, index))
 
 
 def _index_tasks(job: str, tasks: object) -> dict[int, str]:

@@ -20,8 +20,16 @@ def find_ip_address(host: str) -> str | None:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Returns whether an IP address is a loopback address; None is an unknown address."""
-    return host is not None and ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    """Tells whether only processes of this machine reach a host: a loopback address or localhost.
+
+    Names are not looked up; None is an unknown address.
+    """
+    if host is None:
+        return False
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_own_address(host: str, others: Iterable[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""The roles of tasks: membership of a cluster, the chief, and the numbers of workers."""
+"""The roles of tasks: membership of a cluster, and the numbers of workers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from distribax.cluster.spec.cluster_spec import ClusterSpec
@@ -82,31 +83,6 @@ def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | 
     check_member(cluster_spec, task_type, task_id)
 
 
-def is_chief(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> bool:
-    """Returns whether the task is the chief: the one that does what only one task must do.
-
-    Without a task in the job `chief`, it is worker 0.
-
-    An evaluator works alone and is its own chief; so is a process without a cluster.
-
-    Args:
-        cluster_spec: The cluster.
-        task_type: The job of the task.
-        task_id: The index of the task in its job.
-
-    Returns:
-        Whether the task is the chief.
-
-    >>> cluster = ClusterSpec({"worker": ["a:1", "b:1"]})
-    >>> is_chief(cluster, "worker", 0), is_chief(cluster, "worker", 1)
-    (True, False)
-    """
-    check_task(cluster_spec, task_type, task_id)
-    if not cluster_spec or task_type in ("chief", "evaluator"):
-        return True
-    return task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.jobs
-
-
 def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
     """Returns how many tasks train together: chief and workers, or the evaluator alone.
 
@@ -122,7 +98,7 @@ def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") ->
     """
     if not cluster_spec or task_type == "evaluator":
         return 1
-    return sum(cluster_spec.num_tasks(job) for job in _training_jobs(cluster_spec))
+    return len(training_tasks(cluster_spec))
 
 
 def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
@@ -158,10 +134,17 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
 
 def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
     """Returns the tasks that train together, ordered by their numbers; the leader is first."""
+    return list_tasks(cluster_spec, ("chief", "worker"))
+
+
+def list_tasks(
+    cluster_spec: ClusterSpec, jobs: Iterable[str] | None = None
+) -> list[tuple[str, int]]:
+    """Returns the tasks of those jobs that the cluster has, by default of all."""
+    wanted = cluster_spec.jobs if jobs is None else jobs
     return [
-        (job, i) for job in _training_jobs(cluster_spec) for i in cluster_spec.task_indices(job)
+        (job, index)
+        for job in wanted
+        if job in cluster_spec.jobs
+        for index in cluster_spec.task_indices(job)
     ]
-
-
-def _training_jobs(cluster_spec: ClusterSpec) -> list[str]:
-    return [job for job in ("chief", "worker") if job in cluster_spec.jobs]

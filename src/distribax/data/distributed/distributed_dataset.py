@@ -11,19 +11,20 @@ import jax
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
-from distribax.data.distributed.agreed_steps import AgreedSteps
-from distribax.data.distributed.distributed_iterator import DistributedIterator
+from distribax.data.distributed.distributed_iterator import (
+    DistributedIterator,
+    require_outside_replica,
+)
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.input_options import (
     InputContext,
     InputOptions,
     InputReplicationMode,
     check_options,
-    context_of_worker,
-    contexts_of_replicas,
+    list_contexts,
 )
 from distribax.data.distributed.position_owner import PositionOwner
-from distribax.data.distributed.replica_rule import require_outside_replica
+from distribax.data.distributed.step_agreement import StepAgreement
 from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec
 from distribax.data.numpy_rows import NumpyRows
@@ -141,9 +142,8 @@ def distribute_dataset(
     )
     # With DATA, and with one worker, a position is that of the global batch, whoever saved it.
     together = decision.policy is AutoShardPolicy.DATA or target.num_workers == 1
-    pieces = lambda: part.element_spec[0]  # noqa: E731
     return DistributedDataset(
-        lambda: SplitSteps(part) if together else AgreedSteps(SplitSteps(part), target, pieces()),
+        lambda: SplitSteps(part, None if together else StepAgreement(target, part.element_spec[0])),
         lambda: _merge_specs(part.element_spec),
         target,
         options,
@@ -164,20 +164,16 @@ def distribute_from_function(
             "Expected a function of a dx.InputContext that returns a data set; to distribute a "
             "data set itself use experimental_distribute_dataset."
         )
-    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        contexts = contexts_of_replicas(target)
-    else:
-        contexts = [context_of_worker(target)]
+    contexts = list_contexts(target, options.experimental_replication_mode)
     datasets = [_call(dataset_fn, context) for context in contexts]
 
-    def start() -> Steps:
-        steps = DequeueSteps(datasets, target.num_local_replicas)
-        if target.num_workers == 1:
-            return steps
-        return AgreedSteps(steps, target, datasets[0].element_spec)
-
+    alone = target.num_workers == 1
     return DistributedDataset(
-        start,
+        lambda: DequeueSteps(
+            datasets,
+            target.num_local_replicas,
+            None if alone else StepAgreement(target, datasets[0].element_spec),
+        ),
         lambda: _merge_specs(
             tuple(
                 datasets[index % len(datasets)].element_spec

@@ -8,20 +8,30 @@ from typing import Any, Final, Self
 
 from typing_extensions import override
 
+from distribax import context
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
-from distribax.data.distributed.replica_rule import require_outside_replica
 from distribax.data.distributed.steps import Steps
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
-from distribax.errors import OutOfRangeError
+from distribax.errors import OutOfRangeError, ReplicaInputError
 from distribax.execution import LiftedIterator, Optional
 from distribax.topology import InputTarget
 
 _VERSION: Final = 1
 # Asking a pipeline for its position costs time; between two answers, steps are counted.
 _STEPS_PER_SNAPSHOT: Final = 32
+
+
+def require_outside_replica(what: str) -> None:
+    """Refuses `what` inside a replica, where each one would take a batch meant for all of them."""
+    if context.get_replica_context() is not None and context.has_strategy():
+        raise ReplicaInputError(
+            f"{what}: called inside strategy.run(), where each replica would take a batch that is "
+            "meant for all of them. Call it outside and pass each replica its part: "
+            "strategy.run(fn, args=(next(iterator),))."
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,8 @@ class _Source:
         except StopIteration:
             raise
         except Exception:
-            # What failed was passed over; counting on from before it would come to it again.
+            # The pipeline has passed the element that failed; counting steps from a position
+            # before it would come to it again.
             self.position = self._ask_position()
             raise
         element = self._feeder(step)

@@ -107,15 +107,12 @@ class InputOptions:
             )
 
 
-def context_of_worker(target: InputTarget) -> InputContext:
-    """Returns the context of a `dataset_fn` that feeds this worker."""
-    return InputContext(target.num_workers, target.worker_id, target.num_replicas_in_sync)
-
-
-def contexts_of_replicas(target: InputTarget) -> list[InputContext]:
-    """Returns the contexts of a `dataset_fn` that is called for each of this worker's replicas."""
-    first = target.worker_id * target.num_local_replicas
+def list_contexts(target: InputTarget, mode: InputReplicationMode | str) -> list[InputContext]:
+    """Returns the contexts of a `dataset_fn`, which is called for each of them."""
     count = target.num_replicas_in_sync
+    if mode is InputReplicationMode.PER_WORKER:
+        return [InputContext(target.num_workers, target.worker_id, count)]
+    first = target.worker_id * target.num_local_replicas
     return [InputContext(count, first + i, count) for i in range(target.num_local_replicas)]
 
 

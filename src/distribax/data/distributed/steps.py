@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from typing_extensions import override
 from distribax.data.dataset import Dataset
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
+from distribax.data.iterator import DatasetIterator
 from distribax.data.plan.plan_node import UnknownSpecError
 from distribax.values.layout import Shape
 
@@ -36,16 +37,48 @@ class Step:
     shapes: Sequence[Sequence[Shape]] | None = None
 
 
-class Steps(abc.ABC):
-    """The pipeline that feeds one worker."""
+Agree: TypeAlias = Callable[[Step | None], Step]
+"""Makes of this worker's step, None at the end of its data, the one that all workers take together.
 
-    @abc.abstractmethod
+It raises StopIteration when all of them are to end.
+"""
+
+
+class Steps(abc.ABC):
+    """The pipeline that feeds one worker.
+
+    Args:
+        iterators: Where batches come from, in turn.
+        batches_per_step: How many batches a step takes.
+        agree: How workers with their own data agree; None if they need not.
+    """
+
+    def __init__(
+        self, iterators: Sequence[DatasetIterator], batches_per_step: int, agree: Agree | None
+    ) -> None:
+        self._iterators = iterators
+        # How many batches a step took in the iterator whose position was restored.
+        self._batches_per_saved_step = batches_per_step
+        self._agree = agree
+
     def pull(self) -> Step:
         """Returns the next step, or raises StopIteration."""
+        if self._agree is None:
+            return self._pull_own()
+        try:
+            step: Step | None = self._pull_own()
+        except StopIteration:
+            step = None
+        return self._agree(step)
 
     @abc.abstractmethod
+    def _pull_own(self) -> Step:
+        """Returns the next step of this worker, or raises StopIteration."""
+
     def skip(self, num_steps: int) -> None:
         """Passes over steps of the saved iterator, after its position was restored."""
+        for index in range(num_steps * self._batches_per_saved_step):
+            next(self._iterators[index % len(self._iterators)], None)
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
@@ -55,26 +88,23 @@ class Steps(abc.ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a position that `get_state` returned."""
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Ends the pipeline and its threads."""
+        for iterator in self._iterators:
+            iterator.close()
 
 
 class SplitSteps(Steps):
     """Global batches, of which each replica gets its piece."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, agree: Agree | None = None) -> None:
         self._iterator = dataset.make_iterator()
+        super().__init__([self._iterator], 1, agree)
 
     @override
-    def pull(self) -> Step:
+    def _pull_own(self) -> Step:
         batch = next(self._iterator)
         return Step(batch.pieces, batch.even, batch.batch)
-
-    @override
-    def skip(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            next(self._iterator, None)
 
     @override
     def get_state(self) -> dict[str, Any]:
@@ -84,10 +114,6 @@ class SplitSteps(Steps):
     def set_state(self, state: dict[str, Any]) -> None:
         self._iterator.set_state(state)
 
-    @override
-    def close(self) -> None:
-        self._iterator.close()
-
 
 class DequeueSteps(Steps):
     """Batches of one replica's size, of which each replica takes one.
@@ -95,16 +121,17 @@ class DequeueSteps(Steps):
     With one data set all replicas take from it in turn; with several each has its own.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], num_replicas: int) -> None:
-        self._iterators = [dataset.make_iterator() for dataset in datasets]
+    def __init__(
+        self, datasets: Sequence[Dataset], num_replicas: int, agree: Agree | None = None
+    ) -> None:
+        iterators = [dataset.make_iterator() for dataset in datasets]
+        super().__init__(iterators, num_replicas, agree)
         self._num_replicas = num_replicas
-        # How many batches a step took in the iterator whose position was restored.
-        self._num_saved_replicas = num_replicas
         # Where all shapes are fixed, a step that cannot be filled is left out.
         self._is_static = all(_has_static_elements(dataset) for dataset in datasets)
 
     @override
-    def pull(self) -> Step:
+    def _pull_own(self) -> Step:
         batches: list[Element | None] = []
         for index in range(self._num_replicas):
             iterator = self._iterators[index % len(self._iterators)]
@@ -114,11 +141,6 @@ class DequeueSteps(Steps):
             raise StopIteration
         pieces = [empty_like(found[0]) if batch is None else batch for batch in batches]
         return Step(pieces, len(found) == len(batches))
-
-    @override
-    def skip(self, num_steps: int) -> None:
-        for index in range(num_steps * self._num_saved_replicas):
-            next(self._iterators[index % len(self._iterators)], None)
 
     @override
     def get_state(self) -> dict[str, Any]:
@@ -143,12 +165,7 @@ class DequeueSteps(Steps):
             )
         for iterator, own in zip(self._iterators, pipelines, strict=True):
             iterator.set_state(own)
-        self._num_saved_replicas = state["num_replicas"]
-
-    @override
-    def close(self) -> None:
-        for iterator in self._iterators:
-            iterator.close()
+        self._batches_per_saved_step = state["num_replicas"]
 
 
 def is_static(spec: Spec) -> bool:

@@ -10,35 +10,26 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.plan.padding import PadTo
-from distribax.data.plan.pieces import SplitBatch, WorkerPart, piece_size, split
+from distribax.data.plan.pieces import Share, SplitBatch, WorkerPart
 from distribax.data.plan.transforms import PaddedBatch
 
 
-class PadAndStack:
-    """Makes a batch of elements of different shapes."""
-
-    def __init__(self, node: PaddedBatch) -> None:
-        self._node = node
-
-    def __call__(self, elements: Sequence[Element]) -> Element:
-        first = elements[0]
-        shapes = self._node.padded_shapes
-        if shapes is None:
-            shapes = nests.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
-        else:
-            _check_structure(shapes, first, "padded_shapes")
-        values = self._node.padding_values
-        if values is None or not isinstance(values, (tuple, dict)):
-            # One value stands for all components.
-            values = nests.map_leaves(lambda leaf: self._node.padding_values, first)
-        else:
-            _check_structure(values, first, "padding_values")
-        return nests.map_leaves(
-            lambda shape, value, *leaves: _pad_leaves(leaves, shape, value),
-            shapes,
-            values,
-            *elements,
-        )
+def pad_and_stack(node: PaddedBatch, elements: Sequence[Element]) -> Element:
+    """Returns a batch of elements of different shapes."""
+    first = elements[0]
+    shapes, values = node.padded_shapes, node.padding_values
+    if shapes is None:
+        shapes = nests.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
+    else:
+        _check_structure(shapes, first, "padded_shapes")
+    if isinstance(values, (tuple, dict)):
+        _check_structure(values, first, "padding_values")
+    else:
+        # One value stands for all components.
+        values = nests.map_leaves(lambda leaf: node.padding_values, first)
+    return nests.map_leaves(
+        lambda shape, value, *leaves: _pad_leaves(leaves, shape, value), shapes, values, *elements
+    )
 
 
 def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: object) -> np.ndarray[Any, Any]:
@@ -84,41 +75,23 @@ def _parse_padding(value: object, dtype: np.dtype[Any]) -> Any:
     )
 
 
-class AlignedPart:
-    """Of a global batch, the rows or pieces of one worker."""
-
-    def __init__(self, node: WorkerPart) -> None:
-        self._node = node
-
-    def __call__(self, batch: Element) -> Element:
-        share = self._node.share
-        if share.num_pieces == 1:
-            # All of it, which need not be a batch.
-            return SplitBatch(batch, (batch,)) if self._node.split else batch
-        size = nests.num_rows(batch)
-        part = nests.take_rows(batch, *share.rows(size))
-        if not self._node.split:
-            return part
-        even = size % share.num_pieces == 0
-        size = piece_size(size, share.num_pieces)
-        return split(part, size, share.replicas_per_worker, even=even)
+def cut_aligned(node: WorkerPart, batch: Element) -> Element:
+    """Returns the rows or pieces of a global batch that belong to one worker."""
+    share = node.share
+    if share.num_pieces == 1:
+        # All of it, which need not be a batch.
+        return SplitBatch(batch, (batch,)) if node.split else batch
+    size = nests.num_rows(batch)
+    part = nests.take_rows(batch, *share.rows(size))
+    return share.split(part, size) if node.split else part
 
 
-class PartsInTurn:
-    """A batch as the successive smaller batches of one worker."""
-
-    def __init__(self, node: WorkerPart) -> None:
-        self._node = node
-
-    def __call__(self, batch: Element) -> list[Element]:
-        size = nests.num_rows(batch)
-        step = self._node.turn_size(size)
-        replicas = self._node.share.replicas_per_worker
-        parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
-        if not self._node.split:
-            return parts
-        sizes = [nests.num_rows(part) for part in parts]
-        return [
-            split(part, piece_size(size, replicas), replicas, even=size % replicas == 0)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+def cut_in_turn(node: WorkerPart, batch: Element) -> list[Element]:
+    """Returns a batch as the successive smaller batches of one worker."""
+    size = nests.num_rows(batch)
+    step = node.turn_size(size)
+    parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
+    if not node.split:
+        return parts
+    alone = Share(1, 0, node.share.replicas_per_worker)
+    return [alone.split(part, nests.num_rows(part)) for part in parts]

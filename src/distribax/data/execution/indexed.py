@@ -17,7 +17,7 @@ from distribax.data.execution.context import Context, State
 from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.execution.permutation import shuffled_order
 from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
-from distribax.data.plan.pieces import WorkerPart, piece_size, split
+from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.sources import IndexedSource
 from distribax.data.plan.transforms import Batch, PaddedBatch, strip_options
@@ -131,11 +131,7 @@ class IndexedIterator(PipelineIterator):
         share = plan.part.share
         start, stop = share.rows(len(order))
         rows = plan.source.rows(order[start:stop])
-        if not plan.part.split:
-            return rows
-        size = piece_size(len(order), share.num_pieces)
-        even = len(order) % share.num_pieces == 0
-        return split(rows, size, share.replicas_per_worker, even=even)
+        return share.split(rows, len(order)) if plan.part.split else rows
 
     def _element(self) -> nests.Element:
         if self._position >= len(self._order) and not self._next_epoch():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -14,11 +15,11 @@ from distribax.data import elements as nests
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.elements import Element
 from distribax.data.execution import indexed
-from distribax.data.execution.batching import AlignedPart, PadAndStack, PartsInTurn
+from distribax.data.execution.batching import cut_aligned, cut_in_turn, pad_and_stack
 from distribax.data.execution.context import Context, Seeds
 from distribax.data.execution.iterators.cache import CacheIterator
-from distribax.data.execution.iterators.choose import ChooseIterator
 from distribax.data.execution.iterators.combine import (
+    ChooseIterator,
     ConcatenateIterator,
     EmptyIterator,
     RepeatIterator,
@@ -72,7 +73,7 @@ from distribax.data.plan import (
     sources,
     transforms,
 )
-from distribax.data.plan.plan_node import Node, walk
+from distribax.data.plan.plan_node import Node, UnaryNode, walk
 
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
 _DEFAULT_PREFETCH = 2
@@ -119,9 +120,28 @@ def build(node: Node, context: Context) -> PipelineIterator:
     return _build(node, context)
 
 
+# The steps whose iterator depends on the one before it and on the node alone.
+_STAGES: dict[type[Node], Callable[[PipelineIterator, Any], PipelineIterator]] = {
+    transforms.Filter: FilterIterator,
+    transforms.Unbatch: lambda parent, node: ManyIterator(parent, Rows),
+    transforms.Enumerate: EnumerateIterator,
+    transforms.WithOptions: lambda parent, node: parent,
+    order.Take: TakeIterator,
+    order.Skip: lambda parent, node: StrideIterator(parent, node.count),
+    grouping.Window: WindowIterator,
+    grouping.Rebatch: RebatchIterator,
+    selection.TakeWhile: TakeWhileIterator,
+    selection.Scan: ScanIterator,
+    selection.Unique: lambda parent, node: UniqueIterator(parent),
+    selection.IgnoreErrors: IgnoreErrorsIterator,
+    selection.AssertCardinality: AssertCardinalityIterator,
+}
+
+
 @functools.singledispatch
 def _build(node: Node, context: Context) -> PipelineIterator:
-    raise AssertionError(f"no execution for {type(node).__name__}")
+    assert isinstance(node, UnaryNode)
+    return _STAGES[type(node)](build(node.input, context), node)
 
 
 class _Started(grain.IterDataset[Any]):
@@ -182,27 +202,14 @@ def _(node: transforms.Map, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.Filter, context: Context) -> PipelineIterator:
-    return FilterIterator(build(node.input, context), UserCall(node.predicate, "filter"))
-
-
-@_build.register
 def _(node: transforms.Batch, context: Context) -> PipelineIterator:
-    make = PadAndStack(node) if isinstance(node, transforms.PaddedBatch) else nests.stack
+    make: Callable[[Sequence[Any]], Any] = nests.stack
+    if isinstance(node, transforms.PaddedBatch):
+        make = functools.partial(pad_and_stack, node)
     batches: Any = _Started(node.input, context).batch(
         node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
     )
     return batches.__iter__()
-
-
-@_build.register
-def _(node: transforms.Unbatch, context: Context) -> PipelineIterator:
-    return ManyIterator(build(node.input, context), Rows)
-
-
-@_build.register
-def _(node: transforms.Enumerate, context: Context) -> PipelineIterator:
-    return EnumerateIterator(build(node.input, context), node.start)
 
 
 @_build.register
@@ -249,11 +256,6 @@ def _(node: transforms.Snapshot, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.WithOptions, context: Context) -> PipelineIterator:
-    return build(node.input, context)
-
-
-@_build.register
 def _(node: order.Shuffle, context: Context) -> PipelineIterator:
     return ShuffleIterator(build(node.input, context), node.buffer_size, context.key(node))
 
@@ -263,16 +265,6 @@ def _(node: order.Repeat, context: Context) -> PipelineIterator:
     if node.count == 0:
         return EmptyIterator()
     return RepeatIterator(lambda k: build(node.input, context.child(k)), node.count)
-
-
-@_build.register
-def _(node: order.Take, context: Context) -> PipelineIterator:
-    return TakeIterator(build(node.input, context), node.count)
-
-
-@_build.register
-def _(node: order.Skip, context: Context) -> PipelineIterator:
-    return StrideIterator(build(node.input, context), node.count)
 
 
 @_build.register
@@ -302,46 +294,11 @@ def _(node: choose.Choose, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: grouping.Window, context: Context) -> PipelineIterator:
-    return WindowIterator(build(node.input, context), node)
-
-
-@_build.register
 def _(node: grouping.GroupByWindow, context: Context) -> PipelineIterator:
     def open_group(key: np.int64, group: list[Element], number: int) -> PipelineIterator:
         return build(node.plan_of(key, group), context.child(number))
 
     return GroupByWindowIterator(build(node.input, context), node, open_group)
-
-
-@_build.register
-def _(node: grouping.Rebatch, context: Context) -> PipelineIterator:
-    return RebatchIterator(build(node.input, context), node)
-
-
-@_build.register
-def _(node: selection.TakeWhile, context: Context) -> PipelineIterator:
-    return TakeWhileIterator(build(node.input, context), UserCall(node.predicate, "take_while"))
-
-
-@_build.register
-def _(node: selection.Scan, context: Context) -> PipelineIterator:
-    return ScanIterator(build(node.input, context), node)
-
-
-@_build.register
-def _(node: selection.Unique, context: Context) -> PipelineIterator:
-    return UniqueIterator(build(node.input, context))
-
-
-@_build.register
-def _(node: selection.IgnoreErrors, context: Context) -> PipelineIterator:
-    return IgnoreErrorsIterator(build(node.input, context), node.log_warning)
-
-
-@_build.register
-def _(node: selection.AssertCardinality, context: Context) -> PipelineIterator:
-    return AssertCardinalityIterator(build(node.input, context), node.count)
 
 
 @_build.register
@@ -373,5 +330,5 @@ def _(node: order.Interleave, context: Context) -> PipelineIterator:
 def _(node: pieces.WorkerPart, context: Context) -> PipelineIterator:
     parent = build(node.input, context)
     if node.in_turn:
-        return ManyIterator(parent, PartsInTurn(node))
-    return MapIterator(parent, AlignedPart(node))
+        return ManyIterator(parent, functools.partial(cut_in_turn, node))
+    return MapIterator(parent, functools.partial(cut_aligned, node))

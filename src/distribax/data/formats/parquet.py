@@ -6,8 +6,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from distribax.data.elements import Element, to_element
-from distribax.data.formats.record_format import CorruptRecordError
+from distribax.data.formats.record_format import CorruptRecordError, RecordReader
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,43 +41,34 @@ class ParquetFormat:
         return ParquetReader(filename, self.columns, list(offset or (0, 0)))
 
 
-class ParquetReader:
+class ParquetReader(RecordReader[list[int]]):
     """The rows of one open file, read one row group at a time."""
 
+    _file: Any
+
     def __init__(self, filename: str, columns: tuple[str, ...] | None, offset: list[int]) -> None:
-        self.offset = offset
         self._filename = filename
         parquet = _import_parquet()
         try:
-            self._file: Any = parquet.ParquetFile(filename, page_checksum_verification=True)
+            file = parquet.ParquetFile(filename, page_checksum_verification=True)
         except FileNotFoundError:
             raise
         except _DAMAGE as error:
             raise CorruptRecordError(
                 filename, 0, f"not a Parquet file, or damaged ({error})"
             ) from error
-        known = self._file.schema_arrow.names
+        known = file.schema_arrow.names
         unknown = sorted(set(columns or ()) - set(known))
         if unknown:
-            self._file.close()
+            file.close()
             raise ValueError(
                 f"columns={list(columns or ())} names {unknown}, which {filename} does not have. "
                 f"Its columns are {known}."
             )
         self._columns = list(columns) if columns is not None else None
-        self._rows = self._read()
+        super().__init__(file, offset)
 
-    def __iter__(self) -> ParquetReader:
-        return self
-
-    def __next__(self) -> Element:
-        return next(self._rows)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._rows.close()
-        self._file.close()
-
+    @override
     def _read(self) -> Generator[Element, None, None]:
         first_group, first_row = self.offset
         for group in range(first_group, self._file.num_row_groups):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, Self, TypeVar
 
 from distribax.data import arguments as check
 from distribax.data.element_spec import TensorSpec
@@ -36,20 +37,36 @@ class CorruptRecordError(DistribaxError, ValueError):
 
 
 _Offset = TypeVar("_Offset")
-_Place = TypeVar("_Place", covariant=True)
 
 
-class RecordReader(Protocol[_Place]):
-    """An open file: an iterator of records that knows where the next one begins."""
-
-    @property
-    def offset(self) -> _Place: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __next__(self) -> Any: ...
+class OpenFile(Protocol):
+    """What a reader closes at its end."""
 
     def close(self) -> None: ...
+
+
+class RecordReader(abc.ABC, Generic[_Offset]):
+    """An open file: an iterator of records that knows where the next one begins."""
+
+    def __init__(self, file: OpenFile, offset: _Offset) -> None:
+        self._file = file
+        self.offset = offset
+        self._records = self._read()
+
+    @abc.abstractmethod
+    def _read(self) -> Generator[Any, None, None]:
+        """Yields the records from `offset` on, which it moves along."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._records)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._records.close()
+        self._file.close()
 
 
 class RecordFormat(Protocol[_Offset]):
@@ -102,14 +119,12 @@ class FileOpening:
         return ZlibFile(raw) if self.compression_type == "ZLIB" else raw
 
 
-class ByteFile(Protocol):
+class ByteFile(OpenFile, Protocol):
     """What reading needs of an open file."""
 
     def read(self, size: int, /) -> bytes: ...
 
     def seek(self, offset: int, /) -> object: ...
-
-    def close(self) -> None: ...
 
 
 class ZlibFile:
@@ -185,3 +200,12 @@ class ChunkedFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class ChunkReader(RecordReader[int]):
+    """The records of a file that is read in chunks; an offset is a number of bytes."""
+
+    _file: ChunkedFile
+
+    def __init__(self, filename: str, opening: FileOpening, offset: int = 0) -> None:
+        super().__init__(ChunkedFile(filename, opening, offset), offset)

@@ -6,17 +6,18 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.element_spec import Spec
 from distribax.data.formats import element_codec
-from distribax.data.formats.record_format import CorruptRecordError, FileOpening, RecordReader
-from distribax.data.formats.tfrecord import TFRecordFormat, TFRecordWriter
+from distribax.data.formats.record_format import FileOpening
+from distribax.data.formats.tfrecord import TFRecordReader, TFRecordWriter
 
 _CATALOGUE = "catalogue.json"
 _VERSION = 1
@@ -46,21 +47,19 @@ def read_catalogue(path: str) -> Catalogue:
     try:
         with open(os.path.join(path, _CATALOGUE)) as file:
             saved = json.load(file)
-        version = saved.get("version")
-        names = [] if version != _VERSION else [os.path.basename(name) for name in saved["files"]]
-        spec = None if version != _VERSION else element_codec.load_spec(saved["spec"])
-        compression = saved.get("compression")
-        FileOpening(compression)
+        version, compression = saved.get("version"), saved.get("compression")
+        FileOpening(compression)  # Checks it.
+        if version == _VERSION:
+            names = [os.path.join(path, os.path.basename(name)) for name in saved["files"]]
+            return Catalogue(tuple(names), element_codec.load_spec(saved["spec"]), compression)
     except element_codec.MALFORMED as error:
         raise ValueError(
             f"path={path!r}: {_CATALOGUE} is damaged: {type(error).__name__}: {error}. Save the "
             "data set again."
         ) from error
-    if version != _VERSION:
-        raise ValueError(
-            f"path={path!r} was saved in the format {version!r}, this version reads {_VERSION}."
-        )
-    return Catalogue(tuple(os.path.join(path, name) for name in names), spec, compression)
+    raise ValueError(
+        f"path={path!r} was saved in the format {version!r}, this version reads {_VERSION}."
+    )
 
 
 @dataclass(frozen=True)
@@ -71,38 +70,19 @@ class SavedFormat:
     compression: str | None = None
     name: str = "saved"
 
-    def open(self, filename: str, offset: int | None = None) -> _Reader:
+    def open(self, filename: str, offset: int | None = None) -> _ElementReader:
         """Opens a file at the byte where an element begins."""
-        records = TFRecordFormat(FileOpening(self.compression)).open(filename, offset)
-        return _Reader(filename, records)
+        return _ElementReader(filename, FileOpening(self.compression), offset or 0)
 
 
-class _Reader:
-    """An open file of elements."""
-
-    def __init__(self, filename: str, records: RecordReader[int]) -> None:
-        self._filename = filename
-        self._records = records
-
-    @property
-    def offset(self) -> int:
-        """Where the next element begins."""
-        return self._records.offset
-
-    def __iter__(self) -> Iterator[nests.Element]:
-        return self
-
+class _ElementReader(TFRecordReader):
+    @override
     def __next__(self) -> nests.Element:
-        offset, record = self._records.offset, next(self._records)
+        offset, record = self.offset, super().__next__()
         try:
             return element_codec.decode(record)
         except ValueError as error:
-            problem = f"the record is not an element ({error})"
-            raise CorruptRecordError(self._filename, offset, problem) from error
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._records.close()
+            raise self._make_error(offset, f"the record is not an element ({error})") from error
 
 
 class SavedWriter:

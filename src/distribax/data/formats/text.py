@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
+
+from typing_extensions import override
 
 from distribax.data import arguments as check
 from distribax.data.element_spec import TensorSpec
-from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
+from distribax.data.formats.record_format import ChunkReader, CorruptRecordError, FileOpening
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,24 @@ class TextLineFormat:
     name: str = "text_line"
     spec: TensorSpec = field(default_factory=lambda: TensorSpec((), bytes))
 
-    def open(self, filename: str, offset: int | None = None) -> _Reader:
+    def open(self, filename: str, offset: int | None = None) -> _LineReader:
         """Opens a file at the byte where a line begins."""
-        return _Reader(ChunkedFile(filename, self.opening, offset or 0), _lines)
+        return _LineReader(filename, self.opening, offset or 0)
+
+
+class _LineReader(ChunkReader):
+    @override
+    def _read(self) -> Generator[bytes, None, None]:
+        buffer = b""
+        while chunk := self._file.read():
+            *lines, buffer = (buffer + chunk).split(b"\n")
+            for line in lines:
+                self.offset += len(line) + 1
+                # tf.data leaves out every carriage return, not only one before a line's end.
+                yield line.replace(b"\r", b"")
+        if buffer:
+            self.offset += len(buffer)
+            yield buffer.replace(b"\r", b"")
 
 
 @dataclass(frozen=True)
@@ -46,63 +63,33 @@ class FixedLengthFormat:
                     f"{name}={getattr(self, name)} is negative. Expected a number of bytes to skip."
                 )
 
-    def open(self, filename: str, offset: int | None = None) -> _Reader:
+    def open(self, filename: str, offset: int | None = None) -> _FixedLengthReader:
         """Opens a file at the byte where a record begins."""
-        start = self.header_bytes if offset is None else offset
-        return _Reader(ChunkedFile(filename, self.opening, start), self._records)
+        return _FixedLengthReader(filename, self, self.header_bytes if offset is None else offset)
 
-    def _records(self, file: ChunkedFile, reader: _Reader) -> Generator[bytes, None, None]:
-        size, kept = self.record_bytes, self.footer_bytes
+
+class _FixedLengthReader(ChunkReader):
+    def __init__(self, filename: str, layout: FixedLengthFormat, offset: int) -> None:
+        super().__init__(filename, layout.opening, offset)
+        self._layout = layout
+
+    @override
+    def _read(self) -> Generator[bytes, None, None]:
+        size, kept = self._layout.record_bytes, self._layout.footer_bytes
         buffer = b""
-        while chunk := file.read(size):
+        while chunk := self._file.read(size):
             buffer += chunk
             # The footer's bytes are never a record: they stay behind until the file ends.
             count = max(0, len(buffer) - kept) // size
             for number in range(count):
-                reader.offset += size
+                self.offset += size
                 yield buffer[number * size : (number + 1) * size]
             buffer = buffer[count * size :]
         if len(buffer) != kept:
             left = len(buffer) - kept
             problem = (
                 f"the content is not a whole number of {size}-byte records with "
-                f"{self.header_bytes} header and {kept} footer bytes ({left} bytes are left over)"
+                f"{self._layout.header_bytes} header and {kept} footer bytes "
+                f"({left} bytes are left over)"
             )
-            raise CorruptRecordError(file.filename, reader.offset, problem)
-
-
-def _lines(file: ChunkedFile, reader: _Reader) -> Generator[bytes, None, None]:
-    buffer = b""
-    while chunk := file.read():
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        for line in lines:
-            reader.offset += len(line) + 1
-            # tf.data leaves out every carriage return, not only one before a line's end.
-            yield line.replace(b"\r", b"")
-    if buffer:
-        reader.offset += len(buffer)
-        yield buffer.replace(b"\r", b"")
-
-
-class _Reader:
-    """An open file and where its next record begins."""
-
-    def __init__(
-        self,
-        file: ChunkedFile,
-        records: Callable[[ChunkedFile, _Reader], Generator[bytes, None, None]],
-    ) -> None:
-        self._file = file
-        self.offset = file.position
-        self._records = records(file, self)
-
-    def __iter__(self) -> _Reader:
-        return self
-
-    def __next__(self) -> bytes:
-        return next(self._records)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._records.close()
-        self._file.close()
+            raise CorruptRecordError(self._file.filename, self.offset, problem)

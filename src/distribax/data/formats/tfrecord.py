@@ -6,13 +6,13 @@ import struct
 import zlib
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import IO
 
 import google_crc32c
+from typing_extensions import override
 
 from distribax.data.element_spec import TensorSpec
-from distribax.data.formats.record_format import ChunkedFile, CorruptRecordError, FileOpening
+from distribax.data.formats.record_format import ChunkReader, CorruptRecordError, FileOpening
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")
@@ -37,28 +37,13 @@ class TFRecordFormat:
 
     def open(self, filename: str, offset: int | None = None) -> TFRecordReader:
         """Opens a file at the byte where a record begins."""
-        return TFRecordReader(ChunkedFile(filename, self.opening, offset or 0))
+        return TFRecordReader(filename, self.opening, offset or 0)
 
 
-class TFRecordReader:
+class TFRecordReader(ChunkReader):
     """The records of one open file, each checked."""
 
-    def __init__(self, file: ChunkedFile) -> None:
-        self._file = file
-        self.offset = file.position
-        self._records = self._read()
-
-    def __iter__(self) -> TFRecordReader:
-        return self
-
-    def __next__(self) -> bytes:
-        return next(self._records)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._records.close()
-        self._file.close()
-
+    @override
     def _read(self) -> Generator[bytes, None, None]:
         read, crc = self._file.read, google_crc32c.value
         header_of, crc_of = _HEADER.unpack_from, _CRC.unpack_from
@@ -156,10 +141,5 @@ class TFRecordWriter:
     def __enter__(self) -> TFRecordWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, merge_specs
 from distribax.data.plan.order import Zip
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, HasPlan, Node, Probe
+from distribax.data.plan.plan_node import CombiningNode, HasPlan, Node
 from distribax.data.plan.sources import RandomNumbers
 from distribax.data.plan.transforms import Map
 
@@ -21,11 +19,11 @@ _NUM_RANDOM_NUMBERS = 2**32
 
 
 @dataclass(frozen=True, eq=False)
-class Choose(Node):
+class Choose(CombiningNode):
     """Each element from the part whose number `choice` gives next."""
 
+    label_format = "choose"
     choice: Node
-    parts: tuple[Node, ...]
     stop_on_empty: bool
 
     @property
@@ -36,33 +34,7 @@ class Choose(Node):
     @override
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         choice, *parts = inputs
-        return Choose(choice, tuple(parts), self.stop_on_empty)
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @override
-    def spec(self, probe: Probe) -> Spec:
-        first, *others = (part.spec(probe) for part in self.parts)
-        return functools.reduce(merge_specs, others, first)
-
-    @override
-    def is_batched(self, probe: Probe) -> bool | None:
-        answers = [part.is_batched(probe) for part in self.parts]
-        if False in answers:
-            return False
-        return None if None in answers else True
-
-    @override
-    def static_batch_size(self, probe: Probe) -> int | None:
-        sizes = {part.static_batch_size(probe) for part in self.parts}
-        return sizes.pop() if len(sizes) == 1 else None
-
-    @property
-    @override
-    def label(self) -> str:
-        return "choose"
+        return Choose(tuple(parts), choice, self.stop_on_empty)
 
 
 def parse_parts(datasets: Sequence[HasPlan]) -> tuple[Node, ...]:

@@ -10,23 +10,17 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import DatasetSpec, Spec, TensorSpec
+from distribax.data.element_spec import DatasetSpec, Spec, resize_batch_dim
 from distribax.data.plan.passes import Passes
-from distribax.data.plan.plan_node import (
-    UNKNOWN_CARDINALITY,
-    HasPlan,
-    Node,
-    Probe,
-    UnaryNode,
-    UnknownSpecError,
-)
-from distribax.data.plan.sources import Items, open_batch_dim
+from distribax.data.plan.plan_node import HasPlan, Node, Probe, UnaryNode, UnknownSpecError
+from distribax.data.plan.sources import Items
 
 
 @dataclass(frozen=True, eq=False)
 class Window(UnaryNode):
     """Data sets of consecutive elements, which `wrap` makes of their plans."""
 
+    keeps_batches = False
     size: int
     shift: int
     stride: int
@@ -51,14 +45,6 @@ class Window(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         return nests.map_leaves(DatasetSpec, self.input.spec(probe))
 
-    @override
-    def is_batched(self, probe: Probe) -> bool | None:
-        return False
-
-    @override
-    def static_batch_size(self, probe: Probe) -> int | None:
-        return None
-
     def make(self, elements: list[nests.Element]) -> nests.Element:
         """Returns the window of some elements."""
         return nests.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *elements)
@@ -74,6 +60,8 @@ class Window(UnaryNode):
 class GroupByWindow(UnaryNode):
     """Elements collected by key, and full groups through a function that makes a data set."""
 
+    label_format = "group_by_window()"
+    keeps_count = False
     key_func: Callable[..., Any]
     reduce_func: Callable[[np.int64, Any], HasPlan]
     window_size: Callable[[np.int64], Any]
@@ -98,10 +86,6 @@ class GroupByWindow(UnaryNode):
         return self.plan_of(np.int64(nests.call_with_element(self.key_func, first)), [first])
 
     @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @override
     def spec(self, probe: Probe) -> Spec:
         group = self._first_group(probe)
         if group is None:
@@ -119,31 +103,19 @@ class GroupByWindow(UnaryNode):
     def static_batch_size(self, probe: Probe) -> int | None:
         return None
 
-    @property
-    @override
-    def label(self) -> str:
-        return "group_by_window()"
-
 
 @dataclass(frozen=True, eq=False)
 class Rebatch(UnaryNode):
     """Batches of other sizes, which take turns."""
 
+    keeps_count = False
     sizes: tuple[int, ...]
     drop_remainder: bool
 
     @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @override
     def spec(self, probe: Probe) -> Spec:
-        spec = open_batch_dim(self.input.spec(probe))
-        if len(self.sizes) > 1 or not self.drop_remainder:
-            return spec
-        return nests.map_leaves(
-            lambda leaf: TensorSpec((self.sizes[0], *leaf.shape[1:]), leaf.dtype), spec
-        )
+        is_fixed = len(self.sizes) == 1 and self.drop_remainder
+        return resize_batch_dim(self.input.spec(probe), self.sizes[0] if is_fixed else None)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.dataset_options import SHARD_HINT
-from distribax.data.element_spec import Spec, infer_spec, merge_specs, zeros
+from distribax.data.element_spec import Spec, infer_spec, zeros
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    CombiningNode,
     HasPlan,
     Node,
     Probe,
@@ -64,6 +65,7 @@ class Repeat(UnaryNode):
 class Take(UnaryNode):
     """The first `count` elements."""
 
+    label_format = "take({node.count})"
     count: int
 
     @override
@@ -73,16 +75,12 @@ class Take(UnaryNode):
             return self.count
         return min(size, self.count) if size >= 0 else size
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"take({self.count})"
-
 
 @dataclass(frozen=True, eq=False)
 class Skip(UnaryNode):
     """All but the first `count` elements."""
 
+    label_format = "skip({node.count})"
     count: int
 
     @override
@@ -90,16 +88,12 @@ class Skip(UnaryNode):
         size = self.input.cardinality()
         return max(0, size - self.count) if size >= 0 else size
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"skip({self.count})"
-
 
 @dataclass(frozen=True, eq=False)
 class Shard(UnaryNode):
     """Every `num_shards`-th element, from number `index` on; SHARD_HINT waits for a rewrite."""
 
+    label_format = "shard({node.num_shards}, {node.index})"
     num_shards: int
     index: int
 
@@ -115,32 +109,12 @@ class Shard(UnaryNode):
             return size
         return max(0, -((self.index - size) // self.num_shards))
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"shard({self.num_shards}, {self.index})"
-
-
-def _all(answers: list[bool | None]) -> bool | None:
-    if False in answers:
-        return False
-    return None if None in answers else True
-
 
 @dataclass(frozen=True, eq=False)
-class Concatenate(Node):
+class Concatenate(CombiningNode):
     """One input after the other."""
 
-    parts: tuple[Node, ...]
-
-    @property
-    @override
-    def inputs(self) -> tuple[Node, ...]:
-        return self.parts
-
-    @override
-    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        return Concatenate(inputs)
+    label_format = "concatenate"
 
     @override
     def cardinality(self) -> int:
@@ -149,43 +123,13 @@ class Concatenate(Node):
             return INFINITE_CARDINALITY
         return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
 
-    @override
-    def spec(self, probe: Probe) -> Spec:
-        first, *others = (part.spec(probe) for part in self.parts)
-        for other in others:
-            first = merge_specs(first, other)
-        return first
-
-    @override
-    def is_batched(self, probe: Probe) -> bool | None:
-        return _all([part.is_batched(probe) for part in self.parts])
-
-    @override
-    def static_batch_size(self, probe: Probe) -> int | None:
-        sizes = {part.static_batch_size(probe) for part in self.parts}
-        return sizes.pop() if len(sizes) == 1 else None
-
-    @property
-    @override
-    def label(self) -> str:
-        return "concatenate"
-
 
 @dataclass(frozen=True, eq=False)
-class Zip(Node):
+class Zip(CombiningNode):
     """Elements of several inputs side by side, in the structure that `build` makes of them."""
 
-    parts: tuple[Node, ...]
+    label_format = "zip"
     build: Callable[[list[Any]], Any]
-
-    @property
-    @override
-    def inputs(self) -> tuple[Node, ...]:
-        return self.parts
-
-    @override
-    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        return Zip(inputs, self.build)
 
     @override
     def cardinality(self) -> int:
@@ -198,20 +142,6 @@ class Zip(Node):
     @override
     def spec(self, probe: Probe) -> Spec:
         return self.build([part.spec(probe) for part in self.parts])
-
-    @override
-    def is_batched(self, probe: Probe) -> bool | None:
-        return _all([part.is_batched(probe) for part in self.parts])
-
-    @override
-    def static_batch_size(self, probe: Probe) -> int | None:
-        sizes = {part.static_batch_size(probe) for part in self.parts}
-        return sizes.pop() if len(sizes) == 1 else None
-
-    @property
-    @override
-    def label(self) -> str:
-        return "zip"
 
 
 def zip_plans(nest: object) -> Zip:
@@ -240,6 +170,8 @@ class Interleave(UnaryNode):
     With a cycle of 1 it is flat_map.
     """
 
+    label_format = "interleave({node.cycle_length}, {node.block_length})"
+    keeps_count = False
     fn: Callable[..., HasPlan]
     cycle_length: int = 1
     block_length: int = 1
@@ -258,14 +190,13 @@ class Interleave(UnaryNode):
             )
         return made.plan
 
+    def _inner(self, element: nests.Element) -> Node:
+        return self.plan_of(nests.call_with_element(self.fn, element))
+
     def first_inner(self, probe: Probe) -> Node | None:
         """Returns the plan made of the first element, if there is one."""
         first = probe(self.input)
-        return None if first is None else self.plan_of(nests.call_with_element(self.fn, first))
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
+        return None if first is None else self._inner(first)
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -274,7 +205,7 @@ class Interleave(UnaryNode):
         empty = sample is None
         try:
             return infer_spec(
-                lambda element: self._inner_spec(element, probe),
+                lambda element: self._inner(element).spec(probe),
                 zeros(given) if empty else sample,
                 given,
             )
@@ -286,9 +217,6 @@ class Interleave(UnaryNode):
                 f"function failed on an element of zeros ({type(error).__name__}: {error})."
             ) from error
 
-    def _inner_spec(self, element: nests.Element, probe: Probe) -> Spec:
-        return self.plan_of(nests.call_with_element(self.fn, element)).spec(probe)
-
     @override
     def is_batched(self, probe: Probe) -> bool | None:
         inner = self.first_inner(probe)
@@ -298,8 +226,3 @@ class Interleave(UnaryNode):
     def static_batch_size(self, probe: Probe) -> int | None:
         inner = self.first_inner(probe)
         return None if inner is None else inner.static_batch_size(probe)
-
-    @property
-    @override
-    def label(self) -> str:
-        return f"interleave({self.cycle_length}, {self.block_length})"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from distribax.data import arguments as check
 from distribax.data import elements as nests
 
 
@@ -47,13 +47,7 @@ def parse_padded_shapes(shapes: object, name: str = "padded_shapes") -> Any:
         return {key: parse_padded_shapes(shape, name) for key, shape in shapes.items()}
     if isinstance(shapes, (list, tuple)) and not nests.is_namedtuple(shapes):
         if all(dim is None or isinstance(dim, (int, np.integer)) for dim in shapes):
-            dims = tuple(None if dim in (None, -1) else operator.index(dim) for dim in shapes)
-            if any(dim is not None and dim < 0 for dim in dims):
-                raise ValueError(
-                    f"{name}={shapes!r} has a negative dimension. Expected sizes, or None (or -1) "
-                    "for a dimension that varies."
-                )
-            return PadTo(dims)
+            return PadTo(check.dims(shapes, name))
         if isinstance(shapes, tuple):
             return tuple(parse_padded_shapes(shape, name) for shape in shapes)
     if isinstance(shapes, tuple):  # A named tuple.

@@ -13,18 +13,6 @@ from distribax.data.plan.passes import Worker
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
 
 
-def piece_size(num_rows: int, num_pieces: int) -> int:
-    """Returns the rows of a full piece: a batch's rows over the pieces, rounded up."""
-    return -(-num_rows // num_pieces)
-
-
-def cut(batch: nests.Element, size: int, num_pieces: int) -> tuple[nests.Element, ...]:
-    """Cuts a batch into pieces of `size` rows; the last ones may be shorter or empty."""
-    return tuple(
-        nests.take_rows(batch, number * size, (number + 1) * size) for number in range(num_pieces)
-    )
-
-
 @dataclass(frozen=True)
 class SplitBatch:
     """A worker's batch and its pieces, one for each replica, which are views of the batch."""
@@ -33,11 +21,6 @@ class SplitBatch:
     pieces: tuple[nests.Element, ...]
     # Whether the pieces of all workers have the same size.
     even: bool = True
-
-
-def split(batch: nests.Element, size: int, num_pieces: int, *, even: bool) -> SplitBatch:
-    """Splits a batch into pieces of `size` rows."""
-    return SplitBatch(batch, cut(batch, size, num_pieces), even)
 
 
 @dataclass(frozen=True)
@@ -53,11 +36,27 @@ class Share:
         """The number of replicas of all workers."""
         return self.num_workers * self.replicas_per_worker
 
+    def piece_size(self, num_rows: int) -> int:
+        """Returns the rows of a full piece: those of the global batch over the pieces, rounded up.
+
+        The last pieces may be shorter or empty.
+        """
+        return -(-num_rows // self.num_pieces)
+
     def rows(self, num_rows: int) -> tuple[int, int]:
         """Returns the first row of this worker's part of a batch, and the one after its last."""
-        step = self.replicas_per_worker * piece_size(num_rows, self.num_pieces)
+        step = self.replicas_per_worker * self.piece_size(num_rows)
         start = self.worker_id * step
         return min(start, num_rows), min(start + step, num_rows)
+
+    def split(self, part: nests.Element, num_rows: int) -> SplitBatch:
+        """Splits this worker's part of a global batch of `num_rows` over its replicas."""
+        size = self.piece_size(num_rows)
+        pieces = tuple(
+            nests.take_rows(part, number * size, (number + 1) * size)
+            for number in range(self.replicas_per_worker)
+        )
+        return SplitBatch(part, pieces, num_rows % self.num_pieces == 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +103,7 @@ class WorkerPart(UnaryNode):
     def turn_size(self, num_rows: int) -> int:
         """Returns the rows of one of the batches that a batch of `num_rows` is cut into."""
         nominal = self.batch_size or num_rows
-        return self.share.replicas_per_worker * piece_size(nominal, self.share.num_pieces)
+        return self.share.replicas_per_worker * self.share.piece_size(nominal)
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import override
 
-from distribax.data.element_spec import Spec
+from distribax.data.element_spec import Spec, merge_specs, zeros
 from distribax.data.elements import Element
 from distribax.errors import DistribaxError
 
@@ -39,6 +40,9 @@ class HasPlan(Protocol):
 class Node(abc.ABC):
     """One step of a pipeline. Nodes are compared by identity and never changed."""
 
+    label_format: ClassVar[str] = ""
+    """The label, with the node's fields as `{node.count}`."""
+
     @property
     def inputs(self) -> tuple[Node, ...]:
         """The nodes this one reads from."""
@@ -49,9 +53,9 @@ class Node(abc.ABC):
         assert not inputs
         return self
 
-    @abc.abstractmethod
     def cardinality(self) -> int:
         """Returns the number of elements, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY."""
+        return UNKNOWN_CARDINALITY
 
     @abc.abstractmethod
     def spec(self, probe: Probe) -> Spec:
@@ -66,15 +70,19 @@ class Node(abc.ABC):
         return None
 
     @property
-    @abc.abstractmethod
     def label(self) -> str:
         """How this step reads in a pipeline's fingerprint and in error messages."""
+        return self.label_format.format(node=self)
 
 
 @dataclass(frozen=True, eq=False)
 class UnaryNode(Node):
     """A step on one input, by default one that keeps count, spec and batches as they are."""
 
+    keeps_count: ClassVar[bool] = True
+    """Whether there are as many elements as in the input; otherwise only reading them tells."""
+    keeps_batches: ClassVar[bool] = True
+    """Whether batches stay batches; otherwise no element is one."""
     input: Node
 
     @property
@@ -89,7 +97,7 @@ class UnaryNode(Node):
 
     @override
     def cardinality(self) -> int:
-        return self.input.cardinality()
+        return self.input.cardinality() if self.keeps_count else UNKNOWN_CARDINALITY
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -97,11 +105,49 @@ class UnaryNode(Node):
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
-        return self.input.is_batched(probe)
+        return self.input.is_batched(probe) if self.keeps_batches else False
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
-        return self.input.static_batch_size(probe)
+        return self.input.static_batch_size(probe) if self.keeps_batches else None
+
+    def sample_input(self, probe: Probe) -> tuple[Element, Spec]:
+        """Returns the first element of the input, zeros if it has none, and the input's spec."""
+        spec = self.input.spec(probe)
+        first = probe(self.input)
+        return zeros(spec) if first is None else first, spec
+
+
+@dataclass(frozen=True, eq=False)
+class CombiningNode(Node):
+    """A step on several inputs, by default one whose elements come from any of them."""
+
+    parts: tuple[Node, ...]
+
+    @property
+    @override
+    def inputs(self) -> tuple[Node, ...]:
+        return self.parts
+
+    @override
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        return dataclasses.replace(self, parts=inputs)
+
+    @override
+    def spec(self, probe: Probe) -> Spec:
+        return functools.reduce(merge_specs, (part.spec(probe) for part in self.parts))
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        answers = [part.is_batched(probe) for part in self.parts]
+        if False in answers:
+            return False
+        return None if None in answers else True
+
+    @override
+    def static_batch_size(self, probe: Probe) -> int | None:
+        sizes = {part.static_batch_size(probe) for part in self.parts}
+        return sizes.pop() if len(sizes) == 1 else None
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -9,77 +9,54 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, infer_spec, spec_of, zeros
+from distribax.data.element_spec import Spec, infer_spec, spec_of
 from distribax.data.plan.passes import Passes
-from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
+from distribax.data.plan.plan_node import Probe, UnaryNode
 
 
 @dataclass(frozen=True, eq=False)
 class TakeWhile(UnaryNode):
     """The elements before the first one for which a predicate is false."""
 
+    label_format = "take_while()"
+    keeps_count = False
     predicate: Callable[..., Any]
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @property
-    @override
-    def label(self) -> str:
-        return "take_while()"
 
 
 @dataclass(frozen=True, eq=False)
 class Unique(UnaryNode):
     """The elements that did not come before."""
 
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @property
-    @override
-    def label(self) -> str:
-        return "unique()"
+    label_format = "unique()"
+    keeps_count = False
 
 
 @dataclass(frozen=True, eq=False)
 class IgnoreErrors(UnaryNode):
     """The elements that could be made."""
 
+    label_format = "ignore_errors()"
+    keeps_count = False
     log_warning: bool
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @property
-    @override
-    def label(self) -> str:
-        return "ignore_errors()"
 
 
 @dataclass(frozen=True, eq=False)
 class AssertCardinality(UnaryNode):
     """The elements, whose number is known in advance."""
 
+    label_format = "assert_cardinality({node.count})"
     count: int
 
     @override
     def cardinality(self) -> int:
         return self.count
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"assert_cardinality({self.count})"
-
 
 @dataclass(frozen=True, eq=False)
 class Scan(UnaryNode):
     """Every element through a function that passes a state on."""
 
+    label_format = "scan()"
     initial_state: nests.Element
     fn: Callable[..., Any]
 
@@ -96,24 +73,18 @@ class Scan(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        given = self.input.spec(probe)
-        sample = probe(self.input)
-        if sample is None:
-            sample = zeros(given)
         return infer_spec(
-            lambda element: spec_of(self.call(self.initial_state, element)[1]), sample, given
+            lambda element: spec_of(self.call(self.initial_state, element)[1]),
+            *self.sample_input(probe),
         )
-
-    @property
-    @override
-    def label(self) -> str:
-        return "scan()"
 
 
 @dataclass(frozen=True, eq=False)
 class Resample(UnaryNode):
     """Pairs of class and element, of which some are left out at random."""
 
+    label_format = "rejection_resample()"
+    keeps_count = False
     class_func: Callable[..., Any]
     target: tuple[float, ...]
     # None to estimate it.
@@ -123,15 +94,8 @@ class Resample(UnaryNode):
     passes: Passes = field(default_factory=Passes)
 
     @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @override
     def spec(self, probe: Probe) -> Spec:
-        given = self.input.spec(probe)
-        sample = probe(self.input)
-        if sample is None:
-            sample = zeros(given)
+        sample, given = self.sample_input(probe)
         label = nests.to_element(nests.call_with_element(self.class_func, sample))
         return (spec_of(label), given)
 
@@ -139,8 +103,3 @@ class Resample(UnaryNode):
     def is_batched(self, probe: Probe) -> bool | None:
         # The class has no batch dimension, so such elements cannot be split.
         return False
-
-    @property
-    @override
-    def label(self) -> str:
-        return "rejection_resample()"

@@ -17,6 +17,7 @@ from distribax.data.element_spec import (
     TensorSpec,
     merge_specs,
     remove_batch_dim,
+    resize_batch_dim,
     spec_of,
 )
 from distribax.data.formats.record_format import RecordFormat
@@ -59,6 +60,7 @@ def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
 class Slices(IndexedSource):
     """The rows of arrays in memory."""
 
+    label_format = "from_tensor_slices({node.size})"
     arrays: nests.Element
     size: int = field(init=False)
 
@@ -103,11 +105,6 @@ class Slices(IndexedSource):
     def spec(self, probe: Probe) -> Spec:
         return remove_batch_dim(spec_of(self.arrays))
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"from_tensor_slices({self.size})"
-
 
 def _as_slice(indices: range) -> slice:
     # A stop below zero would count from the end.
@@ -119,6 +116,7 @@ def _as_slice(indices: range) -> slice:
 class Tensors(IndexedSource):
     """One element."""
 
+    label_format = "from_tensors()"
     value: nests.Element
 
     def __post_init__(self) -> None:
@@ -151,16 +149,12 @@ class Tensors(IndexedSource):
         (size,) = sizes if len(sizes) == 1 else ((),)
         return size[0] if size else None
 
-    @property
-    @override
-    def label(self) -> str:
-        return "from_tensors()"
-
 
 @dataclass(frozen=True, eq=False)
 class Range(IndexedSource):
     """The integers of a Python range."""
 
+    label_format = "range({node.values.start}, {node.values.stop}, {node.values.step})"
     values: range
     dtype: np.dtype[Any]
 
@@ -182,11 +176,6 @@ class Range(IndexedSource):
     @override
     def spec(self, probe: Probe) -> Spec:
         return TensorSpec((), self.dtype)
-
-    @property
-    @override
-    def label(self) -> str:
-        return f"range({self.values.start}, {self.values.stop}, {self.values.step})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +207,7 @@ class Items(IndexedSource):
 class Counter(Node):
     """Whole numbers without end."""
 
+    label_format = "counter({node.start}, {node.step})"
     start: int
     step: int
     dtype: np.dtype[Any]
@@ -230,16 +220,12 @@ class Counter(Node):
     def spec(self, probe: Probe) -> Spec:
         return TensorSpec((), self.dtype)
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"counter({self.start}, {self.step})"
-
 
 @dataclass(frozen=True, eq=False)
 class RandomNumbers(Node):
     """Random whole numbers of 32 bits, without end."""
 
+    label_format = "random()"
     seed: int | None
     reshuffle_each_iteration: bool
     passes: Passes = field(default_factory=Passes)
@@ -252,42 +238,24 @@ class RandomNumbers(Node):
     def spec(self, probe: Probe) -> Spec:
         return TensorSpec((), np.int64)
 
-    @property
-    @override
-    def label(self) -> str:
-        return "random()"
-
 
 @dataclass(frozen=True, eq=False)
 class FileNames(Slices):
     """The names of files, as `list_files` gives them: auto-sharding may divide them."""
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"list_files({self.size})"
+    label_format = "list_files({node.size})"
 
 
 @dataclass(frozen=True, eq=False)
-class Batches(IndexedSource):
+class Batches(Items):
     """A list whose items are batches already."""
-
-    items: tuple[nests.Element, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "items", tuple(keep_as_given(item) for item in self.items))
 
     @override
-    def cardinality(self) -> int:
-        return len(self.items)
-
-    @override
-    def element(self, index: int) -> nests.Element:
-        return self.items[index]
-
-    @override
     def spec(self, probe: Probe) -> Spec:
-        return open_batch_dim(spec_of(self.items[0]))
+        return resize_batch_dim(spec_of(self.items[0]), None)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
@@ -303,25 +271,15 @@ class Batches(IndexedSource):
         return f"batches({len(self.items)})"
 
 
-def open_batch_dim(spec: Spec) -> Spec:
-    """Returns the spec with a first dimension that may vary."""
-    return nests.map_leaves(
-        lambda leaf: TensorSpec((None, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class Generator(Node):
     """What a Python function yields; it is called again for every iteration."""
 
+    label_format = "from_generator()"
     make: Callable[[], Iterable[Any]]
     signature: Spec = None
     # Data types in the structure of the elements, where only they were given.
     types: Any = None
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -330,11 +288,6 @@ class Generator(Node):
     @override
     def is_batched(self, probe: Probe) -> bool | None:
         return None
-
-    @property
-    @override
-    def label(self) -> str:
-        return "from_generator()"
 
 
 def probe_spec(node: Node, probe: Probe) -> Spec:
@@ -358,10 +311,6 @@ class FileReader(Node):
     filenames: tuple[str, ...]
     format: RecordFormat[Any]
     cycle_length: int = 1
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -414,6 +363,7 @@ class Foreign(Node):
     position of such an iteration, where the iterable has one.
     """
 
+    label_format = "<{node.kind}>"
     kind: str
     start: Callable[[], Iterator[Any]]
     repeatable: bool = True
@@ -432,13 +382,8 @@ class Foreign(Node):
     def spec(self, probe: Probe) -> Spec:
         if self.signature is not None:
             return self.signature
-        return open_batch_dim(probe_spec(self, probe))
+        return resize_batch_dim(probe_spec(self, probe), None)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
         return None
-
-    @property
-    @override
-    def label(self) -> str:
-        return f"<{self.kind}>"

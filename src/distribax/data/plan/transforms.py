@@ -18,7 +18,6 @@ from distribax.data.element_spec import (
     infer_spec,
     remove_batch_dim,
     spec_of,
-    zeros,
 )
 from distribax.data.elements import call_with_element, from_return
 from distribax.data.plan.plan_node import (
@@ -35,39 +34,34 @@ from distribax.data.plan.stores import CacheStore, FileStore, MemoryStore
 class Map(UnaryNode):
     """Every element through a user's function, by several threads if asked."""
 
+    label_format = "map()"
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        given = self.input.spec(probe)
-        sample = probe(self.input)
-        if sample is None:
-            sample = zeros(given)
         return infer_spec(
-            lambda element: spec_of(from_return(call_with_element(self.fn, element))), sample, given
+            lambda element: spec_of(from_return(call_with_element(self.fn, element))),
+            *self.sample_input(probe),
         )
 
-    @property
     @override
-    def label(self) -> str:
-        return "map()"
+    def is_batched(self, probe: Probe) -> bool | None:
+        batched = self.input.is_batched(probe)
+        if batched is False and self.input.static_batch_size(probe) is not None:
+            # There are batches in the elements, such as those that have a number: the function may
+            # take them out.
+            return None
+        return batched
 
 
 @dataclass(frozen=True, eq=False)
 class Filter(UnaryNode):
     """The elements for which a user's predicate is true."""
 
+    label_format = "filter()"
+    keeps_count = False
     predicate: Callable[..., Any]
-
-    @override
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    @property
-    @override
-    def label(self) -> str:
-        return "filter()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +109,7 @@ class PaddedBatch(Batch):
         size = self.batch_size if self.drop_remainder else None
         rows = self.input.spec(probe)
         if self.padded_shapes is None:
-            # What the first element happens to measure does not bind the others.
+            # The sizes of the first element say nothing about those of the others.
             padded = nests.map_leaves(
                 lambda leaf: TensorSpec((None,) * len(leaf.shape), leaf.dtype), rows
             )
@@ -143,6 +137,9 @@ def _refuse(node: Node) -> nests.Element | None:
 class Unbatch(UnaryNode):
     """The rows of batches, one by one."""
 
+    label_format = "unbatch()"
+    keeps_batches = False
+
     @override
     def cardinality(self) -> int:
         count = self.input.cardinality()
@@ -163,24 +160,12 @@ class Unbatch(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         return remove_batch_dim(self.input.spec(probe))
 
-    @override
-    def is_batched(self, probe: Probe) -> bool | None:
-        return False
-
-    @override
-    def static_batch_size(self, probe: Probe) -> int | None:
-        return None
-
-    @property
-    @override
-    def label(self) -> str:
-        return "unbatch()"
-
 
 @dataclass(frozen=True, eq=False)
 class Enumerate(UnaryNode):
     """Every element with its number."""
 
+    label_format = "enumerate({node.start})"
     start: int = 0
 
     @override
@@ -192,11 +177,6 @@ class Enumerate(UnaryNode):
         # The number has no batch dimension, so such elements cannot be split.
         return False
 
-    @property
-    @override
-    def label(self) -> str:
-        return f"enumerate({self.start})"
-
 
 @dataclass(frozen=True, eq=False)
 class Prefetch(UnaryNode):
@@ -204,16 +184,12 @@ class Prefetch(UnaryNode):
 
     buffer_size: int
 
-    @property
-    @override
-    def label(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True, eq=False)
 class Cache(UnaryNode):
     """Elements kept after the first complete iteration, in memory or in a file."""
 
+    label_format = "cache()"
     filename: str = ""
     store: CacheStore = field(init=False)
 
@@ -227,26 +203,17 @@ class Cache(UnaryNode):
         (only,) = inputs
         return self if only is self.input else Cache(only, self.filename)
 
-    @property
-    @override
-    def label(self) -> str:
-        return "cache()"
-
 
 @dataclass(frozen=True, eq=False)
 class Snapshot(UnaryNode):
     """Elements written to a directory by the first complete iteration, and read from it after."""
 
+    label_format = "snapshot()"
     path: str
     compression: str | None
     shard_func: Callable[..., Any] | None
     reader_func: Callable[[Any], HasPlan] | None
     wrap: Callable[[Node], HasPlan]
-
-    @property
-    @override
-    def label(self) -> str:
-        return "snapshot()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,11 +221,6 @@ class WithOptions(UnaryNode):
     """Options attached to the pipeline so far."""
 
     options: Options
-
-    @property
-    @override
-    def label(self) -> str:
-        return ""
 
 
 def merge_options(node: Node) -> Options:

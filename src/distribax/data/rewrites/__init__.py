@@ -5,4 +5,3 @@ from __future__ import annotations
 from distribax.data.plan.pieces import SplitBatch as SplitBatch
 from distribax.data.rewrites.autoshard import ShardDecision as ShardDecision
 from distribax.data.rewrites.autoshard import auto_shard as auto_shard
-from distribax.data.rewrites.rebatch import split_batch as split_batch

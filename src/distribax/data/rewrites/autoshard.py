@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
 from distribax.data.execution import runner
-from distribax.data.plan.order import Shard
+from distribax.data.plan.order import Repeat, Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.plan_node import Node, walk
-from distribax.data.plan.transforms import replace_inputs
+from distribax.data.plan.transforms import Prefetch, WithOptions, replace_inputs
 from distribax.data.rewrites.file_sharding import (
     NotFileBased,
     give_own_cache,
     reads_files,
     shard_files,
 )
-from distribax.data.rewrites.rebatch import add_worker_part, require_batched
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def auto_shard(
     if replicas_per_worker < 1:
         raise ValueError(f"replicas_per_worker={replicas_per_worker} must be at least 1.")
     if num_workers * replicas_per_worker > 1:
-        require_batched(dataset.plan, runner.first_element)
+        _require_batched(dataset.plan)
     if policy is None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
     wanted = AutoShardPolicy.parse(policy or AutoShardPolicy.AUTO, "auto_shard_policy")
@@ -94,7 +94,17 @@ def auto_shard(
     def cut(node: Node) -> WorkerPart:
         return WorkerPart(node, share, in_turn, split, batch_size, seed)
 
-    return Dataset(add_worker_part(plan, cut)), decision
+    return Dataset(_add_worker_part(plan, cut)), decision
+
+
+def _require_batched(plan: Node) -> None:
+    """Refuses a plan whose elements are known not to be batches."""
+    if plan.is_batched(runner.first_element) is False:
+        raise ValueError(
+            "the data set is not batched, so there is no batch to divide among the replicas. "
+            "Batch it by the global batch size first, for example "
+            "dataset.batch(per_replica_batch_size * strategy.num_replicas_in_sync)."
+        )
 
 
 def _shard(
@@ -125,7 +135,7 @@ def _shard(
                 f"auto_shard_policy=FILE cannot divide this data set: {error}. Use "
                 "AutoShardPolicy.DATA, which divides every batch, or OFF."
             ) from None
-        # Who has no files expects nothing else; and one worker can say it for all.
+        # Without files this is what one expects, and the first worker speaks for all.
         is_surprise = worker_id == 0 and reads_files(plan)
         _logger.log(
             logging.WARNING if is_surprise else logging.INFO,
@@ -144,3 +154,14 @@ def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
     if filled is node or num_workers == 1:
         return filled
     return give_own_cache(filled, num_workers, worker_id)
+
+
+def _add_worker_part(plan: Node, make: Callable[[Node], WorkerPart]) -> Node:
+    """Returns the plan cut for one worker by the step that `make` puts on a node.
+
+    The cut goes below steps that do not look at elements, so that a prefetch buffer holds the
+    worker's part only and a fused batch fetches only its rows.
+    """
+    if isinstance(plan, (Prefetch, WithOptions, Repeat)):
+        return plan.with_inputs((_add_worker_part(plan.input, make),))
+    return make(plan)

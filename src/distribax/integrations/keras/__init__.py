@@ -1,7 +1,7 @@
 """Keras models, losses, metrics and optimizers under strategies.
 
-Nothing is to be called: it is loaded by the first `strategy.scope()` of a program that has imported
-Keras.
+You need not call anything: it is loaded by the first `strategy.scope()` of a program that has
+imported Keras.
 """
 
 from distribax.integrations.keras import adapter as adapter

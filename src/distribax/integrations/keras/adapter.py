@@ -5,9 +5,6 @@ It is loaded by the first `strategy.scope()` of a program that has imported Kera
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import keras
 
 from distribax.execution import adapters
@@ -28,10 +25,8 @@ from distribax.training import foreign_variables
 from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
 
-
-def adapt(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `fn` as replicas run it, with the variables of Keras in view."""
-    return replica_state.with_state(fn)
+# What runs in replicas has the variables of Keras in view.
+adapt = replica_state.with_state
 
 
 def _connect() -> None:
@@ -41,9 +36,9 @@ def _connect() -> None:
     model = keras.Model
     private.trainer.__init__ = models.note_scope(private.trainer.__init__)
     model._get_jax_state = training.keep_state(model._get_jax_state)
-    model.make_train_function = training.make_train_function(model.make_train_function)
-    model.make_test_function = training.make_test_function(model.make_test_function)
-    model.make_predict_function = training.make_predict_function(model.make_predict_function)
+    for step in ("train", "test", "predict"):
+        maker = f"make_{step}_function"
+        setattr(model, maker, training.make_function(step)(getattr(model, maker)))
     epochs = private.epoch_iterator
     epochs._get_iterator = training.take_from_host(epochs._get_iterator)
     for name in _LOOPS:
@@ -67,13 +62,13 @@ def _connect() -> None:
     batch = keras.layers.BatchNormalization
     batch.__new__ = staticmethod(normalization.refuse_synchronized(batch.__new__))
     register_tracker(keras.Variable, checkpoints.track_variable)
-    register_tracker(keras.Layer, checkpoints.track_layer)
-    register_tracker(keras.optimizers.Optimizer, checkpoints.track_stateful)
-    register_tracker(keras.Metric, checkpoints.track_stateful)
+    for kind in (keras.Layer, keras.optimizers.Optimizer, keras.Metric):
+        register_tracker(kind, checkpoints.track_variables)
     adapters.add_commit(replica_state.commit)
     adapters.add_watch(variables.watch_promotions)
-    kind = foreign_variables.Kind(variables.get_cell, variables.promote)
-    foreign_variables.register(keras.Variable, kind)
+    foreign_variables.register(
+        keras.Variable, foreign_variables.Kind(variables.get_cell, variables.promote)
+    )
     make_opaque(keras.Variable)
 
 

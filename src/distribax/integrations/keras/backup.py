@@ -126,7 +126,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             logs: As Keras passes them.
         """
         if self._handler is not None and batch >= int(self._state["batch"]):
-            self._handler.run(_do_nothing)
+            self._handler.run(lambda: None)  # Keras runs the step.
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to.
@@ -171,10 +171,6 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _save(self) -> str | None:
         self._unsaved = 0
         return self._manager.save(check_interval=False)
-
-
-def _do_nothing() -> None:
-    """Stands in for the step, which Keras runs."""
 
 
 def _get_random_state() -> dict[str, np.ndarray]:

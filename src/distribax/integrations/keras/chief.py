@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from distribax import contracts
 from distribax.integrations.keras.models import get_home
+from distribax.integrations.replacement import Function, replacement
 
 _WRITING = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "TensorBoard")
 # It reads, on all workers.
@@ -21,14 +20,10 @@ def is_chief(strategy: contracts.Strategy | None) -> bool:
     return strategy is None or bool(strategy.extended.input_target().worker_id == 0)
 
 
-def write_once(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of `keras.Model` that writes files, which the first worker does alone."""
-
-    @functools.wraps(method)
-    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        return method(model, *args, **kwargs) if is_chief(get_home(model)) else None
-
-    return call
+@replacement
+def write_once(method: Function, /, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a model that writes files, in the first worker alone."""
+    return method(model, *args, **kwargs) if is_chief(get_home(model)) else None
 
 
 def silence_callbacks() -> None:
@@ -40,9 +35,8 @@ def silence_callbacks() -> None:
                 setattr(callback, hook, _call_once(getattr(callback, hook)))
 
 
-def _call_once(hook: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(hook)
-    def call(callback: keras.callbacks.Callback, *args: Any, **kwargs: Any) -> Any:
-        return hook(callback, *args, **kwargs) if is_chief(get_home(callback.model)) else None
-
-    return call
+@replacement
+def _call_once(
+    hook: Function, /, callback: keras.callbacks.Callback, *args: Any, **kwargs: Any
+) -> Any:
+    return hook(callback, *args, **kwargs) if is_chief(get_home(callback.model)) else None

@@ -26,9 +26,7 @@ class DatasetAdapter(find_private_names().data_adapter):  # type: ignore[misc]
         """Returns the batches of an epoch."""
         return iter(self.dataset)
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """Returns the batches of an epoch."""
-        return iter(self.dataset)
+    get_jax_iterator = get_numpy_iterator
 
     @property
     def num_batches(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import jax
@@ -98,10 +98,11 @@ def _find_shapes(arrays: list[Any], start: int, size: int) -> list[tuple[int, ..
 
 def take(iterator: Iterator[Any], count: int) -> list[Any]:
     """Returns up to `count` elements, and raises StopIteration if there is none."""
-    batches = [next(iterator)]
-    for _ in range(count - 1):
-        try:
-            batches.append(next(iterator))
-        except StopIteration:
-            break
-    return batches
+    return [next(iterator), *islice(iterator, count - 1)]
+
+
+def join_outputs(parts: list[Any]) -> Any:
+    """Returns the outputs of several steps as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    return jax.tree.map(lambda *arrays: np.concatenate([*map(np.asarray, arrays)]), *parts)

@@ -7,8 +7,6 @@ the batch instead, which is exact for pieces of different sizes.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 from distribax import context
 from distribax.integrations.keras import shares
 from distribax.integrations.keras.shares import Share
+from distribax.integrations.replacement import Function, replacement
 from distribax.types import ReduceOp
 
 
@@ -26,72 +25,61 @@ def count_replicas() -> int:
     return 1 if replica is None or shares.current() is not None else replica.num_replicas_in_sync
 
 
-def scale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns Keras's function that scales the mean of a replica's losses."""
-
-    @functools.wraps(original)
-    def call(value: jax.Array) -> jax.Array:
-        count = count_replicas()
-        return value if count == 1 else value * (1.0 / count)
-
-    return call
+@replacement
+def scale(original: Function, value: jax.Array) -> jax.Array:
+    """Scales the mean of a replica's losses."""
+    count = count_replicas()
+    return value if count == 1 else value * (1.0 / count)
 
 
-def unscale(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns Keras's function that takes back `scale`, for metrics of losses."""
-
-    @functools.wraps(original)
-    def call(value: jax.Array) -> jax.Array:
-        count = count_replicas()
-        return value if count == 1 else value * count
-
-    return call
+@replacement
+def unscale(original: Function, value: jax.Array) -> jax.Array:
+    """Takes back `scale`, for metrics of losses."""
+    count = count_replicas()
+    return value if count == 1 else value * count
 
 
-def reduce_in_replica(reduce_values: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's function that reduces losses, for replicas.
+@replacement
+def reduce_in_replica(
+    reduce_values: Function,
+    values: Any,
+    sample_weight: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+) -> Any:
+    """Reduces losses in a replica.
 
     The loss of an empty piece is zero. In `fit` a sum stays a sum, and a mean by weights is that
     by the weights of all replicas.
     """
-
-    @functools.wraps(reduce_values)
-    def call(
-        values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
-    ) -> Any:
-        loss = reduce_values(values, sample_weight, reduction)
-        if context.get_replica_context() is None or reduction in (None, "none"):
-            return loss
-        if loss.shape == (0,):
-            # Keras leaves it as it is.
-            loss = jnp.sum(loss)
-        share = shares.current()
-        if share is None:
-            return loss
-        if reduction == "sum":
-            return _divide(loss, share.weight)
-        if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            return loss * _compare(share, jnp.sum(sample_weight)).astype(loss.dtype)
+    loss = reduce_values(values, sample_weight, reduction)
+    if context.get_replica_context() is None or reduction in (None, "none"):
         return loss
+    if loss.shape == (0,):
+        # Keras leaves it as it is.
+        loss = jnp.sum(loss)
+    share = shares.current()
+    if share is None:
+        return loss
+    if reduction == "sum":
+        return _divide(loss, share.weight)
+    if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        return loss * _compare(share, jnp.sum(sample_weight)).astype(loss.dtype)
+    return loss
 
-    return call
 
-
-def mask_together(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns Keras's function that turns a mask into weights, for replicas.
+@replacement
+def mask_together(
+    apply_mask: Function, sample_weight: Any, mask: Any, dtype: Any, reduction: str | None
+) -> Any:
+    """Turns a mask into weights, in a replica.
 
     Means over what a mask leaves are, in `fit`, those over what it leaves of the global batch.
     """
-
-    @functools.wraps(apply_mask)
-    def call(sample_weight: Any, mask: Any, dtype: Any, reduction: str | None) -> Any:
-        weights = apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
-        share = shares.current()
-        if share is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
-            return weights
-        return weights * _compare(share, jnp.sum(mask)).astype(weights.dtype)
-
-    return call
+    weights = apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+    share = shares.current()
+    if share is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        return weights
+    return weights * _compare(share, jnp.sum(mask)).astype(weights.dtype)
 
 
 def _compare(share: Share, own: jax.Array) -> jax.Array:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from distribax import context, contracts
 from distribax.integrations.keras import variables
+from distribax.integrations.replacement import Function, replacement
 
 _made_in: weakref.WeakKeyDictionary[keras.Model, contracts.Strategy] = weakref.WeakKeyDictionary()
 # What `find_strategy` has found last.
@@ -19,16 +18,12 @@ _found: weakref.WeakKeyDictionary[keras.Model, contracts.Strategy | None] = (
 )
 
 
-def note_scope(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Returns the trainer's constructor, which notes the scope that a model is made in."""
-
-    @functools.wraps(initialize)
-    def call(model: keras.Model, *args: object, **kwargs: object) -> None:
-        initialize(model, *args, **kwargs)
-        if context.has_strategy():
-            _made_in[model] = context.get_strategy()
-
-    return call
+@replacement
+def note_scope(initialize: Function, /, model: keras.Model, *args: Any, **kwargs: Any) -> None:
+    """Constructs a trainer, and notes the scope that the model is made in."""
+    initialize(model, *args, **kwargs)
+    if context.has_strategy():
+        _made_in[model] = context.get_strategy()
 
 
 def get_home(model: keras.Model | None) -> contracts.Strategy | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import keras
 
 from distribax import context
+from distribax.integrations.replacement import Function, replacement
 from distribax.types import ReduceOp
 
 
@@ -38,19 +37,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return _get_moments(inputs, mask, tuple(self._reduction_axes))
 
 
-def refuse_synchronized(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `BatchNormalization.__new__`, which names our layer where Keras refuses its own."""
-
-    @functools.wraps(create)
-    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("synchronized"):
-            raise ValueError(
-                f"{cls.__name__}: synchronized=True works with TensorFlow only. For statistics of "
-                "all replicas write dx.integrations.keras.SyncBatchNormalization() instead."
-            )
-        return create(cls, *args, **kwargs)
-
-    return call
+@replacement
+def refuse_synchronized(create: Function, /, cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Creates a `BatchNormalization`; names our layer where Keras refuses its own."""
+    if kwargs.get("synchronized"):
+        raise ValueError(
+            f"{cls.__name__}: synchronized=True works with TensorFlow only. For statistics of "
+            "all replicas write dx.integrations.keras.SyncBatchNormalization() instead."
+        )
+    return create(cls, *args, **kwargs)
 
 
 def _get_moments(inputs: Any, mask: Any, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -14,87 +14,74 @@ from distribax.execution import frames
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
 from distribax.integrations.keras.variables import as_keras
+from distribax.integrations.replacement import Function, replacement
 
 Values: TypeAlias = list[Any]
-Method: TypeAlias = Callable[..., Any]
 
 # Optimizers call each other: only the gradients that the outermost one is given are added up.
 _is_inner: ContextVar[bool] = ContextVar("distribax_keras_inner_optimizer", default=False)
 
 
-def apply_together(stateless_apply: Method) -> Method:
-    """Returns `Optimizer.stateless_apply` for replicas."""
+@replacement
+def apply_together(
+    stateless_apply: Function,
+    optimizer: keras.Optimizer,
+    optimizer_variables: Values,
+    grads: Values,
+    variables: Values,
+) -> tuple[Values, Values]:
+    """Runs `Optimizer.stateless_apply` in a replica."""
+    share = shares.current()
+    grads = _add_up(optimizer, grads)
+    with _Inner():
+        new, state = stateless_apply(optimizer, optimizer_variables, grads, variables)
+    if share is not None:
+        share.note_same([*new, *state])
+    return new, state
 
-    @functools.wraps(stateless_apply)
-    def call(
-        optimizer: keras.Optimizer, optimizer_variables: Values, grads: Values, variables: Values
-    ) -> tuple[Values, Values]:
-        share = shares.current()
-        grads = _add_up(optimizer, grads)
-        with _Inner():
-            new, state = stateless_apply(optimizer, optimizer_variables, grads, variables)
-        if share is not None:
-            share.note_same([*new, *state])
-        return new, state
 
-    return call
-
-
-def weigh_loss(scale_loss: Method) -> Method:
-    """Returns `Optimizer.scale_loss`, which weighs the loss of a replica of `fit` by its share.
+@replacement
+def weigh_loss(scale_loss: Function, optimizer: keras.Optimizer, loss: jax.Array) -> jax.Array:
+    """Runs `Optimizer.scale_loss`, and weighs the loss of a replica of `fit` by its share.
 
     Steps that do not call it have their gradients weighed instead, which is the same unless the
     replicas' losses depend on each other.
     """
-
-    @functools.wraps(scale_loss)
-    def call(optimizer: keras.Optimizer, loss: jax.Array) -> jax.Array:
-        share = shares.current()
-        scaled: jax.Array = scale_loss(optimizer, loss)
-        return scaled if share is None else share.weigh(optimizer, scaled)
-
-    return call
+    share = shares.current()
+    scaled: jax.Array = scale_loss(optimizer, loss)
+    return scaled if share is None else share.weigh(optimizer, scaled)
 
 
-def update_together(apply: Method) -> Method:
-    """Returns `Optimizer.apply`, which writes variables, for replicas."""
-
-    @functools.wraps(apply)
-    def call(
-        optimizer: keras.Optimizer,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> Any:
-        state = replica_state.current()
-        if trainable_variables is not None:
-            trainable_variables = list(map(as_keras, trainable_variables))
-        if _is_inner.get() or (state is None and frames.current() is None):
-            return apply(optimizer, grads, trainable_variables)
-        if trainable_variables is not None and not optimizer.built:
-            # Its variables are made once, and not by each replica or trace.
-            with jax.ensure_compile_time_eval():
-                optimizer.build(trainable_variables)
-        grads = _add_up(optimizer, list(grads))
-        if state is None:
-            return _update(apply, optimizer, grads, trainable_variables)
-        with state.together():
-            return _update(apply, optimizer, grads, trainable_variables)
-
-    return call
+@replacement
+def update_together(
+    apply: Function,
+    optimizer: keras.Optimizer,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> Any:
+    """Runs `Optimizer.apply`, which writes variables, in a replica."""
+    state = replica_state.current()
+    if trainable_variables is not None:
+        trainable_variables = list(map(as_keras, trainable_variables))
+    if _is_inner.get() or (state is None and frames.current() is None):
+        return apply(optimizer, grads, trainable_variables)
+    if trainable_variables is not None and not optimizer.built:
+        # Its variables are made once, and not by each replica or trace.
+        with jax.ensure_compile_time_eval():
+            optimizer.build(trainable_variables)
+    grads = _add_up(optimizer, list(grads))
+    with contextlib.nullcontext() if state is None else state.together():
+        return _update(apply, optimizer, grads, trainable_variables)
 
 
-def build_for_ours(build: Method) -> Method:
-    """Returns `Optimizer.build`, which takes `dx.Variable`s too."""
-
-    @functools.wraps(build)
-    def call(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-        build(optimizer, list(map(as_keras, variables)))
-
-    return call
+@replacement
+def build_for_ours(build: Function, optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+    """Builds an optimizer, also for `dx.Variable`s."""
+    build(optimizer, list(map(as_keras, variables)))
 
 
 def _update(
-    apply: Method,
+    apply: Function,
     optimizer: keras.Optimizer,
     grads: Values,
     variables: Sequence[keras.Variable] | None,

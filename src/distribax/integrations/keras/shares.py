@@ -25,9 +25,8 @@ class Share:
 
     def __init__(self, weight: float | jax.Array) -> None:
         self.weight = weight
-        # Arrays that are the same in all replicas, by the way they were computed.
+        # Arrays that are the same in all replicas because of how they were computed.
         self._same: dict[int, Any] = {}
-
         # The optimizers whose losses are weighed before gradients are taken.
         self._weighed: dict[int, Any] = {}
 
@@ -72,11 +71,6 @@ def enter(batch: object) -> Iterator[Share]:
         _share.reset(token)
 
 
-def count_examples(batch: object) -> int:
-    """Returns the number of examples of a batch."""
-    return int(np.shape(jax.tree.leaves(batch)[0])[0])
-
-
 def _weigh(batch: object) -> float | jax.Array:
     replica = context.get_replica_context()
     count = 1 if replica is None else replica.num_replicas_in_sync
@@ -86,6 +80,6 @@ def _weigh(batch: object) -> float | jax.Array:
     if isinstance(frame, frames.RunFrame) and frame.variant is None:
         # One program for all: their pieces have one size.
         return 1.0 / count
-    own = jnp.float32(count_examples(batch))
+    own = jnp.float32(np.shape(jax.tree.leaves(batch)[0])[0])
     total: jax.Array = replica.all_reduce(ReduceOp.SUM, own)
     return own / total

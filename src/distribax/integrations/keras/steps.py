@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from distribax import contracts
 from distribax.execution import function
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
-from distribax.integrations.keras.feeding import BatchFeeder, take
+from distribax.integrations.keras.feeding import BatchFeeder, join_outputs, take
 from distribax.integrations.keras.shares import Share
 from distribax.types import ReduceOp
 from distribax.values import Global, Mirrored, is_wrapped
@@ -176,8 +175,7 @@ class PredictingStep:
         """Returns the outputs of the next steps, joined."""
         batches = take(iterator, self._model.steps_per_execution)
         parts = [self._collect(self._run(self._feed(batch))) for batch in batches]
-        join = lambda *arrays: np.concatenate(arrays)  # noqa: E731
-        return parts[0] if len(parts) == 1 else jax.tree.map(join, *parts), ([], [])
+        return join_outputs(parts), ([], [])
 
     def _step(self, batch: Any) -> Any:
         return self._strategy.run(self._run_replica, args=(batch,))

@@ -21,34 +21,38 @@ from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
 from distribax.integrations.keras.models import find_strategy, recall_strategy
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
+from distribax.integrations.replacement import Function, replacement
 
 _MODEL = ("trainable_variables", "non_trainable_variables")
+_VARIABLES = {
+    "train": (*_MODEL, "optimizer_variables", "metrics_variables"),
+    "test": (*_MODEL, "metrics_variables"),
+}
+"""The variables that a step of each kind may change."""
 
 
-def run_in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of `keras.Model` that runs in the scope of the model's strategy."""
+_get_signature = functools.cache(inspect.signature)
+
+
+@replacement
+def run_in_scope(method: Function, /, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Runs a method of `keras.Model` in the scope of the model's strategy."""
     name = method.__name__
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        strategy = find_strategy(model, name)
-        if strategy is None:
-            return method(model, *args, **kwargs)
-        bound = signature.bind(model, *args, **kwargs)
-        bound.apply_defaults()
-        # Those that are declared, and those that the method takes without naming them.
-        rest = bound.arguments.pop("kwargs", {})
-        arguments = check_steps(name, bound.arguments)
-        with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
-            given = adapt_input(strategy, arguments, model, name)
-            if "verbose" in given and not is_chief(strategy):
-                given["verbose"] = 0
-            _shuffle_alike(strategy)
-            given.pop("self")
-            return method(model, **given, **rest)
-
-    return call
+    strategy = find_strategy(model, name)
+    if strategy is None:
+        return method(model, *args, **kwargs)
+    bound = _get_signature(method).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    # Those that are declared, and those that the method takes without naming them.
+    rest = bound.arguments.pop("kwargs", {})
+    arguments = check_steps(name, bound.arguments)
+    with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
+        given = adapt_input(strategy, arguments, model, name)
+        if "verbose" in given and not is_chief(strategy):
+            given["verbose"] = 0
+        _shuffle_alike(strategy)
+        given.pop("self")
+        return method(model, **given, **rest)
 
 
 @contextlib.contextmanager
@@ -93,91 +97,50 @@ def _find_served(strategy: contracts.Strategy) -> Any | None:
     return importlib.import_module("distribax.integrations.keras.served.steps")
 
 
-def make_train_function(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `keras.Model.make_train_function` for models of strategies."""
+def make_function(kind: str) -> Callable[[Function], Function]:
+    """Returns what replaces a model's method that makes the function of its steps.
 
-    @functools.wraps(make)
-    def call(model: keras.Model, force: bool = False) -> Any:
-        strategy = find_strategy(model, "make_train_function")
+    Args:
+        kind: The kind of steps: "train", "test" or "predict".
+    """
+    attribute = f"{kind}_function"
+
+    @replacement
+    def call(make: Function, model: keras.Model, force: bool = False) -> Any:
+        strategy = find_strategy(model, f"make_{attribute}")
         if strategy is None:
             return make(model, force)
-        if model.train_function is None or force:
-            kinds = (*_MODEL, "optimizer_variables", "metrics_variables")
-            served = _find_served(strategy)
-            model.train_function = (
-                MeasuringStep(model, strategy, model.train_step, kinds)
-                if served is None
-                else served.ServedStep(model, strategy, "train")
-            )
-        return model.train_function
+        if getattr(model, attribute) is None or force:
+            setattr(model, attribute, _make_step(model, strategy, kind))
+        return getattr(model, attribute)
 
     return call
 
 
-def make_test_function(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `keras.Model.make_test_function` for models of strategies."""
-
-    @functools.wraps(make)
-    def call(model: keras.Model, force: bool = False) -> Any:
-        strategy = find_strategy(model, "make_test_function")
-        if strategy is None:
-            return make(model, force)
-        if model.test_function is None or force:
-            kinds = (*_MODEL, "metrics_variables")
-            served = _find_served(strategy)
-            model.test_function = (
-                MeasuringStep(model, strategy, model.test_step, kinds)
-                if served is None
-                else served.ServedStep(model, strategy, "test")
-            )
-        return model.test_function
-
-    return call
+def _make_step(model: keras.Model, strategy: contracts.Strategy, kind: str) -> Any:
+    served = _find_served(strategy)
+    if served is not None:
+        return served.ServedStep(model, strategy, kind)
+    if kind == "predict":
+        return PredictingStep(model, strategy)
+    return MeasuringStep(model, strategy, getattr(model, f"{kind}_step"), _VARIABLES[kind])
 
 
-def make_predict_function(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `keras.Model.make_predict_function` for models of strategies."""
-
-    @functools.wraps(make)
-    def call(model: keras.Model, force: bool = False) -> Any:
-        strategy = find_strategy(model, "make_predict_function")
-        if strategy is None:
-            return make(model, force)
-        if model.predict_function is None or force:
-            served = _find_served(strategy)
-            model.predict_function = (
-                PredictingStep(model, strategy)
-                if served is None
-                else served.ServedStep(model, strategy, "predict")
-            )
-        return model.predict_function
-
-    return call
-
-
-def take_from_host(get_iterator: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method that gives a loop its batches: as they are, in a strategy's scope.
+@replacement
+def take_from_host(get_iterator: Function, epochs: Any) -> Any:
+    """Gives a loop its batches: in a strategy's scope, as they are.
 
     Keras puts whole batches on the first device before a step needs them. Here each device is given
     its own part, and while one step runs the loop is at the next batch already.
     """
-
-    @functools.wraps(get_iterator)
-    def call(epochs: Any) -> Any:
-        if context.has_strategy():
-            return epochs.data_adapter.get_jax_iterator()
-        return get_iterator(epochs)
-
-    return call
+    if context.has_strategy():
+        return epochs.data_adapter.get_jax_iterator()
+    return get_iterator(epochs)
 
 
-def keep_state(get_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method that takes the variables' values for a loop: not those of strategies."""
-
-    @functools.wraps(get_state)
-    def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if recall_strategy(model, "fit") is None:
-            return get_state(model, *args, **kwargs)
-        return ()
-
-    return call
+@replacement
+def keep_state(get_state: Function, /, model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    """Takes the variables' values for a loop, but not those of a strategy."""
+    if recall_strategy(model, "fit") is None:
+        return get_state(model, *args, **kwargs)
+    return ()

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from distribax import context, contracts, jax_private
 from distribax.execution import adapters, frames, overlay
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import Cell, Rule
+from distribax.integrations.foreign_variable import SUM, Cell, Rule
 from distribax.types import VariableAggregation
 from distribax.values import Mirrored, PerReplica
 from distribax.variables import Variable
@@ -30,17 +29,9 @@ _KERAS_VARIABLE = "_keras_variable"
 _NEW = object()
 
 
-def _own_part(value: Any, replica_id: int | jax.Array) -> jax.Array:
-    """Returns a replica's part of a sum: the first one continues from what there is."""
-    return jnp.where(replica_id == 0, value, jnp.zeros_like(value))
-
-
-# What is not said, or "mean", is the mean of floating-point numbers, and else the first one's.
+# By default, and for "mean": the mean of floating-point numbers; of others, the first replica's.
 _MEAN = Rule(VariableAggregation.MEAN)
-_RULES = {
-    "sum": Rule(VariableAggregation.SUM, _own_part),
-    "only_first_replica": Rule(VariableAggregation.ONLY_FIRST_REPLICA),
-}
+_RULES = {"sum": SUM, "only_first_replica": Rule(VariableAggregation.ONLY_FIRST_REPLICA)}
 _SAME = Rule(VariableAggregation.NONE)
 
 

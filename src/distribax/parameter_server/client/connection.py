@@ -8,7 +8,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from distribax.errors import (
@@ -30,27 +29,6 @@ _PAUSE_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 5.0
 """How long to wait for an answer before asking whether the server was restarted elsewhere."""
 _BROKEN: Final = (OSError, EOFError)
-
-
-@dataclass(frozen=True)
-class RestartReport:
-    """How much of this client's pushes a restarted server no longer has.
-
-    Attributes:
-        server: The server's index.
-        old_boot: The process that this client knew.
-        new_boot: The process that answers now.
-        acknowledged: How many pushes of this client the old one had, as far as the client knows.
-        lost: How many of these the new one does not have.
-        origin: What the new one began with, in words.
-    """
-
-    server: int
-    old_boot: str
-    new_boot: str
-    acknowledged: int
-    lost: int
-    origin: str
 
 
 class _Applied:
@@ -91,7 +69,6 @@ class Connection:
         shared_memory: Whether to use shared memory with a server on the same machine.
         worker: The worker whose share of synchronous updates this client computes; None for a
             client that takes part in none.
-        on_restart: Called when the server answers for the first time after a restart.
     """
 
     def __init__(
@@ -103,9 +80,7 @@ class Connection:
         timeout: float,
         shared_memory: bool,
         worker: int | None,
-        on_restart: Callable[[RestartReport], None],
     ) -> None:
-        self.acknowledged = 0
         self.has_parameters = False
         """Whether this client knows of parameters on the server."""
         self._server = server
@@ -115,11 +90,10 @@ class Connection:
         self._timeout = timeout
         self._shared_memory = shared_memory
         self._worker = worker
-        self._on_restart = on_restart
         self._sequence = 0
         self._started = False
         """Whether an answer is still to be taken by `finish`."""
-        self._unacknowledged: tuple[int, Message] | None = None
+        self._unacknowledged: Message | None = None
         self._applied = _Applied()
         # The parameters that this client may compute with until it contributes to their rounds.
         self._begun: set[str] = set()
@@ -142,7 +116,7 @@ class Connection:
             self._begun.clear()
         header = {"do": Request.PUSH, "operations": operations}
         message = Message(header, arrays, number=self._sequence)
-        self._unacknowledged = self._sequence, message
+        self._unacknowledged = message
         # If that fails, `settle` sends it again.
         with contextlib.suppress(*_BROKEN):
             self._send(message)
@@ -229,8 +203,8 @@ class Connection:
                 Message({"do": Request.MAP, "uids": [spec.uid for spec in unknown]})
             )
             reader = self._reader  # Another one, if the connection had to be made again.
-            if reader is None or not reader.learn(unknown, answer):
-                return None
+            if reader is not None:
+                reader.learn(unknown, answer)
         return reader
 
     def close(self) -> None:
@@ -244,8 +218,12 @@ class Connection:
     def release(self) -> None:
         """Frees what the connection holds; called after `close`."""
         self._disconnect()
+        self._close_mailbox()
+
+    def _close_mailbox(self) -> None:
         if self._mailbox is not None:
             self._mailbox.close()
+            self._mailbox = None
 
     # The connection.
 
@@ -309,6 +287,8 @@ class Connection:
         """Prepares to use shared memory, if the server is on this machine."""
         assert self._socket is not None
         if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
+            # The server before this one may have been here.
+            self._close_mailbox()
             return
         self._mailbox = self._mailbox or Mailbox()
         self._mailbox.forget()
@@ -330,9 +310,6 @@ class Connection:
             lost,
             before,
         )
-        self._on_restart(
-            RestartReport(self._server, old, self._boot, before, lost, hello["origin"])
-        )
         if self.has_parameters and not hello["parameters"]:
             self.has_parameters = False
             self._unacknowledged = None
@@ -340,15 +317,15 @@ class Connection:
 
     def _resend(self, deadline: float) -> None:
         if self._unacknowledged is not None:
-            self._send(self._unacknowledged[1])
+            self._send(self._unacknowledged)
             self._acknowledge(self._receive(deadline))
 
     def _acknowledge(self, answer: Message) -> None:
         assert self._unacknowledged is not None
-        self.acknowledged = self._unacknowledged[0]
+        number = self._unacknowledged.number
         self._unacknowledged = None
         self._check_answer(answer)
-        self._applied.add(self.acknowledged)
+        self._applied.add(number)
 
     def _send(self, message: Message) -> None:
         assert self._socket is not None

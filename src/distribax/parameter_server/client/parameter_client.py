@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from distribax.parameter_server.client.connection import Connection, RestartReport
+from distribax.parameter_server.client.connection import Connection
 from distribax.parameter_server.protocol.operations import Array, Op, encode
 from distribax.parameter_server.protocol.parameter_spec import (
     Endpoint,
@@ -53,10 +53,6 @@ class ParameterClient:
         shared_memory: Use shared memory with servers on the same machine.
         worker: The worker whose share of synchronous updates this client computes; None for a
             client that takes part in none.
-
-    Attributes:
-        on_restart: If it is set, called with a server's index and a `RestartReport` when that
-            server answers for the first time after a restart.
     """
 
     def __init__(
@@ -71,40 +67,26 @@ class ParameterClient:
         worker: int | None = None,
     ) -> None:
         self.client_id = f"{client_id}/{os.urandom(6).hex()}"
-        self.on_restart: Callable[[int, RestartReport], None] | None = None
         self._lock = threading.RLock()
         self._cache: dict[str, tuple[int, Array]] = {}
         self._connections = [
-            Connection(
-                index,
-                locate,
-                self.client_id,
-                token,
-                timeout,
-                shared_memory,
-                worker,
-                self._report_restart,
-            )
+            Connection(index, locate, self.client_id, token, timeout, shared_memory, worker)
             for index in range(num_servers)
         ]
 
     def create(self, spec: ParameterSpec, value: ArrayLike) -> bool:
         """Creates a parameter unless its uid exists; returns whether it did."""
         fields = dataclasses.asdict(spec)
-        with self._lock:
-            connection = self._get_connection(spec.server)
-            message = Message({"do": Request.CREATE, "spec": fields}, [np.asarray(value)])
-            created = bool(connection.request(message).header["created"])
-            connection.has_parameters = True
-            return created
+        answer = self._request(spec.server, Request.CREATE, [np.asarray(value)], spec=fields)
+        self._connections[spec.server].has_parameters = True
+        return bool(answer.header["created"])
 
     def register_optimizer(self, server: int, spec: OptimizerSpec) -> bool:
         """Registers an optimizer for parameters of a server; returns whether it was new."""
         fields = dataclasses.asdict(spec)
         transformation = np.frombuffer(fields.pop("transformation"), np.uint8)
-        with self._lock:
-            message = Message({"do": Request.REGISTER, "spec": fields}, [transformation])
-            return bool(self._get_connection(server).request(message).header["created"])
+        answer = self._request(server, Request.REGISTER, [transformation], spec=fields)
+        return bool(answer.header["created"])
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
@@ -121,7 +103,7 @@ class ParameterClient:
         with self._lock:
             # In the same order in every client: they wait for each other here.
             for server, wanted in by_server.items():
-                self._get_connection(server).prepare_read(wanted)
+                self._connections[server].prepare_read(wanted)
             asked = {
                 server: wanted
                 for server, wanted in by_server.items()
@@ -133,7 +115,7 @@ class ParameterClient:
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
-        connection = self._get_connection(server)
+        connection = self._connections[server]
         reader = connection.get_reader(specs)
         if reader is None:
             return False
@@ -159,19 +141,19 @@ class ParameterClient:
             for server, specs in by_server.items()
         }
         for server, answer in self._ask_all(requests).items():
-            self._get_connection(server).has_parameters = True
+            self._connections[server].has_parameters = True
             header = requests[server].header
             self._keep_answer(header["uids"], header["have"], answer)
 
     def _ask_all(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Sends all requests before it receives the answers, so that servers work in parallel."""
         for server, request in requests.items():
-            self._get_connection(server).start(request)
+            self._connections[server].start(request)
         answers: dict[int, Message] = {}
         errors: list[Exception] = []
         for server, request in requests.items():
             try:
-                answers[server] = self._get_connection(server).finish(request)
+                answers[server] = self._connections[server].finish(request)
             except (RuntimeError, OSError) as error:
                 errors.append(error)  # The other answers have to be received all the same.
         if errors:
@@ -195,7 +177,7 @@ class ParameterClient:
         places: dict[int, list[int]] = {}
         with self._lock:
             for place, (spec, indices) in enumerate(asked):
-                connection = self._get_connection(spec.server)
+                connection = self._connections[spec.server]
                 connection.prepare_read([spec])
                 reader = connection.get_reader([spec]) if _are_in_range(spec, indices) else None
                 found[place] = None if reader is None else reader.pull_rows(spec, indices)
@@ -219,7 +201,7 @@ class ParameterClient:
         It returns when they are sent. The arrays must not change until the next call, which raises
         what has gone wrong on a server. If that is the case, it sends nothing.
         """
-        pushes = [(self._get_connection(server), *encode(own)) for server, own in by_server.items()]
+        pushes = [(self._connections[server], *encode(own)) for server, own in by_server.items()]
         with self._lock:
             for connection, _, _ in pushes:
                 connection.settle()
@@ -256,39 +238,17 @@ class ParameterClient:
 
     def set_note(self, key: str, value: bytes) -> bytes:
         """Keeps a note on server 0 unless there is one with that key; returns the one kept."""
-        with self._lock:
-            message = Message(
-                {"do": Request.SET_NOTE, "key": key}, [np.frombuffer(value, np.uint8)]
-            )
-            return self._get_connection(0).request(message).arrays[0].tobytes()
+        answer = self._request(0, Request.SET_NOTE, [np.frombuffer(value, np.uint8)], key=key)
+        return answer.arrays[0].tobytes()
 
     def get_note(self, key: str) -> bytes | None:
         """Returns the note with that key, or None."""
-        with self._lock:
-            answer = self._get_connection(0).request(Message({"do": Request.NOTE, "key": key}))
-            return answer.arrays[0].tobytes() if answer.arrays else None
-
-    def delete(self, uids: Iterable[str]) -> None:
-        """Removes parameters and optimizers from all servers; unknown ones are ignored."""
-        gone = list(uids)
-        with self._lock:
-            for connection in self._connections:
-                connection.request(Message({"do": Request.DELETE, "uids": gone}))
-            for uid in gone:
-                self._cache.pop(uid, None)
+        answer = self._request(0, Request.NOTE, key=key)
+        return answer.arrays[0].tobytes() if answer.arrays else None
 
     def status(self, server: int) -> dict[str, Any]:
         """Returns a server's `ParameterServer.status()`."""
-        with self._lock:
-            return dict(
-                self._get_connection(server)
-                .request(Message({"do": Request.STATUS}))
-                .header["status"]
-            )
-
-    def get_acknowledged(self, server: int) -> int:
-        """Returns the number of this client's last push that the server has acknowledged."""
-        return self._get_connection(server).acknowledged
+        return dict(self._request(server, Request.STATUS).header["status"])
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""
@@ -298,20 +258,17 @@ class ParameterClient:
             for connection in self._connections:
                 connection.release()
 
-    def _get_connection(self, server: int) -> Connection:
-        if not 0 <= server < len(self._connections):
-            raise ValueError(f"server={server}, but there are {len(self._connections)} servers.")
-        return self._connections[server]
+    def _request(
+        self, server: int, do: Request, arrays: Sequence[Array] = (), **fields: Any
+    ) -> Message:
+        with self._lock:
+            return self._connections[server].request(Message({"do": do, **fields}, arrays))
 
     def _keep_answer(self, uids: Sequence[str], have: Sequence[int], answer: Message) -> None:
         arrays = iter(answer.arrays)
         for uid, old, new in zip(uids, have, answer.header["versions"], strict=True):
             if old != new:
                 self._cache[uid] = (new, _make_read_only(next(arrays)))
-
-    def _report_restart(self, report: RestartReport) -> None:
-        if self.on_restart is not None:
-            self.on_restart(report.server, report)
 
 
 def _are_in_range(spec: ParameterSpec, indices: Array) -> bool:

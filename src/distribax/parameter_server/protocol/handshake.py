@@ -47,7 +47,8 @@ def welcome(connection: socket.socket, token: bytes, seconds: float = HANDSHAKE_
     check_peer(connection)
     own = os.urandom(_NONCE)
     connection.sendall(_GREETING + own)
-    theirs, proof = _split(_receive_exactly(connection, _NONCE + 32, deadline))
+    answer = _receive_exactly(connection, _NONCE + 32, deadline)
+    theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _make_proof(token, b"client", own, theirs)):
         connection.sendall(_REFUSED + bytes(32))
         raise WrongTokenError("a client without the cluster's token has called")
@@ -96,10 +97,6 @@ def check_peer(connection: socket.socket) -> None:
 
 def _make_proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
-
-
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    return data[:_NONCE], data[_NONCE:]
 
 
 def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:

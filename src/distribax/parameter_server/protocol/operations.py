@@ -33,29 +33,12 @@ class AssignAdd:
 
 
 @dataclass(frozen=True)
-class AssignRows:
-    """Sets some rows of a parameter; of an index that occurs twice, the last row stays."""
-
-    uid: str
-    indices: Any
-    rows: Any
-
-
-@dataclass(frozen=True)
-class AddRows:
-    """Adds to some rows of a parameter; an index that occurs twice is added twice."""
-
-    uid: str
-    indices: Any
-    rows: Any
-
-
-@dataclass(frozen=True)
 class Scatter:
     """Changes some rows of a parameter, or some elements, where it is.
 
     `kind` is the value of a `WriteKind`. With indices of two dimensions, each line is the place of
-    an element, or of a smaller array. What occurs twice is changed twice.
+    an element, or of a smaller array. What occurs twice is changed twice; of several values that
+    are assigned, the last one stays.
     """
 
     uid: str
@@ -90,7 +73,7 @@ class Apply:
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
 
-Op: TypeAlias = Assign | AssignAdd | AssignRows | AddRows | Scatter | Apply
+Op: TypeAlias = Assign | AssignAdd | Scatter | Apply
 
 APPLY: Final = "apply"
 """What an encoded `Apply` has under "do"."""
@@ -98,14 +81,7 @@ APPLY: Final = "apply"
 SCATTER: Final = "scatter"
 """What an encoded `Scatter` has under "do"."""
 
-_WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {
-    "assign": Assign,
-    "add": AssignAdd,
-}
-_WITH_ROWS: dict[str, Callable[[str, Array, Array], Op]] = {
-    "assign_rows": AssignRows,
-    "add_rows": AddRows,
-}
+_WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {"assign": Assign, "add": AssignAdd}
 
 
 def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
@@ -129,12 +105,6 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
                 return {"do": "assign", "uid": uid, "value": place(value)}
             case AssignAdd(uid, value):
                 return {"do": "add", "uid": uid, "value": place(value)}
-            case AssignRows(uid, indices, rows):
-                at = [place(indices), place(rows)]
-                return {"do": "assign_rows", "uid": uid, "rows": at}
-            case AddRows(uid, indices, rows):
-                at = [place(indices), place(rows)]
-                return {"do": "add_rows", "uid": uid, "rows": at}
             case Scatter(uid, kind, indices, updates):
                 at = [place(indices), place(updates)]
                 return {"do": SCATTER, "uid": uid, "kind": kind, "rows": at}
@@ -146,8 +116,7 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
                     "extra": {name: place(value) for name, value in extra_args.items()},
                 }
         raise TypeError(
-            f"A push cannot carry {operation!r}: expected Assign, AssignAdd, AssignRows, AddRows, "
-            "Scatter or Apply."
+            f"A push cannot carry {operation!r}: expected Assign, AssignAdd, Scatter or Apply."
         )
 
     return [encode_one(operation) for operation in operations], arrays
@@ -165,9 +134,6 @@ def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> lis
         do, uid = item["do"], item["uid"]
         if do in _WITH_VALUE:
             return _WITH_VALUE[do](uid, arrays[item["value"]])
-        if do in _WITH_ROWS:
-            indices, rows = item["rows"]
-            return _WITH_ROWS[do](uid, arrays[indices], arrays[rows])
         if do == SCATTER:
             indices, updates = item["rows"]
             return Scatter(uid, item["kind"], arrays[indices], arrays[updates])

@@ -34,7 +34,5 @@ class Request(enum.StrEnum):
     """Keeps a note, unless there is one with that key."""
     NOTE = "note"
     """Asks for a note."""
-    DELETE = "delete"
-    """Removes parameters and optimizers."""
     STATUS = "status"
     """Asks what the server holds and has done."""

@@ -67,7 +67,7 @@ def send(connection: socket.socket, message: Message) -> None:
     described = [[dtype_name(value.dtype), value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
     head = _make_head({**message.header, _ARRAYS: described}, payload, message.number)
-    _send_parts(connection, [memoryview(head), *map(_view_bytes, arrays)], message.descriptors)
+    _send_parts(connection, [memoryview(head), *map(view_bytes, arrays)], message.descriptors)
 
 
 def _make_head(header: dict[str, Any], payload: int, number: int) -> bytes:
@@ -105,7 +105,7 @@ def receive(connection: socket.socket) -> Message:
         if not forms:
             return Message(header, (), descriptors, number)
         arrays = _allocate(forms)
-        parts = [part for array in arrays if (part := _view_bytes(array)).nbytes]
+        parts = [part for array in arrays if (part := view_bytes(array)).nbytes]
         _receive_parts(connection, _fill(parts, begun))
     except BaseException:
         for descriptor in descriptors:
@@ -140,7 +140,8 @@ def _allocate(forms: list[tuple[Any, tuple[int, ...]]]) -> list[Array]:
         raise FrameError(f"a frame's arrays cannot be allocated: {error}") from error
 
 
-def _view_bytes(value: Array) -> memoryview:
+def view_bytes(value: Array) -> memoryview:
+    """Returns the memory of an array."""
     # Through uint8, as bfloat16 and the like have no buffer of their own.
     return value.reshape(-1).view(np.uint8).data
 

@@ -14,6 +14,7 @@ from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
 from distribax.parameter_server.server.request_handler import Host, RequestHandler
 from distribax.parameter_server.server.store import Store
+from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.shared_memory.arena import can_share
 from distribax.parameter_server.snapshots.snapshot_schedule import SnapshotSchedule
 
@@ -31,7 +32,6 @@ class ParameterServer:
         token: The secret of the cluster.
         snapshot_dir: Where to keep snapshots; None for no snapshots.
         snapshot_interval: Seconds between two snapshots; None takes them on demand only.
-        record_history: Keep (client, sequence) of each push that was applied, for tests.
         shared_memory: Let clients on the same machine read values without asking.
 
     Example:
@@ -49,7 +49,6 @@ class ParameterServer:
         token: bytes,
         snapshot_dir: Path | None = None,
         snapshot_interval: float | None = None,
-        record_history: bool = False,
         shared_memory: bool = True,
     ) -> None:
         if not token:
@@ -57,8 +56,7 @@ class ParameterServer:
         self.index = index
         self._host = host
         self._token = token
-        shared = shared_memory and can_share()
-        self._store = Store(shared_memory=shared, record_history=record_history)
+        self._store = Store(shared_memory=shared_memory and can_share())
         self._snapshots = SnapshotSchedule(self._store, snapshot_dir, snapshot_interval, token)
         self._boot = os.urandom(8).hex()
         self._lock = threading.Lock()
@@ -112,7 +110,7 @@ class ParameterServer:
     def save_and_stop(self) -> None:
         """Takes a last snapshot, if it takes any; nothing is changed any more.
 
-        The process has to end now: whoever asks it for something waits for ever.
+        The process has to end now: anyone who asks it for something waits forever.
         """
         self._store.lock.acquire()
         if self._snapshots.is_on:
@@ -135,13 +133,13 @@ class ParameterServer:
             for uid, current in list(store.rounds.items())
             if (update := store.updates.get(uid)) is not None and update.spec.rounds > 1
         }
-        status: dict[str, Any] = {
+        return {
             "index": self.index,
             "boot": self._boot,
             "parameters": len(store.parameters),
             "optimizers": len(store.updates),
             "bytes": sum(parameter.host.nbytes for parameter in list(store.parameters.values())),
-            "updates": store.num_updates,
+            "updates": store.tally.counts[OPTIMIZER_UPDATE],
             "counts": dict(store.tally.counts),
             "lost_counts": dict(store.tally.lost) if store.tally.is_kept else None,
             "restored_counts": self._restored_counts,
@@ -149,9 +147,6 @@ class ParameterServer:
             "rounds": rounds,
             **self._snapshots.status(),
         }
-        if store.history is not None:
-            status["history"] = list(store.history)
-        return status
 
     def _accept(self, listener: socket.socket) -> None:
         while not self._closed:

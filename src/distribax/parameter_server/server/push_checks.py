@@ -7,12 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import (
-    AddRows,
     Apply,
     Array,
     Assign,
     AssignAdd,
-    AssignRows,
     Gradient,
     Op,
     Rows,
@@ -29,8 +27,6 @@ def check_operation(
     match operation:
         case Assign(uid, value) | AssignAdd(uid, value):
             check_value(form_of(uid), value)
-        case AssignRows(uid, indices, rows) | AddRows(uid, indices, rows):
-            _check_rows(form_of(uid), indices, rows)
         case Scatter(uid, _, indices, updates):
             _check_scatter(form_of(uid), indices, updates)
         case Apply(optimizer, gradients):
@@ -81,7 +77,7 @@ def _check_rows(form: Form, indices: Array, rows: Array) -> None:
 
 
 def _check_scatter(form: Form, indices: Array, updates: Array) -> None:
-    if indices.ndim == 1:
+    if indices.ndim != 2:
         _check_rows(form, indices, updates)
         return
     depth = indices.shape[-1]

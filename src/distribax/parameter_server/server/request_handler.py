@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from distribax.parameter_server.protocol import wire
-from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.wire import Message
@@ -54,22 +53,10 @@ class RequestHandler:
         self._worker: int | None = None
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
+        self._is_shared = host.store.arena.shared and connection.family == socket.AF_UNIX
+        # Each request has a method of its name.
         self._handlers: dict[str, Callable[[Message], Message]] = {
-            Request.HELLO: self._hello,
-            Request.CREATE: self._create,
-            Request.REGISTER: self._register,
-            Request.MAP: self._map,
-            Request.PULL: self._pull,
-            Request.ROWS: self._rows,
-            Request.PUSH: self._push,
-            Request.BEGIN_SHARES: self._begin_shares,
-            Request.RETURN_SHARES: self._return_shares,
-            Request.WATCH_ROUNDS: self._watch_rounds,
-            Request.COMPLETE_ROUNDS: self._complete_rounds,
-            Request.SET_NOTE: self._set_note,
-            Request.NOTE: self._note,
-            Request.DELETE: self._delete,
-            Request.STATUS: self._status,
+            request: getattr(self, f"_{request}") for request in Request
         }
 
     def run(self) -> None:
@@ -98,10 +85,8 @@ class RequestHandler:
     def _answer(self, request: Message) -> Message:
         try:
             return self._handlers[request.header["do"]](request)
-        except UnknownParameterError as error:
-            return self._explain(type(error).__name__, str(error))
         except Exception as error:
-            return _make_error(type(error).__name__, str(error))
+            return self._explain(type(error).__name__, str(error))
         finally:
             for descriptor in request.descriptors:
                 os.close(descriptor)
@@ -113,12 +98,11 @@ class RequestHandler:
 
     def _hello(self, request: Message) -> Message:
         self._client = request.header["client"]
-        shared = self._store.arena.shared and self._connection.family == socket.AF_UNIX
         answer = self._host.hello(self._client, request.header["server"])
         if self._worker is None and (worker := request.header["worker"]) is not None:
             self._worker = worker
             self._store.greet(self._client, worker)
-        return Message({**answer, "shared": shared})
+        return Message({**answer, "shared": self._is_shared})
 
     def _create(self, request: Message) -> Message:
         fields = request.header["spec"]
@@ -134,8 +118,11 @@ class RequestHandler:
     def _map(self, request: Message) -> Message:
         """Returns where the values lie, and the memory files that the client does not have.
 
-        One answer has room for some of them only; the client asks again for the others.
+        One answer has room for some of them only; the client asks again for the others. A client
+        that has asked a server on its own machine may be heard by one on another machine.
         """
+        if not self._is_shared:
+            return Message({"places": [], "segments": []})
         store = self._store
         places: list[list[Any]] = []
         needed = {CONTROL_SEGMENT}
@@ -148,10 +135,8 @@ class RequestHandler:
                     break
                 needed = more
                 places.append([block.segment, block.offset, form.shape, form.dtype])
-            if not places:
-                return Message({"places": None})
             new = needed - self._segments
-            segments = [store.arena.get_segment(number) for number in sorted(new)]
+            segments = [store.arena.segments[number] for number in sorted(new)]
             # Doubled, as the store may close its own before these are sent.
             descriptors = [os.dup(s.descriptor) for s in segments if s.descriptor is not None]
         self._segments |= new
@@ -170,12 +155,9 @@ class RequestHandler:
         return Message({}, [self._store.take_rows(uid, indices) for uid, indices in pairs])
 
     def _push(self, request: Message) -> Message:
-        answer = self._store.push(
-            self._client, request.number, self._mailbox.read_operations(request)
-        )
-        if answer.error is not None:
-            return self._explain(*answer.error)
-        return Message({})
+        operations = self._mailbox.read_operations(request)
+        error = self._store.push(self._client, request.number, operations).error
+        return Message({}) if error is None else self._explain(*error)
 
     def _begin_shares(self, request: Message) -> Message:
         uids = request.header["uids"]
@@ -193,15 +175,11 @@ class RequestHandler:
 
     def _set_note(self, request: Message) -> Message:
         value = self._store.set_note(request.header["key"], request.arrays[0].tobytes())
-        return Message({}, [_as_array(value)])
+        return Message({}, [np.frombuffer(value, np.uint8)])
 
     def _note(self, request: Message) -> Message:
         value = self._store.notes.get(request.header["key"])
-        return Message({}, [] if value is None else [_as_array(value)])
-
-    def _delete(self, request: Message) -> Message:
-        self._store.delete(request.header["uids"])
-        return Message({})
+        return Message({}, [] if value is None else [np.frombuffer(value, np.uint8)])
 
     def _status(self, request: Message) -> Message:
         return Message({"status": self._host.status()})
@@ -209,7 +187,3 @@ class RequestHandler:
 
 def _make_error(kind: str, text: str) -> Message:
     return Message({"error": [kind, text]})
-
-
-def _as_array(value: bytes) -> Array:
-    return np.frombuffer(value, np.uint8)

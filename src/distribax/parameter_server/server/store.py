@@ -65,7 +65,7 @@ class Answer:
 class Store:
     """Parameters, optimizers and notes of one server; all methods can be called by any thread."""
 
-    def __init__(self, *, shared_memory: bool, record_history: bool = False) -> None:
+    def __init__(self, *, shared_memory: bool) -> None:
         self.lock = threading.RLock()
         self.arena = Arena(shared=shared_memory)
         self.parameters: dict[str, StoredParameter] = {}
@@ -74,14 +74,11 @@ class Store:
         self.presence = Presence()
         self.notes: dict[str, bytes] = {}
         self.answers: dict[str, Answer] = {}
-        self.history: list[tuple[str, int]] | None = [] if record_history else None
-        self.num_updates = 0
-        # Optimizer updates are among what it counts.
         self.tally = Tally()
         # Versions never repeat, not even after a restart: callers cache by them.
         self.version = time.time_ns()
         self.structure = 0
-        """Grows when something is created or deleted."""
+        """Grows when something is created."""
         self._rounds_changed = threading.Condition(self.lock)
         self._closed = False
 
@@ -155,19 +152,13 @@ class Store:
             self.structure += key not in self.notes
             return self.notes.setdefault(key, value)
 
-    def delete(self, uids: Iterable[str]) -> None:
-        """Removes parameters and optimizers; an optimizer goes with any of its parameters."""
-        gone = set(uids)
+    def clear(self) -> None:
+        """Removes everything, before a client has seen any of it."""
         with self.lock:
-            for uid in gone & self.parameters.keys():
-                self.parameters.pop(uid).free()
-            for uid, update in list(self.updates.items()):
-                spec = update.spec
-                if gone & {uid, spec.counter, *spec.targets, *spec.slots}:
-                    del self.updates[uid], self.rounds[uid]
-            self.structure += 1
-            self.version += 1
-            self._rounds_changed.notify_all()
+            for kept in (self.parameters, self.updates, self.rounds, self.notes, self.answers):
+                kept.clear()
+            self.arena.close()
+            self.arena = Arena(shared=self.arena.shared)
 
     def push(self, client: str, sequence: int, operations: Sequence[Op]) -> Answer:
         """Applies the operations, unless this or a later push of the client is known."""
@@ -180,9 +171,6 @@ class Store:
                 answer = Answer(sequence)
             except Exception as error:  # The client is told what a transformation raises.
                 answer = Answer(sequence, error=PushError(type(error).__name__, str(error)))
-            else:
-                if self.history is not None:
-                    self.history.append((client, sequence))
             self.answers[client] = answer
             return answer
 
@@ -369,7 +357,6 @@ class Store:
                     self.get_parameter(uid).keep(change, version)
                 else:
                     self.get_parameter(uid).write(change, version)
-        self.num_updates += transaction.num_updates
         self.tally.add(transaction.counts)
         for uid in transaction.closed:
             self.rounds[uid].close()

@@ -43,16 +43,13 @@ class StoredParameter:
     def __init__(self, form: Form, arena: Arena, value: ArrayLike, version: int) -> None:
         self.form = form
         self.block = arena.allocate(form.shape, form.dtype)
+        self.host: Array = self.block.data
+        """The memory of the value, or of an older one while a newer is in a JAX array."""
         self._arena = arena
         self._device: jax.Array | None = None
         self._stale = False
         np.copyto(self.host, np.asarray(value), casting="same_kind")
         self._mark(version)
-
-    @property
-    def host(self) -> Array:
-        """The memory of the value, or of an older one while a newer is in a JAX array."""
-        return self.block.data
 
     def read(self) -> Array | jax.Array:
         """Returns the value as it is kept, a NumPy or a JAX array."""
@@ -62,8 +59,7 @@ class StoredParameter:
         """Returns the value for a program that may overwrite it, if it is a JAX array."""
         if self._stale:  # Readers' copy is the one that must not be lost.
             self.read_host()
-        value = self.host if self._device is None else self._device
-        self._device = None
+        value, self._device = self.read(), None
         return value
 
     def read_host(self) -> Array:
@@ -88,11 +84,6 @@ class StoredParameter:
         """Sets the value to a JAX array, which nobody changes, without copying it."""
         self._device, self._stale = value, True
         self._mark(version)
-
-    def free(self) -> None:
-        """Frees the memory."""
-        with self._arena:
-            self._arena.free(self.block)
 
     def _mark(self, version: int) -> None:
         self.version = version

@@ -16,6 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from distribax.parameter_server.snapshots.snapshot_file import open_no_link
+
+OPTIMIZER_UPDATE: Final = "optimizer update"
+"""The kind of change that an optimizer makes."""
+
 _NAME: Final = "tally"
 _SLOT: Final = struct.Struct("<32sQQ")
 """A kind, how many changes of it were made, and how many were lost."""
@@ -102,7 +107,7 @@ def _create(path: Path) -> mmap.mmap:
 def _read(path: Path) -> tuple[Counter[str], Counter[str]]:
     """Returns what a file counts as made and as lost; nothing if it is not whole."""
     try:
-        with open(path, "rb", opener=_open_no_link) as file:
+        with open(path, "rb", opener=open_no_link) as file:
             data = file.read(_SIZE + 1)
         rows = [
             (kind.rstrip(b"\0").decode(), made, lost)
@@ -113,7 +118,3 @@ def _read(path: Path) -> tuple[Counter[str], Counter[str]]:
     named = [row for row in rows[:_MAX_KINDS] if row[0]]
     made = Counter({kind: count for kind, count, _ in named})
     return made, Counter({kind: count for kind, _, count in named})
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

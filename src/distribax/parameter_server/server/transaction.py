@@ -9,20 +9,22 @@ import jax
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import (
-    AddRows,
     Apply,
     Array,
     Assign,
     AssignAdd,
-    AssignRows,
     Op,
     Scatter,
 )
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.rounds import Round, average
-from distribax.parameter_server.server.sparse import RowSet, keep_last_rows, scatter, sum_rows
+from distribax.parameter_server.server.sparse import RowSet, scatter
 from distribax.parameter_server.server.stored_parameter import Change, StoredParameter
+from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.types import WriteKind
+
+_SCATTERS = {"assign": "scatter_update", "assign_add": "scatter_add"}
+"""The methods of a variable that write some rows, by the methods that write all of it alike."""
 
 
 class Transaction:
@@ -33,7 +35,6 @@ class Transaction:
         slots: Those of them that only an optimizer reads.
         contributions: What is to be added to rounds.
         closed: The optimizers whose round is applied with it.
-        num_updates: How many updates of optimizers are among the changes.
         counts: How many changes of each kind there are, "assign_add" for example.
     """
 
@@ -47,7 +48,6 @@ class Transaction:
         self.slots: set[str] = set()
         self.contributions: list[Apply] = []
         self.closed: list[str] = []
-        self.num_updates = 0
         self.counts: defaultdict[str, int] = defaultdict(int)
         self._parameter_of = parameter_of
         self._update_of = update_of
@@ -55,22 +55,17 @@ class Transaction:
 
     def compute(self, operation: Op) -> None:
         """Computes what an operation changes; it has been checked."""
-        if not isinstance(operation, Apply):
-            self.counts[_name_kind(operation)] += 1
         match operation:
             case Assign(uid, value):
                 self._set(uid, value)
+                self.counts["assign"] += 1
             case AssignAdd(uid, delta):
                 self._set(uid, self.read_host(uid) + delta)
-            case AssignRows(uid, indices, rows):
-                self._set_rows(uid, keep_last_rows(indices, rows))
-            case AddRows(uid, indices, rows):
-                added = sum_rows(indices, rows)
-                old = np.take(self.read_host(uid), added.indices, axis=0)
-                self._set_rows(uid, RowSet(added.indices, old + added.rows))
+                self.counts["assign_add"] += 1
             case Scatter(uid, kind, indices, updates):
                 value = self.read_host(uid)
                 self._set_rows(uid, scatter(value, WriteKind(kind), indices, updates))
+                self.counts[_SCATTERS.get(kind, kind)] += 1
             case Apply():
                 self._contribute(operation)
 
@@ -128,8 +123,7 @@ class Transaction:
         if counter is not None:
             self._set(counter, self.read_host(counter) + 1)
         self.slots.update(changes.keys() & update.slot_uids)
-        self.num_updates += 1
-        self.counts["optimizer update"] += 1
+        self.counts[OPTIMIZER_UPDATE] += 1
 
     def _set(self, uid: str, value: Change) -> None:
         self.changes[uid] = value
@@ -143,16 +137,3 @@ class Transaction:
         value = self.read_host(uid).copy()
         value[write.indices] = write.rows
         self._set(uid, value)
-
-
-def _name_kind(operation: Op) -> str:
-    """Returns the name of the variable's method that has sent the operation."""
-    if isinstance(operation, Scatter):
-        return str(WriteKind(operation.kind))
-    names = {
-        Assign: "assign",
-        AssignAdd: "assign_add",
-        AssignRows: "scatter_update",
-        AddRows: "scatter_add",
-    }
-    return names[type(operation)]

@@ -29,7 +29,7 @@ from distribax.topology.host_memory import ALIGNMENT, aligned_empty, view_array
 CONTROL_SEGMENT: Final = 0
 """The segment whose first word is the sequence number."""
 VERSION_WORD: Final = 0
-"""Of a block's header: the value's version; 0 once the parameter is deleted."""
+"""Of a block's header: the value's version."""
 STALE_WORD: Final = 1
 """Of a block's header: not 0 while a newer value is elsewhere, and the server must be asked."""
 
@@ -50,17 +50,9 @@ class Segment:
 
     number: int
     memory: Array
-    used: int = 0
-    live: int = 0
-    """How many blocks in it are in use."""
     descriptor: int | None = None
     """Of the file, for reading only, to be given to clients."""
-
-    def close(self) -> None:
-        """Closes the file; the memory goes when nobody uses it any more."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,12 +69,14 @@ class Arena:
     """Allocates blocks of memory; they are written to inside a `with arena:` block.
 
     One thread at a time may use it.
+
+    Attributes:
+        segments: The memory that it has, by number.
     """
 
     def __init__(self, *, shared: bool) -> None:
         self.shared = shared
-        self._segments: dict[int, Segment] = {}
-        self._next = 0
+        self.segments: list[Segment] = []
         self._open: Segment | None = None
         self._depth = 0
         control = self._add_segment(mmap.PAGESIZE).memory
@@ -100,17 +94,7 @@ class Arena:
             segment = self._open = self._add_segment(_CHUNK)
         offset = segment.used
         segment.used += size
-        segment.live += 1
-        return Block(segment.number, offset, *view_block(segment.memory, offset, shape, dtype))
-
-    def free(self, block: Block) -> None:
-        """Frees a block; readers see that the value is gone."""
-        block.words[VERSION_WORD] = 0
-        segment = self._segments[block.segment]
-        segment.live -= 1
-        if not segment.live and segment is not self._open:
-            segment.close()
-            del self._segments[segment.number]
+        return view_block(segment.memory, segment.number, offset, shape, dtype)
 
     def __enter__(self) -> None:
         """Tells readers that what they copy until the end of the block is not valid."""
@@ -123,23 +107,20 @@ class Arena:
         if not self._depth:
             self._sequence[0] += 1
 
-    def get_segment(self, number: int) -> Segment:
-        """Returns a segment by its number."""
-        return self._segments[number]
-
     def close(self) -> None:
-        """Closes all files."""
-        for segment in self._segments.values():
-            segment.close()
+        """Closes all files; the memory goes when nobody uses it any more."""
+        for segment in self.segments:
+            if segment.descriptor is not None:
+                os.close(segment.descriptor)
+                segment.descriptor = None
 
     def _add_segment(self, size: int) -> Segment:
-        number, self._next = self._next, self._next + 1
+        number = len(self.segments)
         if self.shared:
-            memory, descriptor = _create_shared_memory(f"distribax-{number}", size)
-            segment = Segment(number, memory, descriptor=descriptor)
+            segment = Segment(number, *_create_shared_memory(f"distribax-{number}", size))
         else:
             segment = Segment(number, aligned_empty((size,), np.uint8))
-        self._segments[number] = segment
+        self.segments.append(segment)
         return segment
 
 
@@ -150,12 +131,13 @@ def view_words(memory: Array) -> memoryview[int]:
 
 
 def view_block(
-    memory: Array, offset: int, shape: tuple[int, ...], dtype: str
-) -> tuple[memoryview[int], Array]:
-    """Returns the header's words and the value of the block that begins there."""
+    memory: Array, segment: int, offset: int, shape: tuple[int, ...], dtype: str
+) -> Block:
+    """Returns the block that begins at an offset of a segment's memory."""
     start = offset + _HEADER
     words = view_words(memory[offset:start])
-    return words, view_array(memory, start, tuple(shape), plain_dtype(dtype))
+    data = view_array(memory, start, tuple(shape), plain_dtype(dtype))
+    return Block(segment, offset, words, data)
 
 
 def create_file(name: str, size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from distribax.parameter_server.shared_memory.arena import (
     CONTROL_SEGMENT,
     STALE_WORD,
     VERSION_WORD,
+    Block,
     map_file,
     view_block,
     view_words,
@@ -30,43 +31,31 @@ _ATTEMPTS: Final = 4
 _T = TypeVar("_T")
 
 
-class _Place(NamedTuple):
-    """The block of a parameter, as this process sees it."""
-
-    words: memoryview[int]
-    data: Array
-
-
 class SharedReader:
     """Reads values from mapped memory; returns None whenever the server has to be asked."""
 
     def __init__(self) -> None:
         self._segments: dict[int, Array] = {}
-        self._places: dict[str, _Place] = {}
+        self._blocks: dict[str, Block] = {}
         self._sequence: memoryview[int] | None = None
 
     def find_unknown(self, specs: Sequence[ParameterSpec]) -> list[ParameterSpec]:
         """Returns the parameters whose place is not known."""
-        return [spec for spec in specs if spec.uid not in self._places]
+        return [spec for spec in specs if spec.uid not in self._blocks]
 
-    def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> bool:
-        """Learns from a server's answer where the first of these lie; False if it does not say."""
-        places = answer.header["places"]
-        if places is None:
-            return False
+    def learn(self, specs: Sequence[ParameterSpec], answer: Message) -> None:
+        """Learns from a server's answer where the first of these lie."""
         try:
-            pairs = zip(answer.header["segments"], answer.descriptors, strict=True)
-            for (number, size), descriptor in pairs:
+            files = zip(answer.header["segments"], answer.descriptors, strict=True)
+            for (number, size), descriptor in files:
                 self._segments[number] = map_file(descriptor, size, writable=False)
         finally:
             for descriptor in answer.descriptors:
                 os.close(descriptor)
         if self._sequence is None:
             self._sequence = view_words(self._segments[CONTROL_SEGMENT])
-        for spec, (segment, offset, shape, dtype) in zip(specs, places, strict=False):
-            block = view_block(self._segments[segment], offset, shape, dtype)
-            self._places[spec.uid] = _Place(*block)
-        return True
+        for spec, (segment, *place) in zip(specs, answer.header["places"], strict=False):
+            self._blocks[spec.uid] = view_block(self._segments[segment], segment, *place)
 
     def pull(
         self, specs: Sequence[ParameterSpec], have: Sequence[int]
@@ -76,11 +65,11 @@ class SharedReader:
         def copy() -> list[tuple[int, Array | None]] | None:
             copies: list[tuple[int, Array | None]] = []
             for spec, old in zip(specs, have, strict=True):
-                place = self._find_place(spec)
-                if place is None:
+                block = self._find_block(spec)
+                if block is None:
                     return None
-                version = place.words[VERSION_WORD]
-                copies.append((version, None if version == old else aligned_copy(place.data)))
+                version = block.words[VERSION_WORD]
+                copies.append((version, None if version == old else aligned_copy(block.data)))
             return copies
 
         return self._copy_consistently(copy)
@@ -90,22 +79,17 @@ class SharedReader:
         rows = aligned_empty((*indices.shape, *spec.shape[1:]), spec.dtype)
 
         def copy() -> Array | None:
-            place = self._find_place(spec)
-            return place and np.take(place.data, indices, 0, out=rows, mode="clip")
+            block = self._find_block(spec)
+            if block is None:
+                return None
+            return np.take(block.data, indices, 0, out=rows, mode="clip")
 
         return self._copy_consistently(copy)
 
-    def _find_place(self, spec: ParameterSpec) -> _Place | None:
-        """Returns the place of a value; None if the server has to be asked for it."""
-        place = self._places.get(spec.uid)
-        if place is None or place.words[STALE_WORD]:
-            return None
-        if not place.words[
-            VERSION_WORD
-        ]:  # It was deleted; one with that uid may lie elsewhere now.
-            del self._places[spec.uid]
-            return None
-        return place
+    def _find_block(self, spec: ParameterSpec) -> Block | None:
+        """Returns the block of a value; None if the server has to be asked for it."""
+        block = self._blocks[spec.uid]
+        return None if block.words[STALE_WORD] else block
 
     def _copy_consistently(self, copy: Callable[[], _T | None]) -> _T | None:
         """Returns what `copy` returns while the server does not write; None if it keeps writing."""

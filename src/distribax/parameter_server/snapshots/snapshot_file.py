@@ -27,6 +27,7 @@ import numpy as np
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.parameter_server.protocol.wire import view_bytes
 from distribax.topology.host_memory import aligned_empty
 
 KEPT: Final = 2
@@ -75,7 +76,7 @@ def write(folder: Path, number: int, state: SnapshotState, token: bytes) -> Path
             file.write(_PREFIX.pack(_MAGIC, len(header), _make_code(token, path, header)))
             file.write(header)
             for array in arrays:
-                file.write(_view_bytes(array))
+                file.write(view_bytes(array))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -117,7 +118,7 @@ def read(path: Path, token: bytes) -> SnapshotState:
     Raises:
         DamagedSnapshotError: It is not whole, or was not written with this token.
     """
-    with open(path, "rb", opener=_open_no_link) as file:
+    with open(path, "rb", opener=open_no_link) as file:
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
             raise DamagedSnapshotError("not a snapshot")
@@ -134,7 +135,7 @@ def read(path: Path, token: bytes) -> SnapshotState:
         for dtype, shape, expected in header["arrays"]:
             array = aligned_empty(tuple(shape), plain_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
-            whole = file.readinto(_view_bytes(array)) == array.nbytes
+            whole = file.readinto(view_bytes(array)) == array.nbytes
             if not whole or _digest(array) != expected:
                 raise DamagedSnapshotError(f"array {len(arrays)} is damaged")
             arrays.append(array)
@@ -147,16 +148,12 @@ def _make_code(token: bytes, path: Path, header: bytes) -> bytes:
 
 
 def _digest(array: Array) -> str:
-    return hashlib.sha256(_view_bytes(array)).hexdigest()
+    return hashlib.sha256(view_bytes(array)).hexdigest()
 
 
 def _list_files(folder: Path, suffix: str) -> list[Path]:
     """Returns the files of a kind, the newest first."""
     return sorted(folder.glob(f"*{suffix}"), reverse=True)
-
-
-def _view_bytes(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def make_private(folder: Path) -> None:
@@ -185,7 +182,8 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, _PRIVATE_FILE)
 
 
-def _open_no_link(path: str, flags: int) -> int:
+def open_no_link(path: str, flags: int) -> int:
+    """Opens a file for reading; never what a link leads to, and without waiting for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from distribax.parameter_server.server.store import Store
+from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
 
 _SETTLE_SECONDS: Final = 0.25
@@ -84,7 +85,8 @@ class SnapshotSchedule:
             self._path = snapshot_file.write(self._folder, version, state, self._token)
             self._keep_tally(self._folder)
             self._state = version, structure
-            self._updates, self._time, self._error = state.header["num_updates"], time.time(), None
+            self._updates = state.header["counts"].get(OPTIMIZER_UPDATE, 0)
+            self._time, self._error = time.time(), None
             return self._path
 
     def status(self) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class SnapshotSchedule:
                 continue
             self._restored = self._path = path
             _logger.info("A parameter server was restored from its snapshot %s.", path)
-            self._updates = self._store.num_updates
+            self._updates = self._store.tally.counts[OPTIMIZER_UPDATE]
             self._state = self._store.version, self._store.structure
             return
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,93 +18,76 @@ from distribax.parameter_server.server.stored_parameter import Form
 from distribax.parameter_server.snapshots.snapshot_file import SnapshotState
 
 
-class _Arrays:
-    """Collects arrays, to which the JSON refers by position."""
-
-    def __init__(self) -> None:
-        self.all: list[Array] = []
-
-    def place(self, array: ArrayLike) -> int:
-        self.all.append(np.array(array))
-        return len(self.all) - 1
-
-    def place_bytes(self, value: bytes) -> int:
-        return self.place(np.frombuffer(value, np.uint8))
-
-
 def take(store: Store) -> SnapshotState:
     """Returns a copy of everything in the store, as of one moment."""
-    arrays = _Arrays()
+    arrays: list[Array] = []
+
+    def place(value: ArrayLike | bytes) -> int:
+        """Keeps a copy of a value; the JSON refers to it by position."""
+        given = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        arrays.append(np.array(given))
+        return len(arrays) - 1
+
     with store.lock:
         header = {
             "version": store.version,
-            "num_updates": store.num_updates,
             "counts": dict(store.tally.counts),
             "entries": {
-                uid: [dataclasses.asdict(parameter.form), arrays.place(parameter.read())]
+                uid: [dataclasses.asdict(parameter.form), place(parameter.read())]
                 for uid, parameter in store.parameters.items()
             },
             "optimizers": [
-                _describe_optimizer(update.spec, arrays) for update in store.updates.values()
+                _describe_optimizer(update.spec, place) for update in store.updates.values()
             ],
             "rounds": {
-                uid: _describe_round(current, arrays) for uid, current in store.rounds.items()
+                uid: _describe_round(current, place) for uid, current in store.rounds.items()
             },
-            "notes": {key: arrays.place_bytes(value) for key, value in store.notes.items()},
+            "notes": {key: place(value) for key, value in store.notes.items()},
             "answers": {
                 client: [answer.sequence, answer.error] for client, answer in store.answers.items()
             },
-            "history": None if store.history is None else list(store.history),
         }
-    return SnapshotState(header, arrays.all)
+    return SnapshotState(header, arrays)
 
 
 def restore(store: Store, state: SnapshotState) -> None:
     """Fills an empty store; if that fails, the store is empty again."""
     with store.lock:
         try:
-            _fill(store, state)
+            _fill(store, state.header, state.arrays)
         except BaseException:
-            # Optimizers and rounds go with their parameters.
-            store.delete(list(store.parameters))
-            store.notes.clear()
-            store.answers.clear()
+            store.clear()
             raise
 
 
-def _fill(store: Store, state: SnapshotState) -> None:
-    header, arrays = state.header, state.arrays
-    with store.lock:
-        store.version = max(store.version, header["version"] + 1)
-        for uid, (form, at) in header["entries"].items():
-            store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
-        for fields, at in header["optimizers"]:
-            fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
-            store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
-        for uid, described in header["rounds"].items():
-            _restore_round(store.rounds[uid], described, arrays)
-        store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
-        for client, (sequence, error) in header["answers"].items():
-            store.answers[client] = Answer(sequence, error=error and PushError(*error))
-        if store.history is not None:
-            store.history.extend((client, number) for client, number in header["history"] or ())
-        store.num_updates = header["num_updates"]
-        store.tally.counts = Counter(header.get("counts", {}))
+def _fill(store: Store, header: dict[str, Any], arrays: Sequence[Array]) -> None:
+    store.version = max(store.version, header["version"] + 1)
+    for uid, (form, at) in header["entries"].items():
+        store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
+    for fields, at in header["optimizers"]:
+        fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
+        store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
+    for uid, described in header["rounds"].items():
+        _restore_round(store.rounds[uid], described, arrays)
+    store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
+    for client, (sequence, error) in header["answers"].items():
+        store.answers[client] = Answer(sequence, error=error and PushError(*error))
+    store.tally.counts = Counter(header.get("counts", {}))
 
 
-def _describe_optimizer(spec: OptimizerSpec, arrays: _Arrays) -> list[Any]:
+def _describe_optimizer(spec: OptimizerSpec, place: Callable[[bytes], int]) -> list[Any]:
     fields = dataclasses.asdict(spec)
-    return [fields, arrays.place_bytes(fields.pop("transformation"))]
+    return [fields, place(fields.pop("transformation"))]
 
 
-def _describe_round(current: Round, arrays: _Arrays) -> dict[str, Any]:
+def _describe_round(current: Round, place: Callable[[Array], int]) -> dict[str, Any]:
     operations, contained = encode(current.contributions)
     return {
         "number": current.number,
         "clients": list(current.clients),
         "shares": list(current.shares),
         "contributions": operations,
-        "arrays": [arrays.place(array) for array in contained],
+        "arrays": [place(array) for array in contained],
     }
 
 

@@ -309,20 +309,18 @@ class Checkpoint:
     ) -> tuple[RestoreStatus, int | None]:
         tracked = self._find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
+        values, notes = _read_together(workers, Path(path).absolute())
 
-        contents = _read_together(workers, Path(path).absolute())
-
-        def check() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-            values, notes = contents
+        def check() -> tuple[dict[str, Any], dict[str, Any]]:
             _check_forms(tracked.slots, values)
             own = {
                 name: select_position(name, notes["positions"][name], workers)
                 for name in tracked.iterators
                 if name in notes["positions"]
             }
-            return values, own, notes["library"]
+            return own, notes["library"]
 
-        values, positions, library = workers.run_together("Checkpoint.restore", check)
+        positions, library = workers.run_together("Checkpoint.restore", check)
         counter = None
         if _COUNTER in values and _COUNTER not in tracked.slots:
             counter = int(values.pop(_COUNTER))
@@ -342,8 +340,24 @@ class Checkpoint:
                 path,
                 missing[:8],
             )
-        restored = _Restored(self, {*matched, *positions}, self._late)
-        return RestoreStatus(restored, len(matched) + len(positions), os.fspath(path)), counter
+        return self._make_status({*matched, *positions}, os.fspath(path)), counter
+
+    def _make_status(self, matched: set[str], path: str) -> RestoreStatus:
+        """Returns the status of a restore that has matched these names at once."""
+        late, waited_for = self._late, set(self._late)
+
+        def match() -> tuple[list[str], list[str]]:
+            if late:
+                self.give_late_values()
+            tracked = self._find_tracked()
+            given = matched | (waited_for - late.keys())
+            return sorted(late), sorted({*tracked.slots, *tracked.iterators} - given)
+
+        def forget() -> None:
+            late.clear()
+            late_values.stop_waiting(self)
+
+        return RestoreStatus(match, forget, len(matched), path)
 
     def _await(self, late: dict[str, Any], workers: WorkerAgreement) -> None:
         """Keeps values for variables that are created later."""
@@ -396,29 +410,6 @@ class Checkpoint:
             self._root[name] = value
         else:
             setattr(self._root, name, value)
-
-
-class _Restored:
-    """What one restore has matched by now."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, matched: set[str], late: dict[str, np.ndarray]
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._matched = matched
-        self._late = late
-        self._waiting_for = set(late)
-
-    def match(self) -> tuple[list[str], list[str]]:
-        if self._late:
-            self._checkpoint.give_late_values()
-        tracked = self._checkpoint._find_tracked()
-        given = self._matched | (self._waiting_for - self._late.keys())
-        return sorted(self._late), sorted({*tracked.slots, *tracked.iterators} - given)
-
-    def forget(self) -> None:
-        self._late.clear()
-        late_values.stop_waiting(self._checkpoint)
 
 
 def is_writer(workers: WorkerAgreement, path: Path) -> bool:

@@ -101,7 +101,7 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._timeout_seconds = timeout_seconds
         self._hours = keep_checkpoint_every_n_hours
-        # What was too many for an earlier process, and is there all the same, was kept for good.
+        # Checkpoints beyond `max_to_keep` that an earlier process has left were kept for good.
         self._kept = set(self._find_too_many()) if keep_checkpoint_every_n_hours else set()
         written = [path.stat().st_mtime for path in self._kept]
         self._last_kept = max(written, default=time.time())

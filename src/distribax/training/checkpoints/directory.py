@@ -23,7 +23,7 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[Path]:
     named = re.compile((r".+" if name is None else re.escape(name)) + r"-\d+")
     paths = [directory / each for each in files.find_names(directory) if named.fullmatch(each)]
     complete = [path for path in paths if files.is_complete(path)]
-    # Who went back to an earlier checkpoint saves smaller numbers later.
+    # After going back to an earlier checkpoint, a training saves smaller numbers later.
     return sorted(complete, key=lambda path: (files.get_order(path), get_number(path)))
 
 

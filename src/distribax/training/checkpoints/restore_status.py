@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
-
-
-class Restored(Protocol):
-    """What a status is about: which names a restore has matched by now."""
-
-    def match(self) -> tuple[list[str], list[str]]:
-        """Returns the names that only the file has, and those that only the objects have."""
-
-    def forget(self) -> None:
-        """Gives up the values that nothing has been created for."""
+from collections.abc import Callable
+from typing import Self
 
 
 class RestoreStatus:
     """Tells what `Checkpoint.restore` has matched; TensorFlow's checks, under their names.
 
     Args:
-        restored: The restore that it is about.
+        match: Returns the names that only the file has by now, and those that only the objects
+            have.
+        forget: Gives up the values that nothing has been created for.
         num_matched: How many values were restored at once.
         path: The checkpoint.
     """
 
-    def __init__(self, restored: Restored, num_matched: int, path: str) -> None:
-        self._restored = restored
+    def __init__(
+        self,
+        match: Callable[[], tuple[list[str], list[str]]],
+        forget: Callable[[], None],
+        num_matched: int,
+        path: str,
+    ) -> None:
+        self._match = match
+        self._forget = forget
         self._num_matched = num_matched
         self._path = path
 
@@ -38,7 +38,7 @@ class RestoreStatus:
         Raises:
             AssertionError: Something is only in the checkpoint, or only in the program.
         """
-        only_saved, only_here = self._restored.match()
+        only_saved, only_here = self._match()
         if only_saved or only_here:
             raise AssertionError(
                 f"restore: the checkpoint {self._path!r} does not fit. Only in the checkpoint: "
@@ -55,7 +55,7 @@ class RestoreStatus:
         Raises:
             AssertionError: Something was not.
         """
-        _, only_here = self._restored.match()
+        _, only_here = self._match()
         if only_here:
             raise AssertionError(
                 f"restore: the checkpoint {self._path!r} has no values for {_list_some(only_here)}."
@@ -71,7 +71,7 @@ class RestoreStatus:
         Raises:
             AssertionError: They have nothing in common.
         """
-        only_saved, only_here = self._restored.match()
+        only_saved, only_here = self._match()
         if not self._num_matched and only_saved:
             raise AssertionError(
                 f"restore: nothing in the program is in the checkpoint {self._path!r}. In the "
@@ -85,7 +85,7 @@ class RestoreStatus:
         Returns:
             The status itself.
         """
-        self._restored.forget()
+        self._forget()
         return self
 
     def initialize_or_restore(self, session: object = None) -> None:
@@ -107,7 +107,7 @@ class NothingRestored(RestoreStatus):
     """The status of `restore(None)`, as on the first run of a program."""
 
     def __init__(self) -> None:
-        super().__init__(_Nothing(), 0, "None")
+        super().__init__(lambda: ([], []), lambda: None, 0, "None")
 
     def assert_consumed(self) -> Self:
         """Raises, because nothing was restored.
@@ -119,14 +119,6 @@ class NothingRestored(RestoreStatus):
 
     assert_existing_objects_matched = assert_consumed
     assert_nontrivial_match = assert_consumed
-
-
-class _Nothing:
-    def match(self) -> tuple[list[str], list[str]]:
-        return [], []
-
-    def forget(self) -> None:
-        pass
 
 
 def _list_some(names: list[str]) -> str:

@@ -25,12 +25,6 @@ class SaveCounter(ArrayLike):
         """Returns the number as a NumPy array."""
         return np.asarray(self.value)
 
-    def __int__(self) -> int:
-        return self.value
-
-    def __index__(self) -> int:
-        return self.value
-
     @override
     def __eq__(self, other: object) -> bool:
         return bool(self.value == other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import FunctionType, MethodType, ModuleType
@@ -11,7 +10,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution import Function
@@ -51,64 +49,37 @@ class Stateful(Protocol):
     def variables(self) -> Any: ...
 
 
-class Slot(abc.ABC):
-    """A place whose value is saved as one array."""
-
-    @property
-    @abc.abstractmethod
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape that a saved value must have; None if any will do."""
-
-    @property
-    @abc.abstractmethod
-    def dtype(self) -> np.dtype[Any] | None:
-        """The data type that a saved value becomes; None if it keeps its own."""
-
-    @property
-    @abc.abstractmethod
-    def described(self) -> str:
-        """The place as error messages name it."""
-
-    @abc.abstractmethod
-    def read(self) -> np.ndarray:
-        """Returns the value to save. With several workers all of them call it."""
-
-    @abc.abstractmethod
-    def write(self, value: np.ndarray, is_first: bool) -> None:
-        """Puts a saved value back; `is_first` tells whether this is the first worker."""
-
-
 @dataclasses.dataclass(frozen=True)
-class VariableSlot(Slot):
+class VariableSlot:
     """A variable: one value, whatever the number of its copies and shards."""
 
     variable: AnyVariable
 
     @property
-    @override
     def shape(self) -> tuple[int, ...]:
+        """The shape that a saved value must have."""
         return self.variable.shape
 
     @property
-    @override
     def dtype(self) -> np.dtype[Any]:
+        """The data type that a saved value becomes."""
         return np.dtype(self.variable.dtype)
 
     @property
-    @override
     def described(self) -> str:
+        """The variable as error messages name it."""
         return self.variable.described
 
-    @override
     def read(self) -> np.ndarray:
+        """Returns the value to save. With several workers all of them call it."""
         variable = self.variable
         is_combined = variable.aggregation is not VariableAggregation.NONE
         if isinstance(variable, Variable) and variable.per_replica and not is_combined:
             return variable.values[0].numpy()
         return variable.numpy()
 
-    @override
     def write(self, value: np.ndarray, is_first: bool) -> None:
+        """Puts a saved value back; `is_first` tells whether this is the first worker."""
         variable = self.variable
         value = value.astype(variable.dtype)
         is_sum = variable.per_replica and variable.aggregation is VariableAggregation.SUM
@@ -124,7 +95,7 @@ class VariableSlot(Slot):
 
 
 @dataclasses.dataclass(frozen=True)
-class ValueSlot(Slot):
+class ValueSlot:
     """An array or a number, which is replaced where it is kept."""
 
     name: str
@@ -132,13 +103,13 @@ class ValueSlot(Slot):
     put: Put
 
     @property
-    @override
     def shape(self) -> tuple[int, ...]:
+        """The shape that a saved value must have."""
         return np.shape(_to_data(self.value))
 
     @property
-    @override
     def dtype(self) -> np.dtype[Any] | None:
+        """The data type that a saved value becomes; None if it keeps its own."""
         return None if self._is_number else np.dtype(_to_data(self.value).dtype)
 
     @property
@@ -147,17 +118,17 @@ class ValueSlot(Slot):
         return isinstance(self.value, _NUMBERS) and not isinstance(self.value, np.generic)
 
     @property
-    @override
     def described(self) -> str:
+        """The value as error messages name it."""
         return f"the value {self.name!r} of shape {self.shape}"
 
-    @override
     def read(self) -> np.ndarray:
+        """Returns the value to save."""
         data = _to_data(self.value)
         return np.array(jax_private.pick_copy(data) if isinstance(data, jax.Array) else data)
 
-    @override
     def write(self, value: np.ndarray, is_first: bool) -> None:
+        """Puts a saved value back, in every worker."""
         old = self.value
         if self._is_number:
             number = value.item()
@@ -169,6 +140,10 @@ class ValueSlot(Slot):
             self.put(jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(old)))
         else:
             self.put(jax.device_put(np.asarray(value, old.dtype), old.sharding))
+
+
+Slot: TypeAlias = VariableSlot | ValueSlot
+"""A place whose value is saved as one array."""
 
 
 def _to_data(value: Any) -> Any:
@@ -271,13 +246,10 @@ class _Search:
                 for path, part, replace in tracker(value):
                     self.visit(f"{name}.{path}" if path else name, part, replace)
                 return True
-        if isinstance(value, Mapping):
-            for key, item in value.items():
+        if isinstance(value, (Mapping, list)):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, item in items:
                 self.visit(f"{name}.{key}", item, _make_item_put(value, key, name))
-            return True
-        if isinstance(value, list):
-            for index, item in enumerate(value):
-                self.visit(f"{name}.{index}", item, _make_item_put(value, index, name))
             return True
         if isinstance(value, Stateful) and not _is_pytree(value):
             for index, variable in enumerate(value.variables):

@@ -1,5 +1,6 @@
 """Metrics that each replica updates for itself and that are combined when they are read."""
 
+from distribax.training.metrics.classification import Accuracy as Accuracy
 from distribax.training.metrics.classification import BinaryAccuracy as BinaryAccuracy
 from distribax.training.metrics.classification import CategoricalAccuracy as CategoricalAccuracy
 from distribax.training.metrics.classification import (
@@ -14,7 +15,6 @@ from distribax.training.metrics.classification import (
 from distribax.training.metrics.confusion import AUC as AUC
 from distribax.training.metrics.confusion import Precision as Precision
 from distribax.training.metrics.confusion import Recall as Recall
-from distribax.training.metrics.metric import Accuracy as Accuracy
 from distribax.training.metrics.metric import Mean as Mean
 from distribax.training.metrics.metric import Metric as Metric
 from distribax.training.metrics.metric import Sum as Sum

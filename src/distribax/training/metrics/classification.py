@@ -9,11 +9,60 @@ from typing_extensions import override
 from distribax.training.metrics.regression import PairMean, average_outputs, match_ranks
 
 
+class Accuracy(PairMean):
+    """The share of predictions that are right.
+
+    Predictions are labels; scores of the classes, with one more dimension than the labels; or a
+    single column, which holds labels or probabilities of class 1. Labels may have a last dimension
+    of size 1. One-hot labels are compared number by number, as in Keras: pass
+    `jnp.argmax(y_true, -1)` instead.
+
+    Args:
+        name: The name of the metric; None for "accuracy".
+        dtype: The data type of the sums.
+
+    Example:
+        >>> import distribax as dx, jax.numpy as jnp
+        >>> accuracy = dx.metrics.Accuracy()
+        >>> float(accuracy(jnp.array([1, 0]), jnp.array([[0.1, 0.9], [0.2, 0.8]])))
+        0.5
+    """
+
+    _default_name = "accuracy"
+
+    @override
+    def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
+        labels, predictions = y_true, y_pred
+        if predictions.ndim > 1 and predictions.shape[-1] == 1:
+            predictions = _decide_column(predictions[..., 0])
+            if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
+                labels = labels[..., 0]
+        elif labels.ndim > 1 and labels.shape[-1] == 1 and predictions.ndim <= labels.ndim:
+            labels = labels[..., 0]
+        if predictions.ndim == labels.ndim + 1:
+            predictions = jnp.argmax(predictions, axis=-1)
+        if predictions.shape != labels.shape:
+            raise ValueError(
+                f"Accuracy: y_pred of shape {y_pred.shape} does not fit y_true of shape "
+                f"{y_true.shape}. Expected labels of the same shape, or scores with one more "
+                "dimension, the classes, at the end."
+            )
+        return (labels == predictions).astype(jnp.float32)
+
+
+def _decide_column(scores: jax.Array) -> jax.Array:
+    """Returns the labels that one column of scores means."""
+    if not jnp.issubdtype(scores.dtype, jnp.floating):
+        return scores
+    # A number that is not strictly between 0 and 1 is a label, not a probability.
+    return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
+
+
 class BinaryAccuracy(PairMean):
     """The share of probabilities that are on the right side of a threshold.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "binary_accuracy".
         dtype: The data type of the sums.
         threshold: A probability above it means 1.
 
@@ -23,9 +72,11 @@ class BinaryAccuracy(PairMean):
         0.75
     """
 
+    _default_name = "binary_accuracy"
+
     def __init__(
         self,
-        name: str = "binary_accuracy",
+        name: str | None = None,
         dtype: jax.typing.DTypeLike = jnp.float32,
         threshold: float = 0.5,
     ) -> None:
@@ -42,7 +93,7 @@ class CategoricalAccuracy(PairMean):
     """The share of scores whose largest is that of the right class, given as one-hot vectors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -51,10 +102,7 @@ class CategoricalAccuracy(PairMean):
         0.5
     """
 
-    def __init__(
-        self, name: str = "categorical_accuracy", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -66,7 +114,7 @@ class SparseCategoricalAccuracy(PairMean):
     """The share of scores whose largest is that of the right class, given as a number.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "sparse_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -75,10 +123,7 @@ class SparseCategoricalAccuracy(PairMean):
         0.5
     """
 
-    def __init__(
-        self, name: str = "sparse_categorical_accuracy", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "sparse_categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -91,7 +136,7 @@ class SparseTopKCategoricalAccuracy(PairMean):
 
     Args:
         k: How many classes count as predicted.
-        name: The name of the metric.
+        name: The name of the metric; None for "sparse_top_k_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -101,11 +146,10 @@ class SparseTopKCategoricalAccuracy(PairMean):
         0.5
     """
 
+    _default_name = "sparse_top_k_categorical_accuracy"
+
     def __init__(
-        self,
-        k: int = 5,
-        name: str = "sparse_top_k_categorical_accuracy",
-        dtype: jax.typing.DTypeLike = jnp.float32,
+        self, k: int = 5, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32
     ) -> None:
         super().__init__(name, dtype)
         self._k = k
@@ -122,7 +166,7 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
 
     Args:
         k: How many classes count as predicted.
-        name: The name of the metric.
+        name: The name of the metric; None for "top_k_categorical_accuracy".
         dtype: The data type of the sums.
 
     Example:
@@ -132,13 +176,7 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
         0.5
     """
 
-    def __init__(
-        self,
-        k: int = 5,
-        name: str = "top_k_categorical_accuracy",
-        dtype: jax.typing.DTypeLike = jnp.float32,
-    ) -> None:
-        super().__init__(k, name, dtype)
+    _default_name = "top_k_categorical_accuracy"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from distribax.training.metrics.metric import Metric, apply_weights
-from distribax.training.metrics.regression import fit_weights, match_ranks
+from distribax.training.metrics.metric import Metric, apply_weights, divide
+from distribax.training.metrics.regression import match_ranks
 
 
 class _Confusion(Metric):
     """Counts true and false predictions, at each of some thresholds."""
 
-    def __init__(self, thresholds: Sequence[float], name: str, dtype: jax.typing.DTypeLike) -> None:
+    def __init__(
+        self, thresholds: Sequence[float], name: str | None, dtype: jax.typing.DTypeLike
+    ) -> None:
         super().__init__(name)
         if not thresholds:
             raise ValueError(f"{type(self).__name__}: thresholds is empty. Expected numbers.")
@@ -43,8 +45,7 @@ class _Confusion(Metric):
             ValueError: The shapes do not fit each other.
         """
         true, pred = match_ranks(jnp.asarray(y_true), jnp.asarray(y_pred), type(self).__name__)
-        weights = fit_weights(sample_weight, true)
-        _, weights = apply_weights(true, weights, type(self).__name__)
+        _, weights = apply_weights(true, sample_weight, type(self).__name__)
         true, pred, weights = self._select(true, pred, weights)
         limits = jnp.asarray(self._thresholds).reshape(-1, 1)
         is_yes, said_yes = (true > 0).reshape(1, -1), pred.reshape(1, -1) > limits
@@ -67,11 +68,11 @@ class _ClassConfusion(_Confusion):
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None,
-        top_k: int | None,
-        class_id: int | None,
-        name: str,
-        dtype: jax.typing.DTypeLike,
+        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
+        dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> None:
         for what, value, least in (("top_k", top_k, 1), ("class_id", class_id, 0)):
             if value is not None and value < least:
@@ -117,7 +118,7 @@ class Precision(_ClassConfusion):
             number for each. By default 0.5, or none with `top_k`.
         top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
         class_id: The only class that counts, as an index of the last dimension.
-        name: The name of the metric.
+        name: The name of the metric; None for "precision".
         dtype: The data type of the counts.
 
     Raises:
@@ -129,21 +130,13 @@ class Precision(_ClassConfusion):
         0.5
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "precision",
-        dtype: jax.typing.DTypeLike = jnp.float32,
-    ) -> None:
-        super().__init__(thresholds, top_k, class_id, name, dtype)
+    _default_name = "precision"
 
     @override
     def result(self) -> jax.Array:
         """Returns the precision over all replicas; 0 if nothing was predicted as 1."""
         true_positives, false_positives, _, _ = self._totals()
-        return self._shape(_divide(true_positives, true_positives + false_positives))
+        return self._shape(divide(true_positives, true_positives + false_positives))
 
 
 class Recall(_ClassConfusion):
@@ -154,7 +147,7 @@ class Recall(_ClassConfusion):
             number for each. By default 0.5, or none with `top_k`.
         top_k: Only this many classes of an example, the most probable ones, are predictions of 1.
         class_id: The only class that counts, as an index of the last dimension.
-        name: The name of the metric.
+        name: The name of the metric; None for "recall".
         dtype: The data type of the counts.
 
     Raises:
@@ -166,21 +159,13 @@ class Recall(_ClassConfusion):
         0.5
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | np.ndarray | jax.Array | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "recall",
-        dtype: jax.typing.DTypeLike = jnp.float32,
-    ) -> None:
-        super().__init__(thresholds, top_k, class_id, name, dtype)
+    _default_name = "recall"
 
     @override
     def result(self) -> jax.Array:
         """Returns the recall over all replicas; 0 if there was no label of 1."""
         true_positives, _, _, false_negatives = self._totals()
-        return self._shape(_divide(true_positives, true_positives + false_negatives))
+        return self._shape(divide(true_positives, true_positives + false_negatives))
 
 
 class AUC(_Confusion):
@@ -248,11 +233,11 @@ class AUC(_Confusion):
         yes, wrong_yes, no, wrong_no = self._totals()
         if self._curve == "PR" and self._method == "interpolation":
             return _interpolate_precision(yes, wrong_yes, wrong_no)
-        recall = _divide(yes, yes + wrong_no)
+        recall = divide(yes, yes + wrong_no)
         if self._curve == "ROC":
-            x, y = _divide(wrong_yes, wrong_yes + no), recall
+            x, y = divide(wrong_yes, wrong_yes + no), recall
         else:
-            x, y = recall, _divide(yes, yes + wrong_yes)
+            x, y = recall, divide(yes, yes + wrong_yes)
         if self._method == "interpolation":
             heights = (y[:-1] + y[1:]) / 2
         else:
@@ -267,13 +252,9 @@ def _interpolate_precision(yes: jax.Array, wrong_yes: jax.Array, wrong_no: jax.A
     of the precision a hyperbola: see Davis and Goadrich, 2006.
     """
     said = yes + wrong_yes
-    slope = _divide(yes[:-1] - yes[1:], jnp.maximum(said[:-1] - said[1:], 0))
+    slope = divide(yes[:-1] - yes[1:], jnp.maximum(said[:-1] - said[1:], 0))
     offset = yes[1:] - slope * said[1:]
     both = (said[:-1] > 0) & (said[1:] > 0)
     ratio = jnp.where(both, said[:-1] / jnp.where(said[1:] > 0, said[1:], 1.0), 1.0)
     parts = slope * ((yes[:-1] - yes[1:]) + offset * jnp.log(ratio))
-    return jnp.sum(_divide(parts, jnp.maximum(yes[1:] + wrong_no[1:], 0)))
-
-
-def _divide(above: jax.Array, below: jax.Array) -> jax.Array:
-    return jnp.where(below == 0, 0.0, above / jnp.where(below == 0, 1.0, below))
+    return jnp.sum(divide(parts, jnp.maximum(yes[1:] + wrong_no[1:], 0)))

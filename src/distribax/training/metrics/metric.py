@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import override
 
 from distribax import context
@@ -24,11 +23,14 @@ class Metric(metaclass=keeping.Kept):
     whose piece of the batch is empty adds counts for nothing.
 
     Args:
-        name: The name of the metric, with which the names of its variables begin.
+        name: The name of the metric, with which the names of its variables begin; None for the
+            default of its class.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    _default_name: ClassVar[str] = "metric"
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = self._default_name if name is None else name
         self._variables: list[Variable] = []
         registry.note_owner(self, registry.METRIC)
 
@@ -150,7 +152,7 @@ class Sum(Metric):
     """The weighted sum of values.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "sum".
         dtype: The data type of the sum.
 
     Example:
@@ -160,7 +162,9 @@ class Sum(Metric):
         3.0
     """
 
-    def __init__(self, name: str = "sum", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
+    _default_name = "sum"
+
+    def __init__(self, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
 
@@ -189,7 +193,7 @@ class Mean(Metric):
     """The weighted mean of values.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean".
         dtype: The data type of the sums.
 
     Example:
@@ -199,7 +203,9 @@ class Mean(Metric):
         2.0
     """
 
-    def __init__(self, name: str = "mean", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
+    _default_name = "mean"
+
+    def __init__(self, name: str | None = None, dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         super().__init__(name)
         self._total = self.add_variable("total", dtype)
         self._count = self.add_variable("count", dtype)
@@ -225,78 +231,24 @@ class Mean(Metric):
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 before the first value."""
         total, count = self._totals()
-        return jnp.where(count == 0, 0.0, total / jnp.where(count == 0, 1.0, count))
+        return divide(total, count)
 
 
-class Accuracy(Mean):
-    """The share of predictions that are right.
-
-    Predictions are labels; scores of the classes, with one more dimension than the labels; or a
-    single column, which holds labels or probabilities of class 1. Labels may have a last dimension
-    of size 1. One-hot labels are compared number by number, as in Keras: pass
-    `jnp.argmax(y_true, -1)` instead.
-
-    Args:
-        name: The name of the metric.
-        dtype: The data type of the sums.
-
-    Example:
-        >>> import distribax as dx, jax.numpy as jnp
-        >>> accuracy = dx.metrics.Accuracy()
-        >>> float(accuracy(jnp.array([1, 0]), jnp.array([[0.1, 0.9], [0.2, 0.8]])))
-        0.5
-    """
-
-    def __init__(self, name: str = "accuracy", dtype: jax.typing.DTypeLike = jnp.float32) -> None:
-        super().__init__(name, dtype)
-
-    @override
-    def update_state(  # type: ignore[override]
-        self,
-        y_true: jax.typing.ArrayLike,
-        y_pred: jax.typing.ArrayLike,
-        sample_weight: jax.typing.ArrayLike | None = None,
-    ) -> None:
-        """Adds predictions with their labels.
-
-        Args:
-            y_true: The labels.
-            y_pred: The predicted labels; scores, with the classes as one more dimension at the
-                end; or one column of labels or of probabilities of class 1.
-            sample_weight: A weight for each label, for each example, or for all.
-
-        Raises:
-            ValueError: The shapes do not fit each other.
-        """
-        labels, predictions = jnp.asarray(y_true), jnp.asarray(y_pred)
-        if predictions.ndim > 1 and predictions.shape[-1] == 1:
-            predictions = _decide_column(predictions[..., 0])
-            if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
-                labels = labels[..., 0]
-        elif labels.ndim > 1 and labels.shape[-1] == 1 and predictions.ndim <= labels.ndim:
-            labels = labels[..., 0]
-        if predictions.ndim == labels.ndim + 1:
-            predictions = jnp.argmax(predictions, axis=-1)
-        if predictions.shape != labels.shape:
-            raise ValueError(
-                f"Accuracy: y_pred of shape {tuple(np.shape(y_pred))} does not fit y_true of "
-                f"shape {tuple(np.shape(y_true))}. Expected labels of the same shape, or scores "
-                "with one more dimension, the classes, at the end."
-            )
-        super().update_state((labels == predictions).astype(jnp.float32), sample_weight)
-
-
-def _decide_column(scores: jax.Array) -> jax.Array:
-    """Returns the labels that one column of scores means."""
-    if not jnp.issubdtype(scores.dtype, jnp.floating):
-        return scores
-    # What is no probability strictly between the classes 0 and 1 is a label already.
-    return jnp.where((scores > 0) & (scores < 1), scores > 0.5, scores)
+def divide(above: jax.Array, below: jax.Array) -> jax.Array:
+    """Returns quotients; 0 where something is divided by 0."""
+    return jnp.where(below == 0, 0.0, above / jnp.where(below == 0, 1.0, below))
 
 
 def apply_weights(
     values: jax.typing.ArrayLike, weights: jax.typing.ArrayLike | None, what: str
 ) -> tuple[jax.Array, jax.Array]:
+    """Returns the values times their weights, and the weights in the shape of the values.
+
+    Weights may have a last dimension of size 1 that the values do not have.
+
+    Raises:
+        ValueError: The weights do not fit.
+    """
     values = jnp.asarray(values, dtype=jnp.float32)
     if weights is None:
         return values, jnp.ones_like(values)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from distribax.training.metrics.metric import Mean, Metric, apply_weights
+from distribax.training.metrics.metric import Mean, Metric, apply_weights, divide
 
 
 class PairMean(Mean, abc.ABC):
@@ -30,6 +30,9 @@ class PairMean(Mean, abc.ABC):
 
         Returns:
             The values that are averaged.
+
+        Raises:
+            ValueError: The shapes do not fit each other.
         """
 
     @override
@@ -49,17 +52,7 @@ class PairMean(Mean, abc.ABC):
         Raises:
             ValueError: The shapes do not fit each other.
         """
-        values = self.score(jnp.asarray(y_true), jnp.asarray(y_pred))
-        super().update_state(values, fit_weights(sample_weight, values))
-
-
-def fit_weights(
-    weights: jax.typing.ArrayLike | None, values: jax.Array
-) -> jax.typing.ArrayLike | None:
-    """Returns weights without a last dimension of size 1 that the values do not have."""
-    if weights is None or jnp.ndim(weights) != values.ndim + 1 or jnp.shape(weights)[-1] != 1:
-        return weights
-    return jnp.squeeze(jnp.asarray(weights), -1)
+        super().update_state(self.score(jnp.asarray(y_true), jnp.asarray(y_pred)), sample_weight)
 
 
 def match_ranks(y_true: jax.Array, y_pred: jax.Array, what: str) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +85,7 @@ class MeanSquaredError(PairMean):
     """The mean of the squared errors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean_squared_error".
         dtype: The data type of the sums.
 
     Example:
@@ -101,10 +94,7 @@ class MeanSquaredError(PairMean):
         2.0
     """
 
-    def __init__(
-        self, name: str = "mean_squared_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "mean_squared_error"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -116,7 +106,7 @@ class RootMeanSquaredError(MeanSquaredError):
     """The square root of the mean of the squared errors.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "root_mean_squared_error".
         dtype: The data type of the sums.
 
     Example:
@@ -125,10 +115,7 @@ class RootMeanSquaredError(MeanSquaredError):
         2.0
     """
 
-    def __init__(
-        self, name: str = "root_mean_squared_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "root_mean_squared_error"
 
     @override
     def result(self) -> jax.Array:
@@ -140,7 +127,7 @@ class MeanAbsoluteError(PairMean):
     """The mean of the errors' sizes.
 
     Args:
-        name: The name of the metric.
+        name: The name of the metric; None for "mean_absolute_error".
         dtype: The data type of the sums.
 
     Example:
@@ -149,10 +136,7 @@ class MeanAbsoluteError(PairMean):
         1.0
     """
 
-    def __init__(
-        self, name: str = "mean_absolute_error", dtype: jax.typing.DTypeLike = jnp.float32
-    ) -> None:
-        super().__init__(name, dtype)
+    _default_name = "mean_absolute_error"
 
     @override
     def score(self, y_true: jax.Array, y_pred: jax.Array) -> jax.Array:
@@ -214,4 +198,4 @@ class MeanTensor(Metric):
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 where nothing has been added."""
         total, count = self._totals()
-        return jnp.where(count == 0, 0.0, total / jnp.where(count == 0, 1.0, count))
+        return divide(total, count)

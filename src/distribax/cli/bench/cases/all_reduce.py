@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from distribax.cli.bench.cases.case import Case
+from distribax.cli.bench.cases.case import Case, Contest
 from distribax.cli.bench.charts import Chart, Point, Series, format_bytes
 from distribax.cli.bench.figures import Report, Spread, Table
-from distribax.cli.bench.harness import Process, Settings, Side, SideError, Turns
+from distribax.cli.bench.harness import Outcome, Settings, Side
 
 _SIZES: Final = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
 _STEPS: Final = 3
 _LIMIT: Final = "memory copy (limit)"
 
 
-def _count_turns(settings: Settings) -> int:
-    return 1 + settings.pick(10, 3)
-
-
-def _measure(settings: Settings, turns: Turns) -> Report:
-    report = Report("all_reduce")
+def _plan(settings: Settings, folder: str) -> list[Contest]:
     replicas = max(2, min(settings.max_devices, 4))
     sizes = _SIZES[:4] if settings.quick else _SIZES
     side = Side(
@@ -28,54 +25,33 @@ def _measure(settings: Settings, turns: Turns) -> Report:
         ("--replicas", str(replicas), "--sizes", *map(str, sizes)),
         environment={"NPROC": str(4 * replicas)},
     )
-    samples: dict[str, list[float]] = {}
-    copies: list[float] = []
-    try:
-        turns.begin(f"starting {side.name}")
-        with Process(side) as process:
-            process.ready()
-            turns.end()
-            rounds = settings.pick(10, 3)
-            for number in range(rounds):
-                turns.begin(f"round {number + 1} of {rounds}")
-                answer = process.run(_STEPS)
-                for name, seconds in answer["ways"].items():
-                    samples.setdefault(name, []).append(seconds)
-                copies.append(answer["copy"])
-                turns.end()
-    except SideError as error:
-        report.failures.append(str(error))
-        return report
-    report.samples = samples | {_LIMIT: copies}
-    _add_figures(report, replicas, sizes, samples, copies)
-    return report
+    title = f"all-reduce of one array over {replicas} devices"
+    show = partial(_show, replicas, sizes)
+    return [Contest(title, [side], _STEPS, settings.pick(10, 3), warmup=1, show=show)]
 
 
-def _add_figures(
-    report: Report,
-    replicas: int,
-    sizes: tuple[int, ...],
-    samples: dict[str, list[float]],
-    copies: list[float],
+def _show(
+    replicas: int, sizes: Sequence[int], report: Report, contest: Contest, outcome: Outcome
 ) -> None:
-    names = list(dict.fromkeys(name.rpartition(" ")[0] for name in samples))
+    if not outcome.seconds:
+        return  # It has failed.
+    (answers,) = outcome.history.values()
+    names = list(dict.fromkeys(name.rpartition(" ")[0] for name in answers[0]["ways"]))
     # As NCCL's tests count it: each device sends and receives so much, whatever the algorithm.
     moved = 2 * (replicas - 1) / replicas
-    times = Chart(
-        f"all-reduce of one array over {replicas} devices, latency",
-        "µs",
-        "lines",
-        "size of the array",
-        is_log=True,
-        is_in_bytes=True,
-    )
-    rates = Chart(
-        f"all-reduce of one array over {replicas} devices, bandwidth",
-        "GB/s",
-        "lines",
-        "size of the array",
-        is_log=True,
-        is_in_bytes=True,
+    samples = {way: [answer["ways"][way] for answer in answers] for way in answers[0]["ways"]}
+    copies = [answer["copy"] for answer in answers]
+    report.samples = samples | {_LIMIT: copies}
+    times, rates = (
+        Chart(
+            f"{contest.title}, {what}",
+            unit,
+            "lines",
+            "size of the array",
+            is_log=True,
+            is_in_bytes=True,
+        )
+        for what, unit in (("latency", "µs"), ("bandwidth", "GB/s"))
     )
     table = Table(
         f"all-reduce over {replicas} devices; memory copies reach "
@@ -101,6 +77,4 @@ def _add_figures(
     report.charts += [times, rates]
 
 
-ALL_REDUCE: Final = Case(
-    "all_reduce", "all-reduce by size and algorithm, and the limit", _count_turns, _measure
-)
+ALL_REDUCE: Final = Case("all_reduce", "all-reduce by size and algorithm, and the limit", _plan)

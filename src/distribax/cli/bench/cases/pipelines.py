@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import tempfile
 from typing import Final
 
-from distribax.cli.bench.cases.case import Case, add_rates, select_available
-from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings, Side, Turns, interleave
+from distribax.cli.bench.cases.case import Case, Contest, select_available
+from distribax.cli.bench.harness import Settings, Side
 
 _BATCH_SIZE: Final = 256
+_POOL: Final = {"NPROC": "8"}
 _QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# TensorFlow's map is in Python, as distribax's, or native.
 _SOURCES: Final = {
-    "memory": "input from memory, shuffled, 2 devices",
-    "records": "input from TFRecord files, decoded, 2 devices",
+    "memory": ("input from memory, shuffled, 2 devices", {"TensorFlow": "memory"}),
+    "records": (
+        "input from TFRecord files, decoded, 2 devices",
+        {"TensorFlow, Python map": "python", "TensorFlow, native ops": "native"},
+    ),
 }
 _WORKS: Final = {
     "trivial": ("scheduled functions that do nothing, 2 workers", "functions/s", 200, 1000),
@@ -22,83 +24,51 @@ _WORKS: Final = {
 }
 
 
-def _make_input_sides(source: str, folder: str, settings: Settings) -> list[Side]:
-    """Returns the sides of a source; TensorFlow's map is in Python, as distribax's, or native."""
+def _plan_input(settings: Settings, folder: str) -> list[Contest]:
     files = ("--folder", folder, "--records", str(settings.pick(10_000, 1_000)))
     given = (*files, "--source")
-    peer_sources = {"TensorFlow": "memory"}
-    if source == "records":
-        peer_sources = {"TensorFlow, Python map": "python", "TensorFlow, native ops": "native"}
-    return select_available(
-        [
-            Side("distribax", "input_distribax", (*given, source), environment={"NPROC": "8"}),
-            *(
-                Side(name, "input_tensorflow", (*given, peer_source), "tensorflow", _QUIET)
-                for name, peer_source in peer_sources.items()
+    steps, rounds = settings.pick(100, 20), settings.pick(10, 3)
+    return [
+        Contest(
+            title,
+            select_available(
+                [
+                    Side("distribax", "input_distribax", (*given, source), environment=_POOL),
+                    *(
+                        Side(name, "input_tensorflow", (*given, peer_source), "tensorflow", _QUIET)
+                        for name, peer_source in peer_sources.items()
+                    ),
+                ]
             ),
-        ]
-    )
-
-
-def _count_input_turns(settings: Settings) -> int:
-    sides = sum(len(_make_input_sides(source, "", settings)) for source in _SOURCES)
-    return sides + len(_SOURCES) * settings.pick(10, 3)
-
-
-def _measure_input(settings: Settings, turns: Turns) -> Report:
-    report = Report("input")
-    with tempfile.TemporaryDirectory(prefix="distribax-bench-") as folder:
-        for source in _SOURCES:
-            outcome = interleave(
-                _make_input_sides(source, folder, settings),
-                steps=settings.pick(100, 20),
-                rounds=settings.pick(10, 3),
-                warmup=10,
-                turns=turns,
-            )
-            report.failures += outcome.failures
-            report.samples[source] = outcome.seconds
-            title = _SOURCES[source]
-            add_rates(report, title, "examples/s", outcome.seconds, _BATCH_SIZE)
-    return report
-
-
-def _make_server_sides(work: str) -> list[Side]:
-    given = ("--work", work)
-    return select_available(
-        [
-            Side("distribax", "ps_distribax", given),
-            Side("TensorFlow", "ps_tensorflow", given, "tensorflow", _QUIET),
-        ]
-    )
-
-
-def _count_server_turns(settings: Settings) -> int:
-    return sum(len(_make_server_sides(work)) + settings.pick(8, 2) for work in _WORKS)
-
-
-def _measure_servers(settings: Settings, turns: Turns) -> Report:
-    report = Report("ps")
-    if importlib.util.find_spec("ray") is None:
-        report.failures.append("parameter servers need Ray: pip install 'distribax[ray]'")
-        return report
-    for work, (title, unit, quick, full) in _WORKS.items():
-        outcome = interleave(
-            _make_server_sides(work),
-            steps=settings.pick(full, quick),
-            rounds=settings.pick(8, 2),
-            warmup=quick,
-            turns=turns,
+            steps,
+            rounds,
+            warmup=10,
+            amount=_BATCH_SIZE,
+            name=source,
         )
-        report.failures += outcome.failures
-        report.samples[work] = outcome.seconds
-        add_rates(report, title, unit, outcome.seconds, 1)
-    return report
+        for source, (title, peer_sources) in _SOURCES.items()
+    ]
 
 
-INPUT: Final = Case(
-    "input", "input pipelines from memory and files", _count_input_turns, _measure_input
-)
-PARAMETER_SERVERS: Final = Case(
-    "ps", "functions and steps on parameter servers", _count_server_turns, _measure_servers
-)
+def _plan_servers(settings: Settings, folder: str) -> list[Contest]:
+    return [
+        Contest(
+            title,
+            select_available(
+                [
+                    Side("distribax", "ps_distribax", ("--work", work)),
+                    Side("TensorFlow", "ps_tensorflow", ("--work", work), "tensorflow", _QUIET),
+                ]
+            ),
+            settings.pick(full, quick),
+            settings.pick(8, 2),
+            warmup=quick,
+            unit=unit,
+            name=work,
+        )
+        for work, (title, unit, quick, full) in _WORKS.items()
+    ]
+
+
+INPUT: Final = Case("input", "input pipelines from memory and files", _plan_input)
+PARAMETER_SERVERS: Final = Case("ps", "functions and steps on parameter servers", _plan_servers)

@@ -92,7 +92,7 @@ def main() -> None:
             seconds[name] = sum(_time(call) for _ in range(steps)) / steps
         return {"ways": seconds, "copy": measure_copies()}
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

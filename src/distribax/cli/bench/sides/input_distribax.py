@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +40,7 @@ def resident_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--source", choices=("memory", "records"), default="memory")
-    parser.add_argument("--folder", type=Path, help="of the TFRecord files")
-    parser.add_argument("--records", type=int, default=input_problem.RECORDS_A_FILE, help="a file")
+    parser = input_problem.parser("memory", "records")
     parser.add_argument("--weigh", action="store_true", help="answer with the memory held, too")
     parser.add_argument("--endless", action="store_true", help="one iterator over all epochs")
     options = parser.parse_args()
@@ -55,12 +49,7 @@ def main() -> None:
     if options.endless:
         dataset = dataset.repeat()
     distributed = strategy.experimental_distribute_dataset(dataset)
-
-    def epochs() -> Iterator[Any]:
-        while True:
-            yield from distributed
-
-    batches = epochs()
+    batches = input_problem.repeat(distributed)
 
     def run(steps: int) -> dict[str, float]:
         examples, checksum = 0, 0.0
@@ -73,7 +62,7 @@ def main() -> None:
         figures = {"examples": examples, "checksum": checksum}
         return figures | ({"resident": resident_bytes()} if options.weigh else {})
 
-    serve(run, {"library": f"jax {jax.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

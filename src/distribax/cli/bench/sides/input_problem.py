@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +14,24 @@ PIXELS = 784
 BATCH_SIZE = 256
 
 NUM_FILES = 10
-RECORDS_A_FILE = 10_000
+RECORDS_PER_FILE = 10_000
 RECORD_BYTES = 1 + PIXELS
+
+
+def parser(*sources: str) -> argparse.ArgumentParser:
+    """Arguments that all sides share; the first source is the default one."""
+    result = argparse.ArgumentParser()
+    result.add_argument("--replicas", type=int, default=2)
+    result.add_argument("--source", choices=sources, default=sources[0])
+    result.add_argument("--folder", type=Path, help="where the TFRecord files are")
+    result.add_argument("--records", type=int, default=RECORDS_PER_FILE, help="per file")
+    return result
+
+
+def repeat(epoch: Iterable[Any]) -> Iterator[Any]:
+    """Yields the batches of one epoch after the other."""
+    while True:
+        yield from epoch
 
 
 def in_memory() -> tuple[np.ndarray, np.ndarray]:
@@ -30,13 +49,13 @@ def decode(record: bytes) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def write_records(folder: Path, records_a_file: int = RECORDS_A_FILE) -> list[str]:
+def write_records(folder: Path, records_per_file: int = RECORDS_PER_FILE) -> list[str]:
     """Write the TFRecord files, unless they exist; return their names."""
     paths = [folder / f"images-{number:02}.tfrecord" for number in range(NUM_FILES)]
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(1)
     for path in paths:
-        records = generator.integers(0, 256, (records_a_file, RECORD_BYTES)).astype(np.uint8)
+        records = generator.integers(0, 256, (records_per_file, RECORD_BYTES)).astype(np.uint8)
         records[:, 0] %= 10
         if path.exists():
             continue

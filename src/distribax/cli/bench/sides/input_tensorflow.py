@@ -4,9 +4,6 @@
 # (the peer is installed in its own environment, not in the one that is checked)
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import input_problem
@@ -40,12 +37,7 @@ def record_dataset(files: list[str], source: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--source", choices=("memory", "python", "native"), default="memory")
-    parser.add_argument("--folder", type=Path, help="of the TFRecord files")
-    parser.add_argument("--records", type=int, default=input_problem.RECORDS_A_FILE, help="a file")
-    options = parser.parse_args()
+    options = input_problem.parser("memory", "python", "native").parse_args()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * options.replicas,
@@ -58,12 +50,7 @@ def main() -> None:
         dataset = record_dataset(files, options.source)
     batched = dataset.batch(input_problem.BATCH_SIZE).prefetch(tf.data.AUTOTUNE)
     distributed = strategy.experimental_distribute_dataset(batched)
-
-    def epochs() -> Iterator[Any]:
-        while True:
-            yield from distributed
-
-    batches = epochs()
+    batches = input_problem.repeat(distributed)
 
     def run(steps: int) -> dict[str, float]:
         pieces = []
@@ -73,7 +60,7 @@ def main() -> None:
         labels = tf.concat(pieces, 0)
         return {"examples": int(labels.shape[0]), "checksum": float(tf.reduce_sum(labels))}
 
-    serve(run, {"library": f"tensorflow {tf.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def main() -> None:
     train_step = make_step(strategy, problem, options)
     images, labels = place(strategy, problem.images), place(strategy, problem.labels)
     run = make_run(train_step, images, labels)
-    serve(run, {"library": f"tensorflow {tf.__version__}"})
+    serve(run)
 
 
 if __name__ == "__main__":

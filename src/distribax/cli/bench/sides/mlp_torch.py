@@ -36,8 +36,7 @@ def main() -> None:
     def run(steps: int) -> dict[str, float]:
         return {"loss": run_steps(steps)}
 
-    threads = torch.get_num_threads()
-    crew.serve(run, {"library": f"torch {torch.__version__}", "threads": threads})
+    crew.serve(run)
 
 
 def make_steps(

@@ -46,16 +46,16 @@ class Crew:
         task = {"type": "worker", "index": self.rank}
         return json.dumps({"cluster": {"worker": self.addresses}, "task": task})
 
-    def serve(self, run: Callable[[int], Figures | None], info: Figures | None = None) -> None:
+    def serve(self, run: Callable[[int], Figures | None]) -> None:
         """Like `serve.serve`, with `run(steps)` in all processes at once. It ends the process."""
         if self.rank > 0:
             self._follow(run)
         else:
-            self._lead(run, info)
+            self._lead(run)
         # At the end of the interpreter, libraries would wait for each other's processes.
         os._exit(0)
 
-    def _lead(self, run: Callable[[int], Figures | None], info: Figures | None) -> None:
+    def _lead(self, run: Callable[[int], Figures | None]) -> None:
         def run_all(steps: int) -> Figures | None:
             for follower in self.followers:
                 assert follower.stdin is not None
@@ -63,7 +63,7 @@ class Crew:
                 follower.stdin.flush()
             return run(steps)
 
-        serve(run_all, info, self.answers)
+        serve(run_all, self.answers)
         for follower in self.followers:
             assert follower.stdin is not None
             follower.stdin.close()

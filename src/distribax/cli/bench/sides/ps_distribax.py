@@ -120,7 +120,7 @@ def main() -> None:
         coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
         schedule, figures = WORKS[options.work](coordinator, options)
         run = ps_problem.runner(schedule, coordinator.join, figures)
-        serve(run, {"library": f"jax {jax.__version__}"}, answers)
+        serve(run, answers)
     finally:
         strategy.close()
 

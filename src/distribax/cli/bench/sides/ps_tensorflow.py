@@ -157,7 +157,7 @@ def main() -> None:
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     schedule, figures = WORKS[options.work](coordinator, options)
     run = ps_problem.runner(schedule, coordinator.join, figures)
-    serve(run, {"library": f"tensorflow {tf.__version__}"}, answers)
+    serve(run, answers)
     end_cluster(others)
     # At the end of the interpreter, the coordinator's threads would look for the workers.
     os._exit(0)

@@ -25,11 +25,7 @@ def claim_output() -> TextIO:
     return answers
 
 
-def serve(
-    run: Callable[[int], Figures | None],
-    info: Figures | None = None,
-    answers: TextIO | None = None,
-) -> None:
+def serve(run: Callable[[int], Figures | None], answers: TextIO | None = None) -> None:
     """Say that this side is ready, then run as many steps as asked for, until the harness hangs up.
 
     `run(steps)` must come back only when the work of all steps is finished. Its time is measured
@@ -37,7 +33,7 @@ def serve(
     library prints while it starts has claimed the output for its `answers` before.
     """
     answers = answers or claim_output()
-    answers.write(json.dumps({"ready": True, **(info or {})}) + "\n")
+    answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         steps = json.loads(line)["steps"]
         start = time.perf_counter()

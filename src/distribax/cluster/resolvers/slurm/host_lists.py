@@ -26,8 +26,8 @@ def expand_hostlist(hostlist: str) -> list[str]:
         stray = any(c in "[]" or c.isspace() for piece in pieces[::2] for c in piece)
         if stray or not any(pieces):
             raise ValueError(
-                f"Invalid host list {hostlist!r}: {part!r} is no host. Expected names and ranges, "
-                "such as 'node[1-3,7],x'."
+                f"Invalid host list {hostlist!r}: {part!r} is not a host. Expected names and "
+                "ranges, such as 'node[1-3,7],x'."
             )
         hosts.extend(
             "".join(combination)
@@ -45,8 +45,8 @@ def _expand_ranges(ranges: str, hostlist: str) -> list[str]:
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
         if match is None:
             raise ValueError(
-                f"Invalid host list {hostlist!r}: {part!r} is no range. Expected a number, or two "
-                "with '-' between them."
+                f"Invalid host list {hostlist!r}: {part!r} is not a range. Expected a number, or "
+                "two with '-' between them."
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= _MAX_HOSTS:
@@ -68,8 +68,8 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         if match is None:
             raise ValueError(
-                f"Invalid tasks-per-node list {tasks_per_node!r}: {part!r} is no number. Expected "
-                "numbers and repeats, such as '3(x2),2,1'."
+                f"Invalid tasks-per-node list {tasks_per_node!r}: {part!r} is not a number. "
+                "Expected numbers and repeats, such as '3(x2),2,1'."
             )
         numbers.extend([int(match[1])] * int(match[2] or 1))
     return numbers

@@ -43,7 +43,7 @@ class SlurmClusterResolver(ClusterResolver):
         port_base: The first port on each host.
         gpus_per_node: The GPUs of a host. The default is those in CUDA_VISIBLE_DEVICES, else
             SLURM_GPUS_ON_NODE, else what nvidia-smi lists.
-        gpus_per_task: The GPUs of a task. The default is an equal share.
+        gpus_per_task: The GPUs of a task, the same for all. The default is an equal share.
         tasks_per_node: How many tasks run on each host: a number, or a dict from host to number.
         auto_set_gpu: Whether `cluster_spec` makes only this task's GPUs visible to the process,
             by setting CUDA_VISIBLE_DEVICES.
@@ -122,23 +122,7 @@ class SlurmClusterResolver(ClusterResolver):
         return [i for num_tasks in self._hosts.values() for i in range(num_tasks)][self._rank]
 
     @override
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: object = None,
-    ) -> Mapping[str, int]:
-        """Returns how many GPUs a task has; all tasks have the same number.
-
-        Args:
-            task_type: Not used.
-            task_id: Not used.
-            config_proto: Not used.
-
-        Returns:
-            {"GPU": number}.
-        """
-        del task_type, task_id, config_proto
+    def _count_accelerators(self, task_type: str | None, task_id: int | None) -> Mapping[str, int]:
         return {"GPU": self._gpus_per_task}
 
     @override

@@ -78,6 +78,7 @@ class CacheIterator(PipelineIterator):
             raise
         return self._writer.add(element)
 
+    @override
     def _stop(self) -> None:
         if self._writer is not None:
             self._writer.discard()
@@ -100,9 +101,3 @@ class CacheIterator(PipelineIterator):
         self._given = state["given"]
         self._origin = state.get("origin")
         self._ended = False
-
-    @override
-    def close(self) -> None:
-        """Drops an unfinished cache and closes the input."""
-        self._stop()
-        super().close()

@@ -1,10 +1,11 @@
-"""Steps that open and close other iterators: repeat, concatenate, zip."""
+"""Steps with several inputs: repeat, concatenate, zip, choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from distribax.data.elements import Element
@@ -30,12 +31,21 @@ class Opener(PipelineIterator):
         self._current = self._open(number)
 
     @override
-    def close(self) -> None:
-        """Closes the open input."""
+    def _stop(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()
-        super().close()
+
+    @override
+    def get_state(self) -> State:
+        assert self._current is not None
+        return State(number=self._number, input=self._current.get_state())
+
+    @override
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._switch(state["number"])
+        assert self._current is not None
+        self._current.set_state(state["input"])
 
 
 class RepeatIterator(Opener):
@@ -65,15 +75,12 @@ class RepeatIterator(Opener):
 
     @override
     def get_state(self) -> State:
-        assert self._current is not None
-        return State(number=self._number, gave=self._gave, input=self._current.get_state())
+        return State(super().get_state(), gave=self._gave)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
-        self._switch(state["number"])
+        super().set_state(state)
         self._gave = state["gave"]
-        assert self._current is not None
-        self._current.set_state(state["input"])
 
 
 class ConcatenateIterator(Opener):
@@ -93,17 +100,6 @@ class ConcatenateIterator(Opener):
                 if self._number + 1 >= self._num_inputs:
                     raise
                 self._switch(self._number + 1)
-
-    @override
-    def get_state(self) -> State:
-        assert self._current is not None
-        return State(number=self._number, input=self._current.get_state())
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._switch(state["number"])
-        assert self._current is not None
-        self._current.set_state(state["input"])
 
 
 class ZipIterator(PipelineIterator):
@@ -130,6 +126,52 @@ class ZipIterator(PipelineIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         for parent, saved in zip(self._inputs, state["inputs"], strict=True):
             parent.set_state(saved)
+
+
+class ChooseIterator(PipelineIterator):
+    """Each element from the input whose number comes next."""
+
+    def __init__(
+        self, choice: PipelineIterator, parts: Sequence[PipelineIterator], stop_on_empty: bool
+    ) -> None:
+        super().__init__([choice, *parts])
+        self._choice = choice
+        self._parts = list(parts)
+        self._stop_on_empty = stop_on_empty
+        self._ended = [False] * len(parts)
+
+    @override
+    def __next__(self) -> Element:
+        while not all(self._ended):
+            number = int(np.asarray(next(self._choice)))
+            if not 0 <= number < len(self._parts):
+                raise ValueError(
+                    f"choice_dataset gave {number}, but there are the data sets 0 to "
+                    f"{len(self._parts) - 1}."
+                )
+            if self._ended[number]:
+                continue
+            try:
+                return next(self._parts[number])
+            except StopIteration:
+                self._ended = [self._stop_on_empty or ended for ended in self._ended]
+                self._ended[number] = True
+        raise StopIteration
+
+    @override
+    def get_state(self) -> State:
+        return State(
+            choice=self._choice.get_state(),
+            parts=[part.get_state() for part in self._parts],
+            ended=list(self._ended),
+        )
+
+    @override
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._choice.set_state(state["choice"])
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            part.set_state(saved)
+        self._ended = list(state["ended"])
 
 
 class EmptyIterator(PipelineIterator):

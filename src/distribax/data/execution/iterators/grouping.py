@@ -12,8 +12,11 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.execution.iterators.replay import ReplayStage
+from distribax.data.execution.iterators.pipeline_iterator import (
+    PipelineIterator,
+    ReplayStage,
+    Stage,
+)
 from distribax.data.execution.iterators.streams import UserCall
 from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
 
@@ -80,7 +83,7 @@ class GroupByWindowIterator(ReplayStage):
 
     @override
     def _restart(self) -> None:
-        self._close_inner()
+        self._stop()
         self._groups: dict[int, list[Element]] = {}
         self._sizes: dict[int, int] = {}
         self._opened = 0
@@ -98,7 +101,7 @@ class GroupByWindowIterator(ReplayStage):
                 try:
                     return next(self._inner)
                 except StopIteration:
-                    self._close_inner()
+                    self._stop()
             elif not self._ended:
                 self._read()
             elif self._groups:
@@ -133,16 +136,11 @@ class GroupByWindowIterator(ReplayStage):
         self._inner = self._open(np.int64(key), group, self._opened)
         self._opened += 1
 
-    def _close_inner(self) -> None:
+    @override
+    def _stop(self) -> None:
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.close()
-
-    @override
-    def close(self) -> None:
-        """Closes the open group and the input."""
-        self._close_inner()
-        super().close()
 
 
 class RebatchIterator(ReplayStage):

@@ -105,7 +105,7 @@ class InterleaveIterator(Stage):
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
-        self._close_slots()
+        self._stop()
         for index, saved in enumerate(state["cycle"]):
             if saved is None:
                 continue
@@ -120,14 +120,9 @@ class InterleaveIterator(Stage):
         self._opened = state["opened"]
         self._input_ended = state["ended"]
 
-    def _close_slots(self) -> None:
+    @override
+    def _stop(self) -> None:
         for slot in self._slots:
             if slot is not None:
                 slot.iterator.close()
         self._slots = [None] * len(self._slots)
-
-    @override
-    def close(self) -> None:
-        """Closes the open iterators and the input."""
-        self._close_slots()
-        super().close()

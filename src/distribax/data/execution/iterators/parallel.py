@@ -92,7 +92,7 @@ class ParallelMapIterator(Stage):
             return self._call(self._next())
         self._submit()
         if not self._chunks:
-            self._stop_threads()
+            self._stop()
             raise StopIteration
         chunk = self._chunks[0]
         # Waiting first: if the user interrupts it, no element is lost.
@@ -159,7 +159,8 @@ class ParallelMapIterator(Stage):
             skipped = chunk.skipped + chunk.given
             self._chunks.appendleft(self._start_chunk(chunk.before, skipped, rest))
 
-    def _stop_threads(self) -> None:
+    @override
+    def _stop(self) -> None:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
@@ -173,15 +174,9 @@ class ParallelMapIterator(Stage):
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
-        self._stop_threads()
+        self._stop()
         self._chunks.clear()
         self._input_ended = False
         self._input.set_state(state["parent"])
         for _ in range(state["skip"]):
             self._next()
-
-    @override
-    def close(self) -> None:
-        """Ends the threads."""
-        self._stop_threads()
-        super().close()

@@ -11,43 +11,45 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.execution.iterators.replay import ReplayStage
+from distribax.data.execution.iterators.pipeline_iterator import (
+    PipelineIterator,
+    ReplayStage,
+    Stage,
+    StatefulStage,
+)
 from distribax.data.execution.iterators.streams import UserCall, as_bool
 from distribax.data.execution.permutation import Key
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
-from distribax.data.plan.selection import Resample, Scan
+from distribax.data.plan.selection import (
+    AssertCardinality,
+    IgnoreErrors,
+    Resample,
+    Scan,
+    TakeWhile,
+)
 
 _logger = logging.getLogger(__name__)
 
 
-class TakeWhileIterator(Stage):
+class TakeWhileIterator(StatefulStage):
     """The elements up to the first that a predicate refuses."""
 
-    def __init__(self, parent: PipelineIterator, call: UserCall) -> None:
+    saved = "ended"
+
+    def __init__(self, parent: PipelineIterator, node: TakeWhile) -> None:
         super().__init__(parent)
-        self._call = call
-        self._ended = False
+        self._call = UserCall(node.predicate, "take_while")
+        self.ended = False
 
     @override
     def __next__(self) -> Element:
-        if self._ended:
+        if self.ended:
             raise StopIteration
         element = self._next()
         if not as_bool(self._call(element), "take_while"):
-            self._ended = True
+            self.ended = True
             raise StopIteration
         return element
-
-    @override
-    def get_state(self) -> State:
-        return State(parent=self._input.get_state(), ended=self._ended)
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._input.set_state(state["parent"])
-        self._ended = state["ended"]
 
 
 class ScanIterator(ReplayStage):
@@ -93,9 +95,9 @@ class UniqueIterator(ReplayStage):
 class IgnoreErrorsIterator(Stage):
     """The elements that could be made."""
 
-    def __init__(self, parent: PipelineIterator, log_warning: bool) -> None:
+    def __init__(self, parent: PipelineIterator, node: IgnoreErrors) -> None:
         super().__init__(parent)
-        self._log_warning = log_warning
+        self._log_warning = node.log_warning
 
     @override
     def __next__(self) -> Element:
@@ -115,13 +117,15 @@ class IgnoreErrorsIterator(Stage):
                     _logger.warning("ignore_errors left out an element: %r", error)
 
 
-class AssertCardinalityIterator(Stage):
+class AssertCardinalityIterator(StatefulStage):
     """The elements, which are counted."""
 
-    def __init__(self, parent: PipelineIterator, count: int) -> None:
+    saved = "given"
+
+    def __init__(self, parent: PipelineIterator, node: AssertCardinality) -> None:
         super().__init__(parent)
-        self._expected = count
-        self._given = 0
+        self._expected = node.count
+        self.given = 0
 
     @override
     def __next__(self) -> Element:
@@ -129,28 +133,19 @@ class AssertCardinalityIterator(Stage):
         try:
             element = self._next()
         except StopIteration:
-            if self._given == self._expected:
+            if self.given == self._expected:
                 raise
             raise ValueError(
                 f"assert_cardinality: the data set was expected to have {expected} elements, but "
-                f"has only {self._given}."
+                f"has only {self.given}."
             ) from None
-        if self._given == self._expected:
+        if self.given == self._expected:
             raise ValueError(
                 f"assert_cardinality: the data set was expected to have {expected} elements, but "
                 "has more."
             )
-        self._given += 1
+        self.given += 1
         return element
-
-    @override
-    def get_state(self) -> State:
-        return State(parent=self._input.get_state(), given=self._given)
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._input.set_state(state["parent"])
-        self._given = state["given"]
 
 
 class ResampleIterator(ReplayStage):

@@ -76,6 +76,7 @@ class SnapshotIterator(PipelineIterator):
                 self._writer.add(element)
         return self._source
 
+    @override
     def _stop(self) -> None:
         source, self._source = self._source, None
         if source is not None:
@@ -95,9 +96,3 @@ class SnapshotIterator(PipelineIterator):
         self._reads, self._given, self._ended = state["reads"], state["given"], False
         if self._reads:
             self._start().set_state(state["saved"])
-
-    @override
-    def close(self) -> None:
-        """Drops an unfinished snapshot and closes what is open."""
-        self._stop()
-        super().close()

@@ -45,6 +45,7 @@ class CountingSource(PipelineIterator):
         self._given += 1
         return element
 
+    @override
     def _stop(self) -> None:
         close = getattr(self._iterator, "close", None)
         if close is not None:
@@ -63,12 +64,6 @@ class CountingSource(PipelineIterator):
             self._iterator = self._start()
             for _ in range(self._given):
                 next(self._iterator)
-
-    @override
-    def close(self) -> None:
-        """Ends the source."""
-        self._stop()
-        super().close()
 
 
 class GeneratorIterator(CountingSource):
@@ -210,6 +205,7 @@ class FileIterator(PipelineIterator):
                 self._stop()
                 self._file, self._offset = self._file + 1, None
 
+    @override
     def _stop(self) -> None:
         if self._reader is not None:
             self._reader.close()
@@ -224,12 +220,6 @@ class FileIterator(PipelineIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         self._stop()
         self._file, self._offset = state["file"], state["offset"]
-
-    @override
-    def close(self) -> None:
-        """Closes the open file."""
-        self._stop()
-        super().close()
 
 
 class ForeignIterator(CountingSource):

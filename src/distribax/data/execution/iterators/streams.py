@@ -17,7 +17,13 @@ from distribax import jax_private
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.execution.iterators.pipeline_iterator import (
+    PipelineIterator,
+    Stage,
+    StatefulStage,
+)
+from distribax.data.plan.order import Take
+from distribax.data.plan.transforms import Enumerate, Filter
 
 
 class UserCall:
@@ -87,16 +93,15 @@ class SettingsIterator(Stage):
 class FilterIterator(Stage):
     """The elements that a predicate lets through."""
 
-    def __init__(self, parent: PipelineIterator, call: UserCall) -> None:
+    def __init__(self, parent: PipelineIterator, node: Filter) -> None:
         super().__init__(parent)
-        self._call = call
+        self._call = UserCall(node.predicate, "filter")
 
     @override
     def __next__(self) -> Element:
         while True:
             element = self._next()
-            answer = self._call(element)
-            if as_bool(answer, "filter"):
+            if as_bool(self._call(element), "filter"):
                 return element
 
 
@@ -113,80 +118,61 @@ def as_bool(answer: object, step: str) -> bool:
     return bool(array)
 
 
-class TakeIterator(Stage):
+class TakeIterator(StatefulStage):
     """The first elements."""
 
-    def __init__(self, parent: PipelineIterator, count: int) -> None:
+    saved = "taken"
+
+    def __init__(self, parent: PipelineIterator, node: Take) -> None:
         super().__init__(parent)
-        self._count = count
-        self._taken = 0
+        self._count = node.count
+        self.taken = 0
 
     @override
     def __next__(self) -> Element:
-        if self._taken >= self._count:
+        if self.taken >= self._count:
             raise StopIteration
         element = self._next()
-        self._taken += 1
+        self.taken += 1
         return element
 
-    @override
-    def get_state(self) -> State:
-        return State(parent=self._input.get_state(), taken=self._taken)
 
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._input.set_state(state["parent"])
-        self._taken = state["taken"]
-
-
-class StrideIterator(Stage):
+class StrideIterator(StatefulStage):
     """Leaves out `skip` elements, then gives every `step`-th: both skip and shard."""
+
+    saved = "left"
 
     def __init__(self, parent: PipelineIterator, skip: int, step: int = 1) -> None:
         super().__init__(parent)
-        self._skip = skip
         self._between = step - 1
-        self._started = False
+        # How many to leave out before the next one. Those that could not be made do not count.
+        self.left = skip
 
     @override
     def __next__(self) -> Element:
-        for _ in range(self._between if self._started else self._skip):
+        while self.left:
             self._next()
-        self._started = True
-        return self._next()
-
-    @override
-    def get_state(self) -> State:
-        return State(parent=self._input.get_state(), started=self._started)
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._input.set_state(state["parent"])
-        self._started = state["started"]
+            self.left -= 1
+        element = self._next()
+        self.left = self._between
+        return element
 
 
-class EnumerateIterator(Stage):
+class EnumerateIterator(StatefulStage):
     """Every element with its number."""
 
-    def __init__(self, parent: PipelineIterator, start: int) -> None:
+    saved = "number"
+
+    def __init__(self, parent: PipelineIterator, node: Enumerate) -> None:
         super().__init__(parent)
-        self._number = start
+        self.number = node.start
 
     @override
     def __next__(self) -> Element:
         element = self._next()
-        number = np.int64(self._number)
-        self._number += 1
+        number = np.int64(self.number)
+        self.number += 1
         return (number, element)
-
-    @override
-    def get_state(self) -> State:
-        return State(parent=self._input.get_state(), number=self._number)
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._input.set_state(state["parent"])
-        self._number = state["number"]
 
 
 class ManyIterator(Stage):

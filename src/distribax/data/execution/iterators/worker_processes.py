@@ -90,8 +90,6 @@ class ProcessMapIterator(PipelineIterator):
             worker.set_state(saved)
 
     @override
-    def close(self) -> None:
-        """Ends the processes."""
+    def _stop(self) -> None:
         for worker in self._workers:
             worker.close()
-        super().close()

@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cloudpickle
@@ -125,24 +126,19 @@ def _fill(container: Any, state: tuple[dict[str, Any], list[Any]]) -> None:
 
 def _run_with_large_stack(fn: Callable[[], None]) -> None:
     """Runs `fn`, which calls itself once for each layer and more."""
-    errors: list[BaseException] = []
 
     def run() -> None:
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(_DEPTH)
         try:
             fn()
-        except BaseException as error:
-            errors.append(error)
         finally:
             sys.setrecursionlimit(limit)
 
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        thread = threading.Thread(target=run, name="distribax-pickle-model")
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1, "distribax-pickle-model") as executor:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            future = executor.submit(run)
+        finally:
+            threading.stack_size(before)
+        future.result()

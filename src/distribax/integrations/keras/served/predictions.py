@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ class Predictions:
     def __init__(self, fetch: Callable[[RemoteValue], Any], num_ahead: int) -> None:
         self._fetch = fetch
         self._num_ahead = num_ahead
-        self._pending: deque[_Prediction] = deque()
+        self._pending: deque[Callable[[], list[Any]]] = deque()
         # What a model makes of a batch, by the form of the batch.
         self._forms: dict[object, Any] = {}
 
@@ -41,42 +42,29 @@ class Predictions:
             first = self._fetch(result)
             self._forms[form] = jax.tree.structure(first)
             return first
-        prediction = _Prediction(self._fetch, result)
-        self._pending.append(prediction)
+        get_arrays = functools.cache(lambda: jax.tree.leaves(self._fetch(result)))
+        self._pending.append(get_arrays)
         if len(self._pending) > self._num_ahead:
-            self._pending.popleft().get()
+            self._pending.popleft()()
         made = self._forms[form]
-        arrays = [PendingArray(prediction, number) for number in range(made.num_leaves)]
+        arrays = [PendingArray(get_arrays, number) for number in range(made.num_leaves)]
         return jax.tree.unflatten(made, arrays)
-
-
-class _Prediction:
-    def __init__(self, fetch: Callable[[RemoteValue], Any], result: RemoteValue) -> None:
-        self._fetch = fetch
-        self._result: RemoteValue | None = result
-        self._arrays: list[Any] = []
-
-    def get(self) -> list[Any]:
-        if self._result is not None:
-            self._arrays = jax.tree.leaves(self._fetch(self._result))
-            self._result = None
-        return self._arrays
 
 
 class PendingArray(np.lib.mixins.NDArrayOperatorsMixin):
     """An array that a worker computes, which is fetched when it is used.
 
     Args:
-        prediction: The result that it is a part of.
-        number: Which of the arrays in the result it is.
+        get_arrays: Returns the arrays of the result that it is a part of.
+        number: Which of them it is.
     """
 
-    def __init__(self, prediction: _Prediction, number: int) -> None:
-        self._prediction = prediction
+    def __init__(self, get_arrays: Callable[[], list[Any]], number: int) -> None:
+        self._get_arrays = get_arrays
         self._number = number
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self._prediction.get()[self._number], dtype=dtype, copy=copy)
+        return np.array(self._get_arrays()[self._number], dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         own = [np.asarray(each) if isinstance(each, PendingArray) else each for each in inputs]

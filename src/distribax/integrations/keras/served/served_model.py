@@ -6,7 +6,7 @@ import contextlib
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
@@ -177,29 +177,22 @@ class ServedModel:
         ]
 
     def _schedule(self, kind: str, batch: Any, iterator: object | None) -> RemoteValue:
-        name = kind if iterator is None else f"{kind}_next"
-        if name not in self._functions:
-            method = getattr(self._worker, name)
-            self._functions[name] = method if self._is_eager else Function(method)
+        if kind not in self._functions:
+            method = getattr(self._worker, kind)
+            self._functions[kind] = method if self._is_eager else Function(method)
         data = jax.tree.map(np.asarray, batch) if iterator is None else iterator
         self._is_busy = True
         seeds = [cell.draw() for cell in self._seeds]
-        try:
-            return self._coordinator.schedule(self._functions[name], (data, seeds))
-        except Exception as error:
-            self._settle()
-            raise (_explain_end() if isinstance(error, OutOfRangeError) else error) from error
+        with self._settling():
+            return self._coordinator.schedule(self._functions[kind], (data, seeds))
 
     def join(self) -> None:
         """Waits until all steps have run."""
         if not self._is_busy:
             return
         self._is_busy = False
-        try:
+        with self._settling():
             self._coordinator.join()
-        except Exception as error:
-            self._last = None
-            raise (_explain_end() if isinstance(error, OutOfRangeError) else error) from error
         if self._last is not None:
             logs, result = self._last
             self._last = None
@@ -210,20 +203,26 @@ class ServedModel:
                 logs.update(self._look(logs))
 
     def _fetch(self, result: RemoteValue) -> Any:
-        try:
+        with self._settling():
             return result.fetch()
-        except Exception as error:
-            self._settle()
-            if isinstance(error, OutOfRangeError):
-                raise _explain_end() from error
-            raise
 
-    def _settle(self) -> None:
-        """Waits, after an error, for the steps that are under way."""
-        self._is_busy, self._last = False, None
-        # The coordinator would raise the errors of this training in the next one.
-        with contextlib.suppress(Exception):
-            self._coordinator.join()
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Waits, after an error in it, for the steps that are under way."""
+        try:
+            yield
+        except Exception as error:
+            self._is_busy, self._last = False, None
+            # The coordinator would raise the errors of this training in the next one.
+            with contextlib.suppress(Exception):
+                self._coordinator.join()
+            if not isinstance(error, OutOfRangeError):
+                raise
+            raise ValueError(
+                "DatasetCreator: a worker's data set has ended before all steps were done. Let "
+                "dataset_fn return a data set that repeats, dataset.repeat(), or ask for fewer "
+                "steps (steps_per_epoch=, steps=)."
+            ) from error
 
     def _look(self, names: Iterable[str]) -> Logs:
         """Returns the metrics of these names as they are by now on the servers."""
@@ -267,14 +266,6 @@ def _pair_slots(
 def _list_parts(model: keras.Model) -> list[Any]:
     """Returns the objects that steps are made for."""
     return [model.optimizer, model.loss, *model.variables, *model.metrics_variables]
-
-
-def _explain_end() -> ValueError:
-    return ValueError(
-        "DatasetCreator: a worker's data set has ended before all steps were done. Let dataset_fn "
-        "return a data set that repeats, dataset.repeat(), or ask for fewer steps "
-        "(steps_per_epoch=, steps=)."
-    )
 
 
 def _check(model: keras.Model) -> None:

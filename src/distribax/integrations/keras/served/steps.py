@@ -3,64 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-import jax
 import keras
-import numpy as np
 
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed.input_options import InputContext
 from distribax.integrations.keras.data import add_weights
 from distribax.integrations.keras.dataset_creator import DatasetCreator
+from distribax.integrations.keras.feeding import join_outputs, take
 from distribax.integrations.keras.served.served_model import Logs, get_or_create
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
-_source: ContextVar[Source | None] = ContextVar("distribax_keras_source", default=None)
+# Makes the workers' iterators when they are first needed; they go on where an epoch has ended.
+_source: ContextVar[Callable[[], object] | None] = ContextVar(
+    "distribax_keras_source", default=None
+)
 # Whether the method that runs returns the logs of its step, as `train_on_batch` does.
 _returns_at_once: ContextVar[bool] = ContextVar("distribax_keras_at_once", default=False)
 
 
-class Source:
-    """The data of one call of `fit`, `evaluate` or `predict`.
+def _make_iterators(
+    strategy: ParameterServerStrategy,
+    creator: DatasetCreator,
+    class_weight: dict[int, float] | None,
+) -> object:
+    """Returns the workers' iterators of the data that each of them makes for itself.
 
     Args:
         strategy: The strategy whose workers compute.
-        creator: Makes the workers' own data.
+        creator: Makes the data.
         class_weight: The weights of classes, which are added to the data; None for none.
     """
+    dataset_fn = creator.dataset_fn
 
-    def __init__(
-        self,
-        strategy: ParameterServerStrategy,
-        creator: DatasetCreator,
-        class_weight: dict[int, float] | None,
-    ) -> None:
-        self._strategy = strategy
-        self._creator = creator
-        self._class_weight = class_weight
-        self._iterator: object | None = None
+    def make_weighted(context: InputContext) -> Any:
+        assert class_weight is not None
+        return add_weights(dataset_fn(context), class_weight, "fit")
 
-    def get_iterator(self) -> object:
-        """Returns the workers' iterators, which go on where the last epoch has ended."""
-        if self._iterator is None:
-            strategy, dataset_fn = self._strategy, self._creator.dataset_fn
-            class_weight = self._class_weight
+    def make() -> Any:
+        make_own = dataset_fn if class_weight is None else make_weighted
+        return strategy.distribute_datasets_from_function(make_own)
 
-            def make_weighted(context: InputContext) -> Any:
-                assert class_weight is not None
-                return add_weights(dataset_fn(context), class_weight, "fit")
-
-            def make() -> Any:
-                make_own = dataset_fn if class_weight is None else make_weighted
-                return strategy.distribute_datasets_from_function(make_own)
-
-            coordinator = ClusterCoordinator(strategy, view="none")
-            self._iterator = iter(coordinator.create_per_worker_dataset(make))
-        return self._iterator
+    coordinator = ClusterCoordinator(strategy, view="none")
+    return iter(coordinator.create_per_worker_dataset(make))
 
 
 @contextlib.contextmanager
@@ -81,7 +70,8 @@ def feed_from(
     x = arguments.get("x")
     source = None
     if isinstance(x, DatasetCreator):
-        source = Source(strategy, x, arguments.get("class_weight"))
+        make = functools.partial(_make_iterators, strategy, x, arguments.get("class_weight"))
+        source = functools.cache(make)
     token = _source.set(source)
     at_once = _returns_at_once.set(method.endswith("_on_batch"))
     try:
@@ -115,24 +105,17 @@ class ServedStep:
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules the next steps; Keras's loop is told that its state is empty."""
-        batches = [next(iterator)]
-        batches += itertools.islice(iterator, self._model.steps_per_execution - 1)
+        batches = take(iterator, self._model.steps_per_execution)
         nothing: Any = ([], [], [], []) if self._kind == "train" else ([], [], [])
         if self._num_to_skip > 0:
             self._num_to_skip -= len(batches)
             return self._model.get_metrics_result(), nothing
         source = _source.get()
-        workers = None if source is None else source.get_iterator()
+        workers = None if source is None else source()
         served = get_or_create(self._model, self._strategy)
         if self._kind == "predict":
-            return _concatenate(served.predict(batches, workers)), ([], [])
+            return join_outputs(served.predict(batches, workers)), ([], [])
         logs: Logs = served.measure(self._kind, batches, workers)
         if _returns_at_once.get():
             served.join()
         return logs, nothing
-
-
-def _concatenate(found: list[Any]) -> Any:
-    if len(found) == 1:
-        return found[0]
-    return jax.tree.map(lambda *parts: np.concatenate([np.asarray(p) for p in parts]), *found)

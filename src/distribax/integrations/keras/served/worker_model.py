@@ -92,39 +92,31 @@ class WorkerModel:
 
     # Steps, which `coordinator.schedule` runs on a worker.
 
-    def train_next(self, iterator: Iterator[Batch], seeds: Seeds) -> dict[str, Any]:
-        """Trains with the next batch of the worker's own data."""
-        return self.train(next(iterator), seeds)
-
-    def train(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
+    def train(self, data: Batch | Iterator[Batch], seeds: Seeds) -> Any:
         """Trains with a batch.
 
         Args:
-            batch: The batch.
+            data: The batch, or the worker's own data, of which the next batch is taken.
             seeds: The states of the random generators, which are other ones at each step.
 
         Returns:
             What the model's `train_step` logs.
         """
-        logs: dict[str, Any] = self._strategy.run(self._train, args=(batch, seeds))
-        return logs
+        return self._run(self._train, data, seeds)
 
-    def test_next(self, iterator: Iterator[Batch], seeds: Seeds) -> dict[str, Any]:
-        """Evaluates the next batch of the worker's own data."""
-        return self.test(next(iterator), seeds)
-
-    def test(self, batch: Batch, seeds: Seeds) -> dict[str, Any]:
+    def test(self, data: Batch | Iterator[Batch], seeds: Seeds) -> Any:
         """Evaluates a batch; see `train`."""
-        logs: dict[str, Any] = self._strategy.run(self._test, args=(batch, seeds))
-        return logs
+        return self._run(self._test, data, seeds)
 
-    def predict_next(self, iterator: Iterator[Batch], seeds: Seeds) -> Any:
-        """Returns what the model makes of the next batch of the worker's own data."""
-        return self.predict(next(iterator), seeds)
+    def predict(self, data: Batch | Iterator[Batch], seeds: Seeds) -> Any:
+        """Returns what the model makes of a batch; see `train`."""
+        return self._run(self._predict, data, seeds)
 
-    def predict(self, batch: Batch, seeds: Seeds) -> Any:
-        """Returns what the model makes of a batch."""
-        return self._strategy.run(self._predict, args=(batch, seeds))
+    def _run(
+        self, step: Callable[[Batch, Seeds], Any], data: Batch | Iterator[Batch], seeds: Seeds
+    ) -> Any:
+        batch = next(data) if isinstance(data, Iterator) else data
+        return self._strategy.run(step, args=(batch, seeds))
 
     # In the step.
 

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
-from typing_extensions import override
 
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
-from distribax.data.distributed.steps import Step, Steps, empty_like, is_static
+from distribax.data.distributed.steps import Step, empty_like, is_static
 from distribax.data.element_spec import Spec, zeros
 from distribax.data.elements import Element
 from distribax.topology import InputTarget
 
 
-class AgreedSteps(Steps):
-    """Steps that all workers take together, as long as one of them has data.
+class StepAgreement:
+    """Lets all workers take steps together, as long as one of them has data.
 
     A worker whose data ends before the others' feeds empty batches, unless all shapes are fixed
     (`drop_remainder=True`): then the first end is the end for all.
     """
 
-    def __init__(self, steps: Steps, target: InputTarget, spec: Spec) -> None:
-        self._steps = steps
+    def __init__(self, target: InputTarget, spec: Spec) -> None:
         self._num_local_replicas = target.num_local_replicas
         self._is_static = is_static(spec)
         self._empty = empty_like(zeros(spec))
         # All workers create their iterators in the same order.
         self._workers = WorkerAgreement("input", target.num_workers, target.worker_id)
 
-    @override
-    def pull(self) -> Step:
-        try:
-            step: Step | None = self._steps.pull()
-        except StopIteration:
-            step = None
+    def __call__(self, step: Step | None) -> Step:
+        """Returns the step that all workers take, given this worker's; None at its end."""
         own = None if step is None else [_shapes(piece) for piece in step.pieces]
         shapes = self._workers.exchange("shapes", own)
         present = [their for their in shapes if their is not None]
@@ -47,22 +39,6 @@ class AgreedSteps(Steps):
         flat = [shape for their in shapes for shape in (empty if their is None else their)]
         even = all(shape == flat[0] for shape in flat)
         return Step(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
-
-    @override
-    def skip(self, num_steps: int) -> None:
-        self._steps.skip(num_steps)
-
-    @override
-    def get_state(self) -> dict[str, Any]:
-        return self._steps.get_state()
-
-    @override
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._steps.set_state(state)
-
-    @override
-    def close(self) -> None:
-        self._steps.close()
 
 
 def _shapes(piece: Element) -> list[list[int]]:
