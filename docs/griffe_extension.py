@@ -52,26 +52,6 @@ class AssignedMethods(griffe.Extension):
                 owner.set_member(name, method)
 
 
-class SharedSections(griffe.Extension):
-    """Shows the sections that `@explained_by(other)` adds to the docstring of a method."""
-
-    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Adds them, once all methods of the package are known."""
-        for module in _walk(pkg):
-            for owner in module.classes.values():
-                if not owner.is_alias:
-                    self._add_sections(owner)
-
-    def _add_sections(self, owner: griffe.Class) -> None:
-        # Only those of the class itself: others are found where they are defined.
-        methods = [m for m in owner.members.values() if isinstance(m, griffe.Function)]
-        for method, decorator in ((m, d) for m in methods for d in m.decorators):
-            found = re.fullmatch(r"explained_by\((\w+)\)", str(decorator.value))
-            if found and method.docstring:
-                text = owner[found[1]].docstring.value
-                method.docstring.value += "\n\n" + text[text.index("Args:") :]
-
-
 def _walk(module: griffe.Module) -> list[griffe.Module]:
     below = [m for m in module.modules.values() if not m.is_alias]
     return [module, *(inner for part in below for inner in _walk(part))]

@@ -31,7 +31,7 @@ LAYERS = (
 )
 """Top to bottom; a module imports from its own layer and from those that come after it."""
 
-BOTTOM = ("types", "errors", "contracts", "docstrings")
+BOTTOM = ("types", "errors", "contracts")
 """The modules that every layer may import."""
 
 OPEN_LAYER = "testing"

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from distribax import context, jax_private
-from distribax.docstrings import explained_by
 from distribax.execution import adapters, named_objects, reachable_variables
 from distribax.strategies import reduction
 from distribax.strategies.extended import StrategyExtended
@@ -290,13 +289,20 @@ class Strategy:
         """
         return _input().make_numpy_rows(numpy_input)
 
-    @explained_by(distribute_datasets_from_function)
     def experimental_distribute_datasets_from_function(
         self,
         dataset_fn: Callable[[InputContext], Iterable[object]],
         options: InputOptions | None = None,
     ) -> DistributedDataset:
-        """An older name of `distribute_datasets_from_function`."""
+        """An older name of `distribute_datasets_from_function`.
+
+        Args:
+            dataset_fn: As there.
+            options: As there.
+
+        Returns:
+            As there.
+        """
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def make_dataset_iterator(self, dataset: Iterable[object]) -> DistributedIterator:

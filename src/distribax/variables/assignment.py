@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 from typing import Generic, TypeVar
 
-from distribax.docstrings import explained_by
 from distribax.types import WriteKind
 from distribax.variables.context_rules import Assigned
 
@@ -53,7 +52,7 @@ class Assignable(Generic[_Variable]):
         """Adds `delta` to the value.
 
         Args:
-            delta: What to add or subtract, of the same shape or a scalar.
+            delta: What to add, of the same shape or a scalar.
             use_locking: As for `assign`.
             name: As for `assign`.
             read_value: As for `assign`.
@@ -66,7 +65,6 @@ class Assignable(Generic[_Variable]):
         """
         return self._write(WriteKind.ASSIGN_ADD, delta)
 
-    @explained_by(assign_add)
     def assign_sub(
         self,
         delta: Assigned,
@@ -74,5 +72,18 @@ class Assignable(Generic[_Variable]):
         name: str | None = None,
         read_value: bool = True,
     ) -> _Variable:
-        """Subtracts `delta` from the value."""
+        """Subtracts `delta` from the value.
+
+        Args:
+            delta: What to subtract, of the same shape or a scalar.
+            use_locking: As for `assign`.
+            name: As for `assign`.
+            read_value: As for `assign`.
+
+        Returns:
+            The variable.
+
+        Raises:
+            ValueError: As for `assign`.
+        """
         return self._write(WriteKind.ASSIGN_SUB, delta)

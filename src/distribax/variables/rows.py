@@ -10,7 +10,6 @@ import jax
 from typing_extensions import override
 
 from distribax import contracts, jax_private
-from distribax.docstrings import explained_by
 from distribax.execution import frames
 from distribax.execution.state.roles import RoleArgument, list_objects
 from distribax.types import WriteKind
@@ -178,58 +177,122 @@ class RowAccess(ArrayLike, RoleArgument):
         row_writes.write_rows(self, "scatter_add", WriteKind.ASSIGN_ADD, sparse_delta)
         return self
 
-    @explained_by(scatter_add)
     def scatter_sub(
         self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Subtracts from some rows; an index that occurs twice is subtracted twice."""
+        """Subtracts from some rows; an index that occurs twice is subtracted twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
         row_writes.write_rows(self, "scatter_sub", WriteKind.ASSIGN_SUB, sparse_delta)
         return self
 
-    @explained_by(scatter_update)
     def scatter_max(
         self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Replaces the elements of some rows that are smaller than the given ones."""
+        """Replaces the elements of some rows that are smaller than the given ones.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+            NotImplementedError: Replicas write a mirrored variable, and its aggregation does not
+                say whose rows stay.
+        """
         row_writes.write_rows(self, "scatter_max", WriteKind.MAX, sparse_delta)
         return self
 
-    @explained_by(scatter_update)
     def scatter_min(
         self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Replaces the elements of some rows that are larger than the given ones."""
+        """Replaces the elements of some rows that are larger than the given ones.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: Accepted as in TensorFlow; it changes nothing.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+            NotImplementedError: Replicas write a mirrored variable, and its aggregation does not
+                say whose rows stay.
+        """
         row_writes.write_rows(self, "scatter_min", WriteKind.MIN, sparse_delta)
         return self
 
-    @explained_by(scatter_add)
     def scatter_mul(
         self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Multiplies some rows; an index that occurs twice is multiplied twice."""
+        """Multiplies some rows; an index that occurs twice is multiplied twice.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
         row_writes.write_rows(self, "scatter_mul", WriteKind.MUL, sparse_delta)
         return self
 
-    @explained_by(scatter_add)
     def scatter_div(
         self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Divides some rows; integers are rounded towards zero."""
+        """Divides some rows; integers are rounded towards zero.
+
+        Args:
+            sparse_delta: The rows and their indices.
+            use_locking: As for `scatter_update`.
+            name: As for `scatter_update`.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            TypeError: `sparse_delta` is not a `dx.IndexedSlices`.
+            ValueError: The indices or rows do not fit the variable.
+        """
         row_writes.write_rows(self, "scatter_div", WriteKind.DIV, sparse_delta)
         return self
 
@@ -281,47 +344,91 @@ class RowAccess(ArrayLike, RoleArgument):
         row_writes.write_elements(self, "scatter_nd_update", WriteKind.ASSIGN, indices, updates)
         return self
 
-    @explained_by(scatter_nd_update)
     def scatter_nd_add(
         self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
     ) -> Self:
-        """Adds to elements, or smaller arrays; a place that occurs twice is added to twice."""
+        """Adds to elements, or smaller arrays; a place that occurs twice is added to twice.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
         row_writes.write_elements(self, "scatter_nd_add", WriteKind.ASSIGN_ADD, indices, updates)
         return self
 
-    @explained_by(scatter_nd_update)
     def scatter_nd_sub(
         self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
     ) -> Self:
-        """Subtracts from elements, or smaller arrays."""
+        """Subtracts from elements, or smaller arrays.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
         row_writes.write_elements(self, "scatter_nd_sub", WriteKind.ASSIGN_SUB, indices, updates)
         return self
 
-    @explained_by(scatter_nd_update)
     def scatter_nd_max(
         self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
     ) -> Self:
-        """Replaces elements that are smaller than the given ones."""
+        """Replaces elements that are smaller than the given ones.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
         row_writes.write_elements(self, "scatter_nd_max", WriteKind.MAX, indices, updates)
         return self
 
-    @explained_by(scatter_nd_update)
     def scatter_nd_min(
         self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
     ) -> Self:
-        """Replaces elements that are larger than the given ones."""
+        """Replaces elements that are larger than the given ones.
+
+        Args:
+            indices: As for `gather_nd`.
+            updates: A value for each place, of `indices.shape[:-1] + self.shape[k:]`; or a scalar.
+            name: Accepted as in TensorFlow; it changes nothing.
+
+        Returns:
+            The variable itself.
+
+        Raises:
+            ValueError: The indices or values do not fit the variable.
+        """
         row_writes.write_elements(self, "scatter_nd_min", WriteKind.MIN, indices, updates)
         return self
 
