@@ -337,7 +337,6 @@ class Strategy:
 
     # Older names.
 
-    @explained_by(run)
     def experimental_run_v2(
         self,
         fn: Callable[..., Any],
@@ -345,7 +344,17 @@ class Strategy:
         kwargs: Mapping[str, object] | None = None,
         options: RunOptions | None = None,
     ) -> Any:
-        """An older name of `run`."""
+        """An older name of `run`.
+
+        Args:
+            fn: As there.
+            args: As there.
+            kwargs: As there.
+            options: As there.
+
+        Returns:
+            As there.
+        """
         return self.run(fn, args, kwargs, options)
 
     def experimental_run(

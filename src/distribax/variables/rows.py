@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution import frames
-from distribax.execution.state.roles import RoleArgument, list_objects
+from distribax.execution.state.role_arguments import RoleArgument, list_objects
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
 from distribax.variables import row_reads, row_writes

@@ -13,8 +13,8 @@ from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
 from distribax.execution.calls import signature
-from distribax.execution.state import roles
-from distribax.execution.state.roles import RoleArgument
+from distribax.execution.state import role_arguments
+from distribax.execution.state.role_arguments import RoleArgument
 from distribax.execution.traces import frames
 from distribax.execution.traces.iterators import LiftedIterator, Pulled
 from distribax.values import Form, is_none_or_opaque, is_wrapped
@@ -92,7 +92,7 @@ class Call:
             None if isinstance(slot, signature.RoleSlot) else key
             for slot, key in zip(self.slots, keys, strict=True)
         ]
-        return (where, tree, *others, roles.describe(self.role_arguments))
+        return (where, tree, *others, role_arguments.describe(self.role_arguments))
 
     @property
     def static_objects(self) -> list[object]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from distribax import jax_private
-from distribax.execution.state.roles import RoleArgument
+from distribax.execution.state.role_arguments import RoleArgument
 from distribax.execution.traces.iterators import LiftedIterator
 from distribax.types import Identity
 from distribax.values import (

@@ -8,7 +8,7 @@ from distribax.errors import HostMode
 from distribax.execution.calls.call import Call, Origin
 from distribax.execution.programs.program import Program
 from distribax.execution.state import adapters
-from distribax.execution.state.roles import Exchange
+from distribax.execution.state.role_arguments import Exchange
 from distribax.execution.traces.iterators import Pulled
 
 

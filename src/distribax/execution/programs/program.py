@@ -23,7 +23,7 @@ from distribax.execution.calls.call import Call, rebuild
 from distribax.execution.programs.results import Results, constrain
 from distribax.execution.programs.row_lookups import StagedCall
 from distribax.execution.state.remote_writes import Effects
-from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces import frames, trace_errors
 from distribax.execution.traces.iterators import LiftedIterator
 from distribax.jax_private import jaxprs

@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces.frames import FunctionFrame
 from distribax.values import (
     DistributedValues,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from distribax import contracts
-from distribax.execution.state.roles import Exchange
+from distribax.execution.state.role_arguments import Exchange
 from distribax.types import WriteKind
 
 
