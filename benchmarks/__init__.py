@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from distribax.cli.bench import harness
-from distribax.cli.bench.peers import FOLDER_VARIABLE
+from distribax.cli.bench.peer_libraries import FOLDER_VARIABLE
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"

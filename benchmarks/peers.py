@@ -14,17 +14,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import benchmarks
-from distribax.cli.bench import peers
+from distribax.cli.bench import peer_libraries
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    known = peers.REQUIREMENTS
+    known = peer_libraries.REQUIREMENTS
     parser.add_argument("peers", nargs="*", help=f"which ones: {', '.join(known)}")
     options = parser.parse_args(arguments)
     for peer in options.peers or known:
         try:
-            interpreter = peers.make(peer)
+            interpreter = peer_libraries.make(peer)
         except ValueError as error:
             parser.error(str(error))
         print(f"{peer}: {interpreter.relative_to(benchmarks.FOLDER.parent)}")

@@ -88,6 +88,9 @@ class Table(Hashable, Protocol):
     def row_shards(self) -> Sequence[tuple[int, Variable]]:
         """The variables that have the rows, each with the index of its first row."""
 
+    def read_value(self) -> jax.Array:
+        """Returns the value as an array, by the rules of the current context."""
+
 
 class Variable(State, Table, Protocol):
     """What the rules of reading and writing need of a `dx.Variable`."""
@@ -111,9 +114,6 @@ class Variable(State, Table, Protocol):
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this process that have a copy."""
-
-    def read_value(self) -> jax.Array:
-        """Returns the value as an array, by the rules of the current context."""
 
     def share(self) -> jax.Array:
         """Returns the buffer itself, and remembers that somebody may hold it."""
@@ -170,6 +170,7 @@ class Runner(Protocol):
 
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         """Returns the variable of a line of code, which one replica creates for all of them."""
+        return create()
 
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
@@ -183,7 +184,11 @@ class Runner(Protocol):
         kwargs: Mapping[str, object],
         alone: Callable[..., object],
     ) -> Any:
-        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise."""
+        """Like `merge` if all replicas call it; `alone(*args)` in those that call it otherwise.
+
+        By default each is alone: there is one replica, or all are one program already.
+        """
+        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -209,10 +214,6 @@ class Extended(Protocol):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the devices that run replicas."""
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables."""
 
     @property
     def local_devices(self) -> tuple[jax.Device, ...]:

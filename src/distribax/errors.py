@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 from typing import Any
 
 from typing_extensions import override
@@ -15,6 +16,18 @@ class DistribaxError(Exception):
     `except ConnectionError` still catches it. Mistakes in arguments are plain `ValueError` and
     `TypeError`, as in JAX.
     """
+
+
+class DetailedError(DistribaxError):
+    """Base of exceptions that keep the arguments they were made from, as attributes of that name.
+
+    They survive pickling: the message is written again in the other process.
+    """
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = inspect.signature(type(self)).parameters
+        return type(self), tuple(getattr(self, name) for name in names)
 
 
 class ControlFlow(BaseException):
@@ -80,7 +93,7 @@ class ReplicaInputError(DistribaxError, RuntimeError, ValueError):
     """
 
 
-class PeerLostError(DistribaxError, RuntimeError):
+class PeerLostError(DetailedError, RuntimeError):
     """Another worker is lost, and this one cannot go on without it.
 
     Attributes:
@@ -95,12 +108,8 @@ class PeerLostError(DistribaxError, RuntimeError):
         self.reason = reason
         self.since = since
 
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.peer, self.reason, self.since)
 
-
-class CollectiveMismatchError(DistribaxError, RuntimeError):
+class CollectiveMismatchError(DetailedError, RuntimeError):
     """The workers have made different calls together.
 
     Attributes:
@@ -116,12 +125,8 @@ class CollectiveMismatchError(DistribaxError, RuntimeError):
         )
         self.places = places
 
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.places,)
 
-
-class CollectiveTimeoutError(DistribaxError, TimeoutError):
+class CollectiveTimeoutError(DetailedError, TimeoutError):
     """The workers wait for each other in different places.
 
     Attributes:
@@ -138,10 +143,6 @@ class CollectiveTimeoutError(DistribaxError, TimeoutError):
         self.seconds = seconds
         self.places = places
 
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.seconds, self.places)
-
 
 class ClosureCancelledError(DistribaxError, RuntimeError):
     """A scheduled function was not run, because another one had failed before its turn."""
@@ -155,7 +156,7 @@ class RemoteError(DistribaxError, RuntimeError):
     """An exception of a worker whose own type cannot be brought here; the text says what it was."""
 
 
-class ParameterServerError(DistribaxError, RuntimeError):
+class ParameterServerError(DetailedError, RuntimeError):
     """A parameter server could not do what it was asked; nothing of that push was applied.
 
     Attributes:
@@ -170,12 +171,8 @@ class ParameterServerError(DistribaxError, RuntimeError):
         self.kind = kind
         self.text = text
 
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.server, self.kind, self.text)
 
-
-class ParameterServerUnreachableError(DistribaxError, ConnectionError):
+class ParameterServerUnreachableError(DetailedError, ConnectionError):
     """A parameter server did not answer in time.
 
     Attributes:
@@ -197,12 +194,8 @@ class ParameterServerUnreachableError(DistribaxError, ConnectionError):
         self.seconds = seconds
         self.reason = reason
 
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.server, self.endpoint, self.seconds, self.reason)
 
-
-class ParametersLostError(DistribaxError, RuntimeError):
+class ParametersLostError(DetailedError, RuntimeError):
     """A parameter server was restarted and does not have the parameters any more.
 
     Attributes:
@@ -219,7 +212,3 @@ class ParametersLostError(DistribaxError, RuntimeError):
         )
         self.server = server
         self.reason = reason
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.server, self.reason)

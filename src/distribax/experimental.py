@@ -53,24 +53,18 @@ __all__ = [
 
 # Loaded on use, as in `distribax` itself.
 _ON_USE = {
-    "ExponentialMovingAverage": (
-        "distribax.training.moving_averages",
-        "ExponentialMovingAverage",
-    ),
-    "MultiWorkerMirroredStrategy": (
-        "distribax.strategies.multi_worker",
-        "ExperimentalMultiWorkerMirroredStrategy",
-    ),
-    "ParameterServerStrategy": ("distribax.parameter_server.strategy", "ParameterServerStrategy"),
-    "SidecarEvaluator": ("distribax.training.sidecar_evaluator", "SidecarEvaluator"),
-    "TPUStrategy": ("distribax.strategies.tpu", "TPUStrategy"),
-    "coordinator": ("distribax", "coordinator"),
-    "partitioners": ("distribax", "partitioners"),
+    "ExponentialMovingAverage": "distribax.training.moving_averages",
+    "MultiWorkerMirroredStrategy": "distribax.strategies.multi_worker",
+    "ParameterServerStrategy": "distribax.parameter_server.strategy",
+    "SidecarEvaluator": "distribax.training.sidecar_evaluator",
+    "TPUStrategy": "distribax.strategies.tpu",
+    "coordinator": "distribax",
+    "partitioners": "distribax",
 }
+_OTHER_NAMES = {"MultiWorkerMirroredStrategy": "ExperimentalMultiWorkerMirroredStrategy"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_USE:
         raise AttributeError(explain_missing("distribax.experimental", name))
-    module, attribute = _ON_USE[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_ON_USE[name]), _OTHER_NAMES.get(name, name))

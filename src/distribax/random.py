@@ -1,8 +1,4 @@
 """Random keys and numbers that differ by replica, and repeat by seed."""
 
-from __future__ import annotations
-
 from distribax.training.random_keys import Generator as Generator
 from distribax.training.random_keys import replica_key as replica_key
-
-__all__ = ["Generator", "replica_key"]

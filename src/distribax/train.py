@@ -1,7 +1,5 @@
 """The names that TensorFlow keeps in `tf.train`; `dx.X` is their home."""
 
-from __future__ import annotations
-
 from distribax.cluster import ClusterDef as ClusterDef
 from distribax.cluster import ClusterSpec as ClusterSpec
 from distribax.cluster import JobDef as JobDef
@@ -14,18 +12,3 @@ from distribax.training.checkpoints.directory import latest_checkpoint as latest
 from distribax.training.checkpoints.directory import list_variables as list_variables
 from distribax.training.checkpoints.directory import load_variable as load_variable
 from distribax.training.moving_averages import ExponentialMovingAverage as ExponentialMovingAverage
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointManager",
-    "ClusterDef",
-    "ClusterSpec",
-    "ExponentialMovingAverage",
-    "JobDef",
-    "Server",
-    "ServerDef",
-    "checkpoints_iterator",
-    "latest_checkpoint",
-    "list_variables",
-    "load_variable",
-]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from typing_extensions import TypeIs, override
 
+_T = TypeVar("_T")
 _E = TypeVar("_E", bound="ParsedEnum")
 
 
@@ -168,6 +169,24 @@ class ValueContext:
     num_replicas_in_sync: int = 1
 
 
+@dataclass(frozen=True, eq=False)
+class Identity(Generic[_T]):
+    """Stands for an object itself, whatever its value: equal to others for the same object.
+
+    The object is kept alive, so that its id stays its own.
+    """
+
+    target: _T
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and self.target is other.target
+
+    @override
+    def __hash__(self) -> int:
+        return id(self.target)
+
+
 RESTARTABLE_EXIT_CODE: Final = 42
 """With this code a process ends that was told to stop and has saved: start it again."""
 
@@ -179,11 +198,11 @@ COLLECTIVE_ERROR_EXIT_CODE: Final = 44
 
 
 def is_python_number(value: object) -> bool:
-    """Tells whether `value` is a number of Python's own types, which has no device."""
+    """Tells whether `value` is a plain Python number, which is on no device."""
     # Not of a class derived from them, such as the index of a replica.
     return type(value) in (bool, int, float, complex)
 
 
 def is_integer(value: object) -> TypeIs[int]:
-    """Tells whether `value` is a whole number that can name a dimension, of NumPy's types too."""
+    """Tells whether `value` is an integer of Python or NumPy that can name a dimension."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

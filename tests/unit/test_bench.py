@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from distribax.cli import main
-from distribax.cli.bench import command, harness, peers, png
+from distribax.cli.bench import command, harness, peer_libraries, png
 from distribax.cli.bench.cases.case import Case, Contest, select_available
 from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
@@ -54,7 +54,7 @@ def test_sides_take_turns_and_the_report_is_read_again(
     case = Case("small", "a small case", _plan)
     assert case.count_turns(Settings()) == 4 + 2
     monkeypatch.setattr(command, "CASES", {"small": case})
-    monkeypatch.setenv(peers.FOLDER_VARIABLE, str(folder / "peers"))
+    monkeypatch.setenv(peer_libraries.FOLDER_VARIABLE, str(folder / "peers"))
     files = [folder / "out" / name for name in ("b.json", "b.html", "b.svg")]
     options = ["--json", str(files[0]), "--html", str(files[1]), "--svg", str(files[2])]
     assert main(["bench", "--quick", *options]) == 1, "two sides could not run"
@@ -145,20 +145,20 @@ def test_charts_are_pictures_that_can_be_read() -> None:
 def test_peers_are_found_and_others_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(peers.FOLDER_VARIABLE, str(tmp_path))
-    assert peers.python_of("no_such_library") is None
+    monkeypatch.setenv(peer_libraries.FOLDER_VARIABLE, str(tmp_path))
+    assert peer_libraries.python_of("no_such_library") is None
     (tmp_path / "no_such_library").mkdir()
     (tmp_path / "no_such_library" / "requirements.txt").write_text("x")
     made = tmp_path / "no_such_library" / "bin" / "python"
-    assert peers.python_of("no_such_library") == made
-    assert peers.python_of("json") is not None, "this interpreter has it"
+    assert peer_libraries.python_of("no_such_library") == made
+    assert peer_libraries.python_of("json") is not None, "this interpreter has it"
     sides = [Side("a", "small"), Side("b", "small", peer="other_library")]
     assert [side.name for side in select_available(sides)] == ["a"]
     with pytest.raises(ValueError, match="unknown peer 'pandas'"):
-        peers.make("pandas")
-    monkeypatch.delenv(peers.FOLDER_VARIABLE)
+        peer_libraries.make("pandas")
+    monkeypatch.delenv(peer_libraries.FOLDER_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert peers.find_folder() == tmp_path / "cache" / "distribax" / "peers"
+    assert peer_libraries.find_folder() == tmp_path / "cache" / "distribax" / "peers"
     assert SCALING.count_turns(Settings(quick=True, max_devices=4)) == 2 * 3 + 3
 
 

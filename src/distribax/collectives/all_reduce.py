@@ -108,14 +108,15 @@ class AllReduce(CrossDeviceOps):
         values = [value for value, _ in value_destination_pairs]
         layout = values[0].layout
         if isinstance(layout, Local):
-            local = [value.layout.value for value in values]  # type: ignore[attr-defined]
+            layouts = [value.layout for value in values]
+            local = [each.value for each in layouts if isinstance(each, Local)]
             reduced = self.all_reduce_in_program(reduce_op, local, layout.mesh, options)
             return [Mirrored.of(Local(value, layout.mesh)) for value in reduced]
         settle(values)
         for value in values:
             check_same_shape(value)
-        layouts = _on_one_mesh(values)
-        if layouts is None:
+        joined = _on_one_mesh(values)
+        if joined is None:
             # The values are not spread over a mesh (Python numbers, several on one device).
             return [
                 mirror(
@@ -128,11 +129,11 @@ class AllReduce(CrossDeviceOps):
                 )
                 for value, destinations in value_destination_pairs
             ]
-        mesh = layouts[0].mesh
+        mesh = joined[0].mesh
         program = _make_reduce_program(
-            self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in layouts)
+            self, reduce_op, mesh, options, tuple((g.mirrored, g.stacked) for g in joined)
         )
-        arrays = [layout.array for layout in layouts]
+        arrays = [each.array for each in joined]
         recorded = jax_private.joint_calls.record_for(
             lambda: f"{reduce_op} of {', '.join(str(jax.typeof(array)) for array in arrays)}",
             *arrays,

@@ -289,8 +289,7 @@ def _check(value: object, argument: str) -> PerReplica | Mirrored:
 
 def check_same_shape(value: DistributedValues) -> None:
     """Raises if the replicas' shapes differ, as after a last partial batch."""
-    layout = value.layout
-    shapes = layout.get_shapes() if isinstance(layout, Local) else value.shapes()
+    shapes = value.shapes()
     if any(shape != shapes[0] for shape in shapes):
         raise ValueError(
             f"reduce: the replicas' values have different shapes, {shapes}, as after a last "
@@ -301,8 +300,7 @@ def check_same_shape(value: DistributedValues) -> None:
 
 def check_gather_shapes(value: DistributedValues, axis: object) -> None:
     """Raises unless the values can be joined along `axis`."""
-    layout = value.layout
-    shapes = layout.get_shapes() if isinstance(layout, Local) else value.shapes()
+    shapes = value.shapes()
     rank = len(shapes[0])
     if not is_integer(axis) or not -rank <= axis < rank:
         raise ValueError(

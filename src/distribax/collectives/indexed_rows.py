@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from distribax import jax_private
@@ -84,14 +83,8 @@ def _map(fn: Callable[[Any], Any], value: Any) -> Any:
     layout = value.layout
     if isinstance(layout, Local):
         return Mirrored.of(Local(fn(layout.value), layout.mesh))
-    return Mirrored.of(Pieces(tuple(_call_near(fn, piece) for piece in value.values), layout.mesh))
-
-
-def _call_near(fn: Callable[[Any], Any], piece: Any) -> Any:
-    if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
-        return fn(piece)
-    with jax.default_device(next(iter(piece.devices()))):
-        return fn(piece)
+    copies = tuple(jax_private.call_near(fn, piece) for piece in value.values)
+    return Mirrored.of(Pieces(copies, layout.mesh))
 
 
 def refuse_slices(value: object, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 
 import jax
@@ -124,26 +123,22 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 def _take_all(fn: Callable[..., jax.Array]) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """Returns a function of all values, made of one of two values if `fn` is that."""
+    """Returns a function of all values, also if `fn` takes only two of them."""
     if _count_arguments(fn) == 2:
         return lambda values: functools.reduce(fn, values)
     return fn
 
 
 def _count_arguments(fn: Callable[..., object]) -> int:
-    """Returns how many arguments a function must be given."""
+    """Returns how many arguments a function must be given, as far as it tells."""
     # Functions such as jnp.add say it in this way.
     count: int | None = getattr(fn, "nin", None)
     if count is not None:
         return count
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except ValueError:  # Some built-in functions do not tell.
-        return 1
     return sum(
         parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        for parameter in parameters
+        for parameter in jax_private.list_parameters(fn)
     )
 
 

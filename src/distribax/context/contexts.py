@@ -56,8 +56,8 @@ def current() -> Entry:
     return here
 
 
-class ContextEntry(contextlib.ContextDecorator):
-    """Makes `entry` the innermost context."""
+class enter(contextlib.ContextDecorator):
+    """A context manager that makes `entry` the innermost context."""
 
     # Not a generator: each function on a worker enters one, and some take less time than that.
 
@@ -82,7 +82,7 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
         self._strategy = strategy
         # The default strategy has no other context than that of its replica.
         is_default = _default is not None and strategy is _default.strategy
-        self._entry = ContextEntry(_default if is_default else Entry(strategy))  # type: ignore[arg-type]
+        self._entry = enter(_default if is_default else Entry(strategy))  # type: ignore[arg-type]
 
     def __enter__(self) -> _S:
         strategy, here = self._strategy, current()
@@ -103,11 +103,6 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
 
     def __exit__(self, *error: object) -> None:
         self._entry.__exit__(*error)
-
-
-def enter(entry: Entry) -> ContextEntry:
-    """Returns a context manager that makes `entry` the innermost context."""
-    return ContextEntry(entry)
 
 
 def get_strategy() -> contracts.Strategy:

@@ -7,10 +7,12 @@ traced. While a keeper is current, the second time it is given those of the firs
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
+
+from distribax.context.scoped import set_within
 
 
 class Keeper(Protocol):
@@ -23,14 +25,9 @@ class Keeper(Protocol):
 _keeper: ContextVar[Keeper | None] = ContextVar("distribax_keeper", default=None)
 
 
-@contextlib.contextmanager
-def keep_in(keeper: Keeper | None) -> Iterator[None]:
+def keep_in(keeper: Keeper | None) -> AbstractContextManager[None]:
     """Lets a keeper decide what is created inside and what is found again; None creates all."""
-    token = _keeper.set(keeper)
-    try:
-        yield
-    finally:
-        _keeper.reset(token)
+    return set_within(_keeper, keeper)
 
 
 def current_keeper() -> Keeper | None:

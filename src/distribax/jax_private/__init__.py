@@ -1,9 +1,9 @@
 """Every use of JAX names that are not stable; the rest of the code asks here."""
 
-from distribax.jax_private.array_types import register_array_type as register_array_type
 from distribax.jax_private.arrays import add_dim as add_dim
 from distribax.jax_private.arrays import add_methods as add_methods
 from distribax.jax_private.arrays import apply_to_key_data as apply_to_key_data
+from distribax.jax_private.arrays import call_near as call_near
 from distribax.jax_private.arrays import copy_array as copy_array
 from distribax.jax_private.arrays import flatten_with_none as flatten_with_none
 from distribax.jax_private.arrays import is_concrete_array as is_concrete_array
@@ -13,9 +13,11 @@ from distribax.jax_private.arrays import join_by_device as join_by_device
 from distribax.jax_private.arrays import move_to_device as move_to_device
 from distribax.jax_private.arrays import pick_copy as pick_copy
 from distribax.jax_private.arrays import put_rows as put_rows
+from distribax.jax_private.arrays import register_array_type as register_array_type
 from distribax.jax_private.arrays import rewrap as rewrap
 from distribax.jax_private.arrays import split_by_device as split_by_device
 from distribax.jax_private.arrays import uncommit as uncommit
+from distribax.jax_private.backend import copy_thread_settings as copy_thread_settings
 from distribax.jax_private.backend import count_cpu_pool_threads as count_cpu_pool_threads
 from distribax.jax_private.backend import end_backends as end_backends
 from distribax.jax_private.backend import get_default_device as get_default_device
@@ -33,7 +35,6 @@ from distribax.jax_private.closures import note_closures as note_closures
 from distribax.jax_private.eager_recording import EagerRecording as EagerRecording
 from distribax.jax_private.eager_recording import GradientProgram as GradientProgram
 from distribax.jax_private.eager_recording import WholeRecorded as WholeRecorded
-from distribax.jax_private.host_values import compute_on_host as compute_on_host
 from distribax.jax_private.joint_calls import JointCall as JointCall
 from distribax.jax_private.joint_calls import joint_calls as joint_calls
 from distribax.jax_private.multihost import agree_on as agree_on
@@ -51,6 +52,7 @@ from distribax.jax_private.recording import ArrayType as ArrayType
 from distribax.jax_private.recording import Description as Description
 from distribax.jax_private.recording import Recorded as Recorded
 from distribax.jax_private.recording import Recording as Recording
+from distribax.jax_private.recording import compute_on_host as compute_on_host
 from distribax.jax_private.recording import count_operations as count_operations
 from distribax.jax_private.recording import cut_out as cut_out
 from distribax.jax_private.recording import describe as describe
@@ -61,9 +63,6 @@ from distribax.jax_private.recording import make_array_type as make_array_type
 from distribax.jax_private.recording import run_recorded as run_recorded
 from distribax.jax_private.recording import set_description as set_description
 from distribax.jax_private.recording_trace import settle as settle
-from distribax.jax_private.thread_settings import copy_thread_settings as copy_thread_settings
-from distribax.jax_private.tracing import Trace as Trace
-from distribax.jax_private.tracing import Tracer as Tracer
 from distribax.jax_private.tracing import all_gather_joined as all_gather_joined
 from distribax.jax_private.tracing import all_gather_same as all_gather_same
 from distribax.jax_private.tracing import get_innermost_trace as get_innermost_trace
@@ -84,6 +83,7 @@ from distribax.jax_private.user_code import is_library as is_library
 from distribax.jax_private.user_code import is_library_code as is_library_code
 from distribax.jax_private.user_code import is_library_file as is_library_file
 from distribax.jax_private.user_code import list_main_stack as list_main_stack
+from distribax.jax_private.user_code import list_parameters as list_parameters
 from distribax.jax_private.variants import VariantsDiffer as VariantsDiffer
 from distribax.jax_private.variants import pad_to as pad_to
 from distribax.jax_private.variants import run_variants as run_variants

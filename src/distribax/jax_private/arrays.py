@@ -1,16 +1,17 @@
-"""Arrays: their buffers, the devices that these are on, and arrays of random keys."""
+"""Arrays: buffers and devices, arrays of random keys, and classes that JAX takes as arrays."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import array as _array
 from jax._src import core as _core
+from jax._src import dtypes as _dtypes
 from jax._src import tree_util as _tree_util
 from jax._src.interpreters import pxla
 from jax.sharding import Sharding
@@ -18,6 +19,9 @@ from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from distribax.jax_private.tracing import is_tracer
+
+_Class = TypeVar("_Class")
+_Result = TypeVar("_Result")
 
 flatten_with_none: Callable[
     [object, Callable[[object], bool] | None], tuple[list[Any], PyTreeDef]
@@ -103,8 +107,14 @@ def add_methods(array: jax.Array, methods: Sequence[Callable[..., Any]]) -> jax.
     return own
 
 
-def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
-    """Returns the whole of `array` on one device, without a copy if it is there already."""
+def move_to_device(value: Any, device: jax.Device) -> Any:
+    """Returns the whole of an array on one device, without a copy if it is there already.
+
+    What is no array of JAX, or is traced and so on no device, is returned as it is.
+    """
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return value
+    array = value
     if is_key(array):
         return apply_to_key_data(lambda data: move_to_device(data, device), array)
     if array.sharding.is_fully_replicated:
@@ -113,12 +123,17 @@ def move_to_device(array: jax.Array, device: jax.Device) -> jax.Array:
     return array if array.devices() == {device} else jax.device_put(uncommit(array), device)
 
 
+def call_near(fn: Callable[[jax.Array], _Result], value: ArrayLike) -> _Result:
+    """Returns `fn(value)`, computed on the device that the value is on."""
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return fn(jnp.asarray(value))
+    with jax.default_device(next(iter(value.devices()))):
+        return fn(value)
+
+
 def add_dim(value: ArrayLike) -> jax.Array:
     """Returns `value` with a first dimension of size 1, on the device it is on."""
-    if not isinstance(value, jax.Array) or is_tracer(value):
-        return jax.numpy.asarray(value)[None]
-    with jax.default_device(next(iter(value.devices()))):
-        return value[None]
+    return call_near(lambda array: array[None], value)
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,3 +154,19 @@ def put_rows(leaf: object, sharding: Sharding, devices: Sequence[jax.Device]) ->
     aval = _make_aval(leaf.shape, leaf.dtype)
     array: jax.Array = pxla.batched_device_put(aval, sharding, parts, devices)
     return array
+
+
+def register_array_type(
+    cls: type[_Class], read: Callable[[_Class], jax.Array], describe: Callable[[_Class], Any]
+) -> None:
+    """Lets JAX take objects of a class, and of classes derived from it, as arrays.
+
+    They stay leaves of nests, as arrays are: `jax.tree.map` hands them to its function as they are.
+
+    Args:
+        cls: The class.
+        read: Returns the array that an object stands for; called when JAX computes with it.
+        describe: Returns the type of that array (`jax.typeof`), if possible without reading it.
+    """
+    _core.pytype_aval_mappings[cls] = describe
+    _dtypes.register_canonicalize_value_handler(cls, read)

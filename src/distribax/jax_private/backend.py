@@ -1,8 +1,9 @@
-"""The backend: device clients, their settings and their threads."""
+"""The backend: device clients and their threads, and settings of JAX."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -84,3 +85,23 @@ def count_cpu_pool_threads() -> int | None:
         with contextlib.suppress(OSError):
             count += comm.read_text().startswith("tf_XLAEigen")
     return count or None
+
+
+def copy_thread_settings() -> Callable[[], None]:
+    """Returns a function that gives another thread the settings that this one has now.
+
+    Our threads that run user code take them over, so that it does not matter which thread runs it.
+    """
+    local = [
+        (state, value)
+        for state in _config.config_states.values()
+        if (value := state.get_local()) is not _config.config_ext.unset
+    ]
+
+    def apply() -> None:
+        for state, value in local:
+            state.set_local(value)
+            if state._update_thread_local_hook is not None:
+                state._update_thread_local_hook(value)
+
+    return apply

@@ -13,6 +13,7 @@ from jax._src import linear_util as _linear_util
 from jax._src import source_info_util as _source_info_util
 
 from distribax.jax_private.recording_trace import RecordedTracer, RecordingTrace, carry_out
+from distribax.types import Identity
 
 GradientProgram: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Computes ((loss, other results), gradients) of the values and constants of a recording."""
@@ -170,7 +171,7 @@ def _has_gradient(trace: RecordingTrace, result: Any, has_aux: bool) -> bool:
 def _describe_param(param: Any) -> Hashable:
     """Returns a parameter of an operation as something that is equal the next time."""
     if isinstance(param, _core.ClosedJaxpr):
-        return _describe_jaxpr(param.jaxpr), *map(_Same, param.consts)
+        return _describe_jaxpr(param.jaxpr), *map(Identity, param.consts)
     if isinstance(param, _core.Jaxpr):
         return _describe_jaxpr(param)
     if isinstance(param, dict):
@@ -195,7 +196,7 @@ def _describe_jaxpr(jaxpr: _core.Jaxpr) -> Hashable:
         if not isinstance(atom, _core.Literal):
             return numbers.setdefault(atom, len(numbers)), atom.aval
         is_scalar = not getattr(atom.val, "shape", ())
-        return (str(atom.val), atom.aval) if is_scalar else _Same(atom.val)
+        return (str(atom.val), atom.aval) if is_scalar else Identity(atom.val)
 
     parts: list[Hashable] = [tuple(map(describe, (*jaxpr.constvars, *jaxpr.invars)))]
     for step in jaxpr.eqns:
@@ -204,16 +205,3 @@ def _describe_jaxpr(jaxpr: _core.Jaxpr) -> Hashable:
     parts.append(tuple(map(describe, jaxpr.outvars)))
     key = _jaxpr_keys[jaxpr] = tuple(parts)
     return key
-
-
-class _Same:
-    """An object that equals itself only."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)

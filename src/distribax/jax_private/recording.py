@@ -180,11 +180,8 @@ class Recording:
         jaxpr, constants = self._trace.to_jaxpr(results, unnamed, source)
         wanted = [_get_variable(each) for each in inputs]
         if len(wanted) < len(jaxpr.invars):
-            jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
-                jaxpr, [True] * len(results), [False] * (len(constants) + len(jaxpr.invars))
-            )
-            constants = [each for each, keep in zip(constants, kept, strict=True) if keep]
-            assert set(jaxpr.invars) <= set(wanted), f"{used.count(True)} inputs are used"
+            jaxpr, constants, _ = _drop_unused(jaxpr, constants)
+            assert set(jaxpr.invars) <= set(wanted)
         return core.ClosedJaxpr(jaxpr.replace(invars=wanted), constants)
 
 
@@ -210,16 +207,24 @@ def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
     assert trace.frame.debug_info is not None
     unnamed = trace.frame.debug_info._replace(arg_names=None, result_paths=None)
     jaxpr, constants = trace.to_jaxpr([value], unnamed, _source_info_util.current())
-    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
-        jaxpr, [True], [False] * (len(constants) + len(jaxpr.invars))
-    )
+    jaxpr, constants, inputs = _drop_unused(jaxpr, constants)
 
     def run(constants: Sequence[ArrayLike], inputs: Sequence[ArrayLike]) -> jax.Array:
         (result,) = _core.eval_jaxpr(jaxpr, list(constants), *inputs)
         return result
 
-    return Part(
-        run,
+    return Part(run, constants, inputs)
+
+
+def _drop_unused(
+    jaxpr: _core.Jaxpr, constants: Sequence[Any]
+) -> tuple[_core.Jaxpr, list[Any], list[int]]:
+    """Leaves out what no result needs; returns the constants and the places of inputs that stay."""
+    jaxpr, kept, used = _partial_eval.dce_jaxpr_consts(
+        jaxpr, [True] * len(jaxpr.outvars), [False] * (len(constants) + len(jaxpr.invars))
+    )
+    return (
+        jaxpr,
         [each for each, keep in zip(constants, kept, strict=True) if keep],
         [index for index, keep in enumerate(used) if keep],
     )
@@ -228,3 +233,32 @@ def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
 def _get_variable(tracer: jax.Array) -> Any:
     assert isinstance(tracer, _partial_eval.DynamicJaxprTracer)
     return tracer.val
+
+
+def compute_on_host(program: Recorded, inputs: Sequence[np.ndarray]) -> list[Any] | None:
+    """Returns what a program computes, if it only fills arrays and passes its inputs on.
+
+    Args:
+        program: The program.
+        inputs: The values of its inputs.
+
+    Returns:
+        The results as NumPy arrays, or None if the program does anything else.
+    """
+    values: dict[Any, ArrayLike] = dict(zip(program.jaxpr.invars, inputs, strict=True))
+    values.update(zip(program.jaxpr.constvars, program.consts, strict=True))
+    for equation in program.jaxpr.eqns:
+        operand = equation.invars[0] if equation.invars else None
+        is_fill = equation.primitive is core.primitives.broadcast_in_dim_p
+        if not is_fill or not isinstance(operand, core.Literal):
+            return None
+        (result,) = equation.outvars
+        values[result] = _fill(result.aval, operand.val)
+    return [
+        _fill(each.aval, each.val) if isinstance(each, core.Literal) else values[each]
+        for each in program.jaxpr.outvars
+    ]
+
+
+def _fill(array_type: Any, number: Any) -> np.ndarray:
+    return np.full(array_type.shape, number, array_type.dtype)

@@ -74,7 +74,7 @@ class RecordingTrace(_partial_eval.DynamicJaxprTrace):
         # By the operation with a custom derivative: what the derivative is.
         self.derivatives: dict[int, Hashable] = {}
 
-    # Tracers of ours, wherever JAX makes one.
+    # Our own tracers, wherever JAX makes one.
 
     @override
     def var_to_tracer(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,15 @@
-"""Which line of the user's program is behind a call."""
+"""The user's code: which line of it is behind a call, and what a function of it takes."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
 import traceback
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 import jax
 
@@ -25,12 +26,12 @@ _known: dict[CodeType, bool] = {}
 
 
 def is_library(frame: FrameType) -> bool:
-    """Tells whether a frame is not of the user's program."""
+    """Tells whether a frame is outside the user's program."""
     return is_library_code(frame.f_code)
 
 
 def is_library_code(code: CodeType) -> bool:
-    """Tells whether code is not of the user's program."""
+    """Tells whether code is outside the user's program."""
     found = _known.get(code)
     if found is None:
         found = _known[code] = is_library_file(code.co_filename)
@@ -38,7 +39,7 @@ def is_library_code(code: CodeType) -> bool:
 
 
 def is_library_file(name: str) -> bool:
-    """Tells whether a file is not one of the user's program."""
+    """Tells whether a file is outside the user's program."""
     return name.startswith(_LIBRARIES) or any(folder in name for folder in _INSTALLED)
 
 
@@ -51,6 +52,14 @@ def find_user_line(frame: FrameType | None) -> str:
     return (
         f'File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_qualname}'
     )
+
+
+def list_parameters(fn: Any) -> list[inspect.Parameter]:
+    """Returns the parameters of a function; none if it does not tell, as some in C do not."""
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
 
 
 def list_main_stack() -> list[tuple[FrameType, int]]:

@@ -13,11 +13,11 @@ from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
 from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.settings import RoundSettings
-from distribax.strategies.colocation import get_colocated
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
 from distribax.types import VariableSynchronization
 from distribax.variables import Placement, ShardedVariable, Variable
+from distribax.variables.creation import get_colocated
 from distribax.variables.sharded import sharded_variable
 
 # The arguments of `dx.Variable` that can be passed by position.

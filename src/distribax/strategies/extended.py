@@ -14,11 +14,11 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
-from distribax.strategies.colocation import colocate, get_colocated
 from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
 from distribax.types import ReduceOp, ValueContext, VariableAggregation, VariableSynchronization
 from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
+from distribax.variables.creation import colocate, get_colocated
 
 
 class StrategyExtended:
@@ -104,12 +104,12 @@ class StrategyExtended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The names of the devices that run replicas."""
-        return tuple(device_name(device) for device in self._workers)
+        """The names of this process's devices that run replicas."""
+        return tuple(device_name(device) for device in self.local_devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold variables."""
+        """The names of this process's devices that hold variables."""
         return tuple(device_name(device) for device in self._parameters)
 
     @property

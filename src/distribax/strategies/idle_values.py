@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from distribax import jax_private
@@ -67,7 +67,7 @@ def _clean(value: PerReplica | Mirrored) -> tuple[PerReplica, PerReplica]:
         assert isinstance(frame, frames.RunFrame)
         own = jnp.asarray(layout.value)
         is_idle = bool(idle) and frame.variant is not None and frame.variant.is_idle
-        kept, count = leave_out_nans(own) if is_idle else (own, _count_one())
+        kept, count = leave_out_nans(own, is_idle=is_idle)
         return (
             PerReplica.of(Local(kept, layout.mesh, layout.shapes)),
             PerReplica.of(Local(count, layout.mesh)),
@@ -75,24 +75,11 @@ def _clean(value: PerReplica | Mirrored) -> tuple[PerReplica, PerReplica]:
     pieces, mesh = value.values, layout.mesh
     indices = find_replicas(pieces, mesh)
     parts = [
-        _on_its_device(piece, leave_out_nans if index in idle else lambda x: (x, _count_one()))
+        jax_private.call_near(partial(leave_out_nans, is_idle=index in idle), piece)
         for index, piece in zip(indices, pieces, strict=True)
     ]
     kept_pieces, counts = zip(*parts, strict=True)
     return PerReplica.of(Pieces(kept_pieces, mesh)), PerReplica.of(Pieces(counts, mesh))
-
-
-def _count_one() -> jax.Array:
-    return jnp.ones((), jnp.float32)
-
-
-def _on_its_device(
-    piece: jax.typing.ArrayLike, fn: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-) -> tuple[jax.Array, jax.Array]:
-    if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
-        return fn(jnp.asarray(piece))
-    with jax.default_device(next(iter(piece.devices()))):
-        return fn(piece)
 
 
 def _divide(total: Mirrored, count: Mirrored) -> Mirrored:
@@ -102,5 +89,8 @@ def _divide(total: Mirrored, count: Mirrored) -> Mirrored:
         return Mirrored.of(Local(divide_by_count(a.value, b.value), a.mesh))
     if isinstance(a, Global) and isinstance(b, Global):
         return Mirrored.of(Global(divide_by_count(a.array, b.array), a.mesh, mirrored=True))
-    copies = map(divide_by_count, total.values, count.values)
+    copies = [
+        jax_private.call_near(partial(divide_by_count, count=each), copy)
+        for copy, each in zip(total.values, count.values, strict=True)
+    ]
     return Mirrored.of(Pieces(tuple(copies), a.mesh))

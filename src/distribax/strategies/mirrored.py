@@ -43,7 +43,7 @@ class MirroredExtended(StrategyExtended):
         assert self.mesh is not None
         if frames.current() is not None:
             return run_in_program(self.strategy, self.mesh, self._ops, fn, args, kwargs)
-        return run_in_threads(self.strategy, self.local_devices, self._ops, fn, args, kwargs)
+        return run_in_threads(self.strategy, fn, args, kwargs)
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
@@ -115,12 +115,8 @@ def _put_on_default_device(leaf: object) -> object:
 
 def _take_part(nest: object, index: int, device: jax.Device) -> Any:
     def own(leaf: object) -> object:
-        if is_wrapped(leaf):
-            leaf = leaf.part(index)
-        # Of `jax.jit` around the code, a traced value is nowhere; who writes it is told so.
-        if not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
-            return leaf
-        return jax_private.move_to_device(leaf, device)
+        own_part = leaf.part(index) if is_wrapped(leaf) else leaf
+        return jax_private.move_to_device(own_part, device)
 
     return nests.map_leaves(own, nest, is_wrapped_or_opaque)
 

@@ -25,7 +25,7 @@ from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import InputTarget, device_name, local_devices, resolve_devices
+from distribax.topology import InputTarget, local_devices, resolve_devices
 from distribax.types import ValueContext
 from distribax.values import DistributedValues, Mirrored, Pieces
 
@@ -59,22 +59,6 @@ class MultiWorkerExtended(MirroredExtended):
     @override
     def first_replica(self) -> int:
         return self._workers.index(self._local[0])
-
-    @property
-    @override
-    def worker_devices(self) -> tuple[str, ...]:
-        """The names of this worker's devices that run replicas."""
-        return tuple(device_name(device) for device in self._local)
-
-    @property
-    @override
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The names of this worker's devices that hold variables."""
-        return self.worker_devices
-
-    @override
-    def _copy_devices(self, count: int) -> tuple[jax.Device, ...]:
-        return self._local
 
     @override
     def input_target(self) -> InputTarget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from typing_extensions import override
@@ -19,10 +19,8 @@ from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import Mirrored, is_opaque, nests, select
 from distribax.variables import Placement, Single
 
-_T = TypeVar("_T")
 
-
-class InlineRunner:
+class InlineRunner(contracts.Runner):
     """The meeting points of the only replica: it is always alone."""
 
     compiles = True
@@ -33,22 +31,10 @@ class InlineRunner:
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
 
-    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
-        return create()
-
     def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
-
-    def call_together(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        alone: Callable[..., object],
-    ) -> Any:
-        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -114,13 +100,11 @@ class SingleExtended(StrategyExtended):
 
     def _put_on_device(self, nest: object) -> Any:
         device = self._device
-
-        def move(leaf: object) -> object:
-            if device is None or not isinstance(leaf, jax.Array) or jax_private.is_tracer(leaf):
-                return leaf
-            return jax_private.move_to_device(leaf, device)
-
-        return nests.map_leaves(move, nest, is_opaque)
+        if device is None:
+            return nest
+        return nests.map_leaves(
+            lambda leaf: jax_private.move_to_device(leaf, device), nest, is_opaque
+        )
 
     @override
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import take_from_one_device
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
@@ -30,38 +30,22 @@ from distribax.values import (
     PerReplica,
     Pieces,
     get_local_pieces,
+    is_number,
     is_slices,
     is_wrapped,
     nests,
     regroup,
 )
 from distribax.values.layout import cut_to
-from distribax.values.leaves import is_number
 from distribax.variables import Variable
 from distribax.variables.context_rules import take_first_replica
 
 
-class Combiner(Protocol):
+class Combiner(contracts.Extended, Protocol):
     """What is asked of a strategy's extended interface here."""
-
-    single: bool
-    mesh: Mesh | None
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps: ...
-
-    def gather_to(
-        self,
-        value: object,
-        destinations: object,
-        axis: int,
-        options: CommunicationOptions | None = None,
-    ) -> Any: ...
-
-    def broadcast_to(self, tensor: jax.typing.ArrayLike, destinations: object = None) -> Any: ...
 
 
 def as_distributed(extended: Combiner, value: object) -> Any:
@@ -199,32 +183,20 @@ def _axis_sums(
     """Returns each replica's sum along `axis`, and how many elements were added in all."""
     layout = value.layout
     if isinstance(layout, Local):
-        shape = jnp.shape(layout.value)
-        axes = _check_axis(shape, axis)
+        axes = _check_axis(jnp.shape(layout.value), axis)
         total = PerReplica.of(Local(jnp.sum(layout.value, axis=axes), layout.mesh))
-        shapes = layout.shapes or (shape,) * layout.mesh.size
-        return total, sum(_count(each, axes) for each in shapes)
-    if isinstance(layout, Global) and not layout.stacked:
-        count = 1 if layout.mirrored else layout.mesh.size
-        whole = layout.array.shape
-        shape = (whole[0] // count, *whole[1:]) if whole else ()
-        axes = _check_axis(shape, axis)
-        to_scalar = len(axes) == len(shape)
-        program = _sum_program(layout.mesh, axes, layout.mirrored, to_scalar)
-        with launch_lock, jax_private.leave_mesh():
-            sums = program(layout.array)
-        kind = Global(sums, layout.mesh, stacked=to_scalar)
-        return PerReplica.of(kind), _count(shape, axes) * layout.mesh.size
-    if isinstance(layout, Padded):
-        axes = _check_axis(layout.shapes[0], axis)
-        if len({_drop_axes(shape, axes) for shape in layout.shapes}) == 1:
+        return total, sum(_count(shape, axes) for shape in value.shapes())
+    if isinstance(layout, Padded) or (isinstance(layout, Global) and not layout.stacked):
+        shapes = _list_shapes(layout)
+        axes = _check_axis(shapes[0], axis)
+        if len({_drop_axes(shape, axes) for shape in shapes}) == 1:
             with launch_lock, jax_private.leave_mesh():
-                sums = _padded_sum_program(layout.mesh, axes, layout.shapes)(layout.array)
-            kind = Global(sums, layout.mesh, stacked=len(layout.shapes[0]) == len(axes))
-            return PerReplica.of(kind), sum(_count(shape, axes) for shape in layout.shapes)
+                sums = _sum_program(layout.mesh, axes, shapes, layout.spec)(layout.array)
+            kind = Global(sums, layout.mesh, stacked=len(axes) == len(shapes[0]))
+            return PerReplica.of(kind), sum(_count(shape, axes) for shape in shapes)
     shapes = tuple(jnp.shape(piece) for piece in value.values)
     parts = tuple(
-        _sum_where_it_is(piece, _check_axis(shape, axis))
+        jax_private.call_near(partial(jnp.sum, axis=_check_axis(shape, axis)), piece)
         for piece, shape in zip(value.values, shapes, strict=True)
     )
     count = sum(_count(shape, _check_axis(shape, axis)) for shape in shapes)
@@ -239,23 +211,21 @@ def _count(shape: Sequence[int], axes: Sequence[int]) -> int:
     return math.prod(shape[axis] for axis in axes)
 
 
+def _list_shapes(layout: Global | Padded) -> tuple[tuple[int, ...], ...]:
+    """Returns the shape of each replica's value."""
+    if isinstance(layout, Padded):
+        return layout.shapes
+    shape = layout.array.shape
+    if shape and not layout.mirrored:
+        shape = (shape[0] // layout.mesh.size, *shape[1:])
+    return (shape,) * layout.mesh.size
+
+
 @lru_cache(maxsize=512)
 def _sum_program(
-    mesh: Mesh, axes: tuple[int, ...], mirrored: bool, to_scalar: bool
+    mesh: Mesh, axes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], spec: PartitionSpec
 ) -> Callable[[jax.Array], jax.Array]:
-    def local(value: jax.Array) -> jax.Array:
-        total = jnp.sum(jax_private.to_varying(value, REPLICA_AXIS), axis=axes)
-        return total[None] if to_scalar else total
-
-    split = PartitionSpec(REPLICA_AXIS)
-    spec = PartitionSpec() if mirrored else split
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=split))
-
-
-@lru_cache(maxsize=512)
-def _padded_sum_program(
-    mesh: Mesh, axes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]
-) -> Callable[[jax.Array], jax.Array]:
+    """Returns a program that adds up along `axes` each replica's value, which may be padded."""
     distinct = list(dict.fromkeys(shapes))
     choices = [distinct.index(shape) for shape in shapes]
 
@@ -269,19 +239,12 @@ def _padded_sum_program(
         return [jax.lax.switch(choice, branches, value)]
 
     split = PartitionSpec(REPLICA_AXIS)
-    program = jax.jit(jax_private.shard_map(local, mesh, (split,), [split]))
+    program = jax.jit(jax_private.shard_map(local, mesh, (spec,), [split]))
     return lambda array: program(array)[0]
 
 
 def _drop_axes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for dim, size in enumerate(shape) if dim not in axes)
-
-
-def _sum_where_it_is(piece: jax.typing.ArrayLike, axes: tuple[int, ...]) -> jax.Array:
-    if not isinstance(piece, jax.Array) or jax_private.is_tracer(piece):
-        return jnp.sum(jnp.asarray(piece), axis=axes)
-    with jax.default_device(next(iter(piece.devices()))):
-        return jnp.sum(piece, axis=axes)
 
 
 def _check_axis(shape: Sequence[int], axis: object) -> tuple[int, ...]:
@@ -408,7 +371,7 @@ def local_results(value: object) -> tuple[Any, ...]:
 def check_no_per_replica(nest: object) -> None:
     """Raises if an argument of an update differs per replica."""
     for leaf in nests.flatten(nest, is_wrapped)[0]:
-        if isinstance(leaf, PerReplica) and not isinstance(leaf, Mirrored):
+        if isinstance(leaf, PerReplica):
             raise ValueError(
                 f"update: an argument differs per replica: {leaf!r}. The copies of a mirrored "
                 "variable must get the same update; reduce it first: "

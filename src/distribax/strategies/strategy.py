@@ -342,18 +342,20 @@ class Strategy:
         fn: Callable[..., Any],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
+        options: RunOptions | None = None,
     ) -> Any:
         """An older name of `run`.
 
         Args:
-            fn: As for `run`.
-            args: As for `run`.
-            kwargs: As for `run`.
+            fn: As there.
+            args: As there.
+            kwargs: As there.
+            options: As there.
 
         Returns:
-            As `run`.
+            As there.
         """
-        return self.run(fn, args, kwargs)
+        return self.run(fn, args, kwargs, options)
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: DistributedIterator | None = None

@@ -118,7 +118,7 @@ def summary(strategy: contracts.Strategy | None = None, **objects: object) -> Su
     """
     strategy = context.get_strategy() if strategy is None else strategy
     extended = strategy.extended
-    mesh = getattr(extended, "mesh", None)
+    mesh = extended.mesh
     return Summary(
         type(strategy).__name__,
         strategy.num_replicas_in_sync,

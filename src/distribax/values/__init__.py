@@ -7,9 +7,7 @@ from distribax.values.distributed import Mirrored as Mirrored
 from distribax.values.distributed import PerReplica as PerReplica
 from distribax.values.distributed import register_own_part as register_own_part
 from distribax.values.distributed import settle as settle
-from distribax.values.forms import GlobalForm as GlobalForm
-from distribax.values.forms import PaddedForm as PaddedForm
-from distribax.values.forms import describe_form as describe_form
+from distribax.values.forms import Form as Form
 from distribax.values.idle import NONE_IDLE as NONE_IDLE
 from distribax.values.idle import IdleReplicas as IdleReplicas
 from distribax.values.idle import divide_by_count as divide_by_count

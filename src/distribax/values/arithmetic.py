@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -17,24 +18,43 @@ from distribax import jax_private
 
 
 def _binary(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: ArrayLike, other: object) -> Any:
-        return op(self.__jax_array__(), _unwrap(other))
-
-    return apply
+    return lambda self, other: self._operate(op, self, other)
 
 
 def _reflected(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def apply(self: ArrayLike, other: object) -> Any:
-        return op(_unwrap(other), self.__jax_array__())
-
-    return apply
+    return lambda self, other: self._operate(op, other, self)
 
 
 def _unary(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def apply(self: ArrayLike) -> Any:
-        return op(self.__jax_array__())
+    return lambda self: self._operate(op, self)
 
-    return apply
+
+class Operators:
+    """The operators of arrays, of which a subclass says what they do with their operands."""
+
+    @abc.abstractmethod
+    def _operate(self, op: Callable[..., Any], *operands: Any) -> Any:
+        """Returns the result of an operator; one of the operands is the object itself."""
+
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
+    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
+    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
+    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
+    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
+    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
+    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
+    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
+    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
 
 
 def _unwrap(value: object) -> object:
@@ -63,7 +83,7 @@ def unwrap_index(index: object) -> Any:
     return _unwrap(index)
 
 
-class ArrayLike:
+class ArrayLike(Operators):
     """Lets an object be used where the array that it stands for can: by JAX, NumPy and Python.
 
     Subclasses say what the array is (`__jax_array__`) and how the host reads it (`numpy`). JAX
@@ -71,7 +91,7 @@ class ArrayLike:
     `jax.grad` get the array, and `jax.tree.map` the object.
     """
 
-    # NumPy must leave `ndarray + variable` to the operators below.
+    # NumPy must leave `ndarray + variable` to our operators.
     __array_priority__ = 1000.0
 
     def __jax_array__(self) -> jax.Array:
@@ -87,28 +107,12 @@ class ArrayLike:
         """Returns the value as a NumPy array of its own."""
         return np.array(self.__jax_array__())
 
-    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
-    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
-    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
-    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
-    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
-    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
-    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
-    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
-    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
-    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
-    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
-    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
-    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
-    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
+    @override
+    def _operate(self, op: Callable[..., Any], *operands: Any) -> Any:
+        return op(*map(_unwrap, operands))
 
     # Compared by value like arrays, and hashed by identity: they can be keys of dicts and elements
     # of sets, but `in` and `index` of a list compare values.
-    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
     __hash__ = object.__hash__
 
     sum, mean, max, min, prod = map(_forward, ("sum", "mean", "max", "min", "prod"))

@@ -25,6 +25,7 @@ from distribax.values.layout import (
     Padded,
     Pieces,
     describe_kind,
+    is_traced,
     join,
     pad,
     spread,
@@ -156,13 +157,14 @@ class DistributedValues(metaclass=_CountsVariables):
         Raises:
             ValueError: There is no value for that replica.
         """
-        if replica_id >= len(self.layout.pieces):
+        pieces = self.layout.pieces
+        if replica_id >= len(pieces):
             raise ValueError(
-                f"replica {replica_id} has no part of a value that was made for "
-                f"{len(self.layout.pieces)} replica(s): {self!r}. Values belong to the strategy "
-                "that made them; gather it and distribute it again."
+                f"replica {replica_id} has no part of a value that was made for {len(pieces)} "
+                f"replica(s): {self!r}. Values belong to the strategy that made them; gather it "
+                "and distribute it again."
             )
-        return self.layout.piece(replica_id)
+        return pieces[replica_id]
 
     def on_mesh(self, mesh: Mesh) -> Global | None:
         """Returns the values as one array over `mesh`.
@@ -212,7 +214,7 @@ class DistributedValues(metaclass=_CountsVariables):
             return None
         if layout.uneven or layout.even or isinstance(self, Mirrored):
             return None
-        if any(map(jax_private.is_tracer, layout.pieces)):
+        if is_traced(layout):
             return None
         kinds = {describe_kind(piece) for piece in layout.pieces}
         # One kind here is only part of the answer; several are, and the others must hear of it.
@@ -220,12 +222,14 @@ class DistributedValues(metaclass=_CountsVariables):
 
     def shapes(self) -> list[tuple[int, ...]]:
         """Returns the shape of each replica's value, of all processes; all must call it."""
+        layout, mesh = self.layout, self.layout.mesh
+        if isinstance(layout, Local):
+            return list(layout.shapes or (np.shape(layout.value),) * layout.mesh.size)
+        if isinstance(layout, Padded):
+            return list(layout.shapes)
         own = [tuple(np.shape(piece)) for piece in self.values]
-        mesh = self.layout.mesh
         if mesh is None or not mesh.is_multi_process:
             return own
-        if isinstance(self.layout, Padded):
-            return list(self.layout.shapes)
         if self.on_mesh(mesh) is not None:
             return own[:1] * mesh.size
         texts = jax_private.run_outside_trace(lambda: jax_private.gather_texts(json.dumps(own)))
@@ -279,10 +283,9 @@ class DistributedValues(metaclass=_CountsVariables):
 
     @override
     def __repr__(self) -> str:
-        if isinstance(self.layout, Local) or (
-            isinstance(self.layout, (Global, Padded)) and jax_private.is_tracer(self.layout.array)
-        ):
-            inner = self.layout.value if isinstance(self.layout, Local) else self.layout.array
+        layout = self.layout
+        if not isinstance(layout, Pieces) and is_traced(layout):
+            inner = layout.value if isinstance(layout, Local) else layout.array
             return f"{type(self).__name__}:{{traced: {inner!r}}}"
         return format_listing(type(self).__name__, self.values)
 
@@ -446,10 +449,10 @@ class Mirrored(DistributedValues, ArrayLike):
         layout = self.layout
         if isinstance(layout, Local):
             return layout.value
-        if not isinstance(layout, Global):
-            return layout.piece(0)
         # An array over several processes is for programs; what users hold is their process's.
-        return layout.array if jax_private.is_local(layout.array) else layout.piece(0)
+        if isinstance(layout, Global) and jax_private.is_local(layout.array):
+            return layout.array
+        return layout.pieces[0]
 
     @property
     @override

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -13,15 +13,30 @@ from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import Global, Padded, Shape
 
 
-@dataclass(frozen=True)
-class GlobalForm:
-    """A wrapped global array without the array: what a compiled program is specialised for."""
+class Form(NamedTuple):
+    """A value that is stored as one array over the mesh, without the array.
 
-    wrapper: type[DistributedValues]
+    Attributes:
+        mesh: The mesh of the replicas.
+        mirrored: Whether all replicas have the same value.
+        stacked: Whether the replicas' values are scalars, stacked into a vector.
+        shapes: The shapes of the replicas' values, if these are padded to one shape.
+        idle: The replicas that were idle in the run that made the value.
+    """
+
     mesh: Mesh
-    stacked: bool
-    mirrored: bool
+    mirrored: bool = False
+    stacked: bool = False
+    shapes: tuple[Shape, ...] | None = None
     idle: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, value: DistributedValues, layout: Global | Padded) -> Form:
+        """Returns the form of a value that is stored as `layout`."""
+        idle = value.idle.find()
+        if isinstance(layout, Padded):
+            return cls(layout.mesh, shapes=layout.shapes, idle=idle)
+        return cls(layout.mesh, layout.mirrored, layout.stacked, idle=idle)
 
     @property
     def spec(self) -> PartitionSpec:
@@ -30,37 +45,10 @@ class GlobalForm:
 
     def wrap(self, array: jax.Array) -> DistributedValues:
         """Returns a value of this form that holds `array`."""
-        layout = Global(array, self.mesh, stacked=self.stacked, mirrored=self.mirrored)
-        return self.wrapper.of(layout, _restore_idle(self.idle))
-
-
-@dataclass(frozen=True)
-class PaddedForm:
-    """A wrapped padded array without the array: what a compiled program is specialised for."""
-
-    mesh: Mesh
-    shapes: tuple[Shape, ...]
-    idle: frozenset[int] = frozenset()
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """How the array is spread over the mesh."""
-        return PartitionSpec(REPLICA_AXIS)
-
-    def wrap(self, array: jax.Array) -> DistributedValues:
-        """Returns a value of this form that holds `array`."""
-        layout = Padded(array, self.mesh, self.shapes)
-        return PerReplica.of(layout, _restore_idle(self.idle))
-
-
-def describe_form(value: DistributedValues, layout: Global | Padded) -> GlobalForm | PaddedForm:
-    """Returns the form of a value that is stored as `layout`."""
-    idle = value.idle.find()
-    if isinstance(layout, Padded):
-        return PaddedForm(layout.mesh, layout.shapes, idle)
-    wrapper = Mirrored if layout.mirrored else PerReplica
-    return GlobalForm(wrapper, layout.mesh, layout.stacked, layout.mirrored, idle)
-
-
-def _restore_idle(idle: frozenset[int]) -> IdleReplicas:
-    return IdleReplicas(idle) if idle else NONE_IDLE
+        layout: Global | Padded
+        if self.shapes is None:
+            layout = Global(array, self.mesh, stacked=self.stacked, mirrored=self.mirrored)
+        else:
+            layout = Padded(array, self.mesh, self.shapes)
+        wrapper = Mirrored if self.mirrored else PerReplica
+        return wrapper.of(layout, IdleReplicas(self.idle) if self.idle else NONE_IDLE)

@@ -95,12 +95,12 @@ def _is_empty(piece: object) -> bool:
     return shape[:1] == (0,)
 
 
-def leave_out_nans(value: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns an idle replica's value as it counts, and whether it counts, as 1 or 0.
+def leave_out_nans(value: jax.Array, *, is_idle: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns a replica's value as it counts, and whether it counts, as 1 or 0.
 
-    One that has a NaN counts as zeros.
+    One of an idle replica that has a NaN counts as zeros.
     """
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
+    if not is_idle or not jnp.issubdtype(value.dtype, jnp.inexact):
         return value, jnp.ones((), jnp.float32)
     counts = ~jnp.isnan(value).any()
     return jnp.where(counts, value, jnp.zeros_like(value)), counts.astype(jnp.float32)
@@ -125,8 +125,7 @@ def reduce_without_idle(
     """
     if not idle:
         return reduce(op, list(values))
-    one = jnp.ones((), jnp.float32)
-    parts = [leave_out_nans(value) if is_idle else (value, one) for value in values]
+    parts = [leave_out_nans(value, is_idle=is_idle) for value in values]
     kept = [value for value, _ in parts]
     if op is not ReduceOp.MEAN:
         return reduce(op, kept)

@@ -135,5 +135,5 @@ class IndexedSlices(ArrayLike):
 
 def _as_array(part: Any) -> Any:
     """Returns rows or numbers that all replicas share as an array."""
-    # Those of each replica say themselves that they are no one array.
+    # Values that differ by replica raise an error themselves: they are not one array.
     return part if isinstance(part, (jax.Array, np.ndarray)) else part.__jax_array__()

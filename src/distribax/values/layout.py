@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +29,6 @@ HostValue: TypeAlias = int | float | complex | np.ndarray | np.generic
 """A value that is on no device."""
 
 
-class Layout(Protocol):
-    """The stored values of the replicas of one process."""
-
-    @property
-    def mesh(self) -> Mesh | None: ...
-
-    @property
-    def pieces(self) -> tuple[Any, ...]: ...
-
-    def piece(self, index: int) -> Any: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """One Python object per replica: arrays of any shape, or anything else.
@@ -57,9 +45,6 @@ class Pieces:
     mesh: Mesh | None = None
     uneven: bool = False
     even: bool = False
-
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +81,6 @@ class Global:
             own = [block[0] for block in blocks] if self.stacked else blocks
         return tuple(map(jax_private.uncommit, own))
 
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
-
 
 @dataclass(frozen=True, eq=False)
 class Padded:
@@ -134,9 +116,6 @@ class Padded:
         own = [cut_to(block, shape) for block, shape in zip(blocks, shapes, strict=True)]
         return tuple(map(jax_private.uncommit, own))
 
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
-
 
 @dataclass(frozen=True, eq=False)
 class Local:
@@ -163,12 +142,9 @@ class Local:
         everyone = jax_private.all_gather_same(padded, REPLICA_AXIS)
         return tuple(cut_to(each, to) for each, to in zip(everyone, self.shapes, strict=True))
 
-    def piece(self, index: int) -> Any:
-        return self.pieces[index]
 
-    def get_shapes(self) -> list[Shape]:
-        """Returns the different shapes of the replicas' values."""
-        return list(dict.fromkeys(self.shapes or (jnp.shape(self.value),)))
+Layout: TypeAlias = Pieces | Global | Padded | Local
+"""The stored values of the replicas of one process."""
 
 
 def gather_joined(local: Local, axis: int) -> jax.Array:
@@ -186,17 +162,25 @@ def describe_kind(piece: object) -> str:
     return type(piece).__name__
 
 
+def is_traced(layout: Layout) -> bool:
+    """Tells whether the values are those of a function that is being traced."""
+    if isinstance(layout, (Global, Padded)):
+        return jax_private.is_tracer(layout.array)
+    return isinstance(layout, Local) or any(map(jax_private.is_tracer, layout.pieces))
+
+
 def get_local_pieces(layout: Layout) -> tuple[Any, ...]:
     """Returns the pieces of this process's replicas, also in a program that all processes run."""
-    if isinstance(layout, (Local, Padded)) and _is_of_several_processes(layout):
+    mesh = layout.mesh
+    if isinstance(layout, Pieces) or mesh is None or not mesh.is_multi_process:
+        return layout.pieces
+    if not is_traced(layout):
+        return layout.pieces
+    if not isinstance(layout, Global):
         if layout.shapes is not None:
             raise HostOnly("the processes' pieces of a value differ in shape", HostMode.EAGER)
-        return _gather_local(layout.value, layout.mesh)
-    if not isinstance(layout, Global) or not layout.mesh.is_multi_process:
-        return layout.pieces
-    if not jax_private.is_tracer(layout.array):
-        return layout.pieces
-    stacked, mesh = layout.stacked, layout.mesh
+        return _gather_local(layout.value, mesh)
+    stacked = layout.stacked
     pick = jax_private.shard_map(
         lambda own: list(_gather_local(own[0] if stacked else own, mesh)),
         mesh,
@@ -204,12 +188,6 @@ def get_local_pieces(layout: Layout) -> tuple[Any, ...]:
         [PartitionSpec()] * _count_local(mesh),
     )
     return tuple(pick(layout.array))
-
-
-def _is_of_several_processes(layout: Local | Padded) -> bool:
-    if not layout.mesh.is_multi_process:
-        return False
-    return isinstance(layout, Local) or jax_private.is_tracer(layout.array)
 
 
 def _gather_local(own: ArrayLike, mesh: Mesh) -> tuple[jax.Array, ...]:

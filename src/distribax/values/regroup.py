@@ -115,7 +115,7 @@ def _merge(
             return _merge_slices(cast("Sequence[IndexedSlices]", pieces), origins, mesh)
         opened = [nests.open_container(piece, _is_unit, of_results=True) for piece in pieces]
         if all(new is not old for new, old in zip(opened, pieces, strict=True)):
-            return regroup(opened, origins, wrap=wrap, mesh=mesh)
+            return regroup(opened, origins, wrap=wrap, mesh=mesh, idle=idle)
     if not wrap:
         if same and (alone or not is_number(first)):
             return first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,7 @@ from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import ArrayLike, DistributedValues, Local, Mirrored, PerReplica, is_wrapped
-from distribax.variables import parts
+from distribax.values import ArrayLike, DistributedValues, Mirrored, PerReplica, is_wrapped
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -26,13 +25,6 @@ WHOLE = object()
 
 Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
 """What a variable can be written with."""
-
-
-class Described(Protocol):
-    """Something that error messages name."""
-
-    @property
-    def described(self) -> str: ...
 
 
 def read(variable: PlacedVariable) -> jax.Array:
@@ -58,7 +50,7 @@ def read(variable: PlacedVariable) -> jax.Array:
     return jax_private.localize(variable.share())
 
 
-def guard_read(variable: Described) -> None:
+def guard_read(variable: contracts.Table) -> None:
     """Makes sure that no JAX transformation remembers the value being read.
 
     Raises:
@@ -103,14 +95,6 @@ def copy_index(variable: PlacedVariable, here: context.Entry) -> int | None:
     return None
 
 
-def wrap_local(
-    variable: PlacedVariable, value: jax.Array, frame: frames.RunFrame
-) -> DistributedValues:
-    """Returns the copies of a variable as a value inside a compiled run."""
-    kind = PerReplica if variable.per_replica else Mirrored
-    return kind.of(Local(value, frame.mesh))
-
-
 def _check_readable(variable: PlacedVariable) -> None:
     if variable.aggregation is VariableAggregation.NONE:
         raise ValueError(
@@ -125,30 +109,20 @@ def _check_readable(variable: PlacedVariable) -> None:
 def _combine(variable: PlacedVariable, stacked: jax.Array) -> jax.Array:
     """Combines the replicas' values, stacked along dimension 0."""
     _check_readable(variable)
-    if variable.aggregation is _FIRST:
-        combine = _first
-    else:
-        combine = _sum if variable.aggregation is VariableAggregation.SUM else _mean
     calls = jax_private.joint_calls
     with calls.record_for(lambda: f"read of {variable.described}", stacked) as call:
-        combined = combine(stacked)
+        combined = _combine_stacked(stacked, variable.aggregation)
         call.set_results([combined])
     return jax_private.localize(combined)
 
 
-@jax.jit
-def _sum(stacked: jax.Array) -> jax.Array:
-    return stacked.sum(axis=0).astype(stacked.dtype)
-
-
-@jax.jit
-def _mean(stacked: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=1)
+def _combine_stacked(stacked: jax.Array, aggregation: VariableAggregation) -> jax.Array:
+    if aggregation is _FIRST:
+        return stacked[0]
+    if aggregation is VariableAggregation.SUM:
+        return stacked.sum(axis=0).astype(stacked.dtype)
     return stacked.mean(axis=0)
-
-
-@jax.jit
-def _first(stacked: jax.Array) -> jax.Array:
-    return stacked[0]
 
 
 def _combine_local(variable: PlacedVariable, value: jax.Array) -> jax.Array:
@@ -302,9 +276,9 @@ def _write_together(
         strategy.extended.update(variable, lambda v, x: write(v, x, kind, index), args=(value,))
 
     assert here.replica_context is not None
-    if index is not WHOLE and aggregation is not _FIRST and parts.may_differ(index):
+    if index is not WHOLE and aggregation is not _FIRST and _may_differ(index):
         part = fit(variable, unwrap(value), kind, index)
-        value = parts.spread(variable, part, kind, index, here.replica_context)
+        value = _spread(variable, part, kind, index, here.replica_context)
         index = WHOLE
         if kind is WriteKind.ASSIGN:
             aggregation = _FIRST  # It is the same in all replicas.
@@ -313,6 +287,32 @@ def _write_together(
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
         stand_in[variable] = read(variable)
+
+
+def _may_differ(index: object) -> bool:
+    """Tells whether replicas may write different parts: in eager code each has its own numbers."""
+    return frames.current() is None or any(map(jax_private.is_tracer, jax.tree.leaves(index)))
+
+
+def _spread(
+    variable: PlacedVariable,
+    part: jax.Array,
+    kind: WriteKind,
+    index: Any,
+    replica: context.ReplicaContext,
+) -> jax.Array:
+    """Returns what to write to all of a variable in place of this replica's part.
+
+    Where replicas assign the same elements, their values are combined.
+    """
+    zeros = jnp.zeros(variable.shape, variable.dtype)
+    if kind is not WriteKind.ASSIGN:
+        return zeros.at[index].add(part)
+    count = jnp.zeros(variable.shape, jnp.int32).at[index].set(1)
+    total, count = replica.all_reduce(ReduceOp.SUM, [zeros.at[index].set(part), count])
+    if variable.aggregation is VariableAggregation.MEAN:
+        total = total / jnp.maximum(count, 1)
+    return jnp.where(count > 0, total, variable.read_value())
 
 
 def _share_index(part: object) -> object:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ import numpy as np
 
 from distribax import context, jax_private
 from distribax.context import keeping
+from distribax.context.scoped import set_within
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import initializers
 from distribax.variables.placement import Placement
 
-_T = TypeVar("_T")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -40,27 +40,30 @@ class Policy:
 _place_without: ContextVar[str | None] = ContextVar("distribax_no_variables", default=None)
 
 
-@contextlib.contextmanager
-def forbid(place: str) -> Iterator[None]:
+def forbid(place: str) -> AbstractContextManager[None]:
     """Lets no variable be created inside, as nobody would own it; `place` says where."""
-    token = _place_without.set(place)
-    try:
-        yield
-    finally:
-        _place_without.reset(token)
+    return set_within(_place_without, place)
 
 
 _imposed: ContextVar[Policy | None] = ContextVar("distribax_variable_policy", default=None)
 
 
-@contextlib.contextmanager
-def impose(policy: Policy) -> Iterator[None]:
+def impose(policy: Policy) -> AbstractContextManager[None]:
     """Gives every variable that is created inside this policy, whatever its maker asks for."""
-    token = _imposed.set(policy)
-    try:
-        yield
-    finally:
-        _imposed.reset(token)
+    return set_within(_imposed, policy)
+
+
+_beside: ContextVar[object] = ContextVar("distribax_colocated", default=None)
+
+
+def colocate(beside: object) -> AbstractContextManager[None]:
+    """Creates variables beside a variable, or on a device."""
+    return set_within(_beside, beside)
+
+
+def get_colocated() -> object:
+    """Returns what variables are created beside now, or None."""
+    return _beside.get()
 
 
 def get_policy(asked: Policy) -> Policy:
@@ -146,7 +149,7 @@ def compute_initial(
     made: Any
     if callable(value):
         make = functools.partial(initializers.make_whole, value, shape, dtype)
-        made = jax_private.run_outside_trace(lambda: _call_unframed(make))
+        made = frames.run_outside(make)
     else:
         made = value
     if jax_private.is_tracer(made):
@@ -181,11 +184,6 @@ def _as_array(
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value, dtype=jax.dtypes.canonicalize_dtype(dtype or value.dtype))
     return jax_private.run_outside_trace(lambda: jnp.asarray(value, dtype=dtype))
-
-
-def _call_unframed(make: Callable[[], _T]) -> _T:
-    with frames.enter(None):
-        return make()
 
 
 @jax_private.leave_mesh()

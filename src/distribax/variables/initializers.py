@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from distribax import jax_private
+
 Initializer = Callable[..., Any]
 """Returns an initial value; it may take `shape`, `dtype`, `partition_shape`, `partition_offset`."""
 
@@ -92,12 +94,6 @@ def _choose(initializer: Initializer, offered: Mapping[str, object]) -> dict[str
 
 
 def _get_parameters(initializer: object) -> Mapping[str, inspect.Parameter]:
-    if not callable(initializer):
-        return {}
-    try:
-        parameters = inspect.signature(initializer).parameters
-    except (TypeError, ValueError):
-        # Some functions that are written in C do not tell.
-        return {}
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    return {name: each for name, each in parameters.items() if each.kind not in positional}
+    parameters = jax_private.list_parameters(initializer)
+    return {each.name: each for each in parameters if each.kind not in positional}

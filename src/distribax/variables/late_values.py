@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-from distribax import jax_private
 from distribax.execution import frames
 
 
@@ -42,9 +41,4 @@ def is_somebody_waiting() -> bool:
 def ask_givers() -> None:
     """Lets those who wait give new variables their values."""
     for giver in tuple(_givers):
-        jax_private.run_outside_trace(lambda giver=giver: _give(giver))  # type: ignore[misc]
-
-
-def _give(giver: Giver) -> None:
-    with frames.enter(None):
-        giver.give_late_values()
+        frames.run_outside(giver.give_late_values)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.topology import REPLICA_AXIS, device_name, local_devices
-from distribax.values import copy_to_mesh
+from distribax.values import DistributedValues, copy_to_mesh
 
 
 class Placement(abc.ABC):
@@ -38,16 +38,13 @@ class Placement(abc.ABC):
     specs: tuple[Any, ...] = ()
     # The mesh that the copies are spread over, if there is one.
     mesh: Mesh | None = None
+    # The sharding of the buffer inside a compiled program, if that matters.
+    sharding: Sharding | None = None
 
     @property
     @abc.abstractmethod
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this process that have a copy."""
-
-    @property
-    def sharding(self) -> Sharding | None:
-        """The sharding of the buffer inside a compiled program, or None."""
-        return None
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -143,12 +140,12 @@ class Replicated(Placement):
     has_copies = True
     is_program_form = True
     label = "MirroredVariable"
-
     mesh: Mesh
+    sharding: NamedSharding
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self._sharding = NamedSharding(mesh, PartitionSpec())
+        self.sharding = NamedSharding(mesh, PartitionSpec())
 
     @property
     @override
@@ -160,11 +157,6 @@ class Replicated(Placement):
     def num_copies(self) -> int:
         return self.mesh.size
 
-    @property
-    @override
-    def sharding(self) -> Sharding | None:
-        return self._sharding
-
     @override
     def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         if self.spans_processes:
@@ -173,7 +165,7 @@ class Replicated(Placement):
 
     @override
     def store(self, value: jax.typing.ArrayLike) -> jax.Array:
-        if isinstance(value, jax.Array) and value.sharding == self._sharding:
+        if isinstance(value, jax.Array) and value.sharding == self.sharding:
             return value
         return copy_to_mesh(value, self.mesh)
 
@@ -187,7 +179,7 @@ class Replicated(Placement):
             jax.device_put(piece, device)
             for piece, device in zip(pieces, local_devices(self.mesh), strict=True)
         ]
-        return jax.make_array_from_single_device_arrays(like.shape, self._sharding, placed)
+        return jax.make_array_from_single_device_arrays(like.shape, self.sharding, placed)
 
 
 class Stacked(Replicated):
@@ -198,13 +190,13 @@ class Stacked(Replicated):
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh)
-        self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+        self.sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
     @override
     def store(self, value: jax.typing.ArrayLike) -> jax.Array:
         block = np.asarray(value)[None]
         shape = (self.num_copies, *block.shape[1:])
-        return jax.make_array_from_callback(shape, self._sharding, lambda _: block)
+        return jax.make_array_from_callback(shape, self.sharding, lambda _: block)
 
     @override
     @jax_private.leave_mesh()
@@ -222,21 +214,17 @@ class Central(Placement):
 
     label = "CentralVariable"
     mesh: Mesh
+    sharding: NamedSharding
 
     def __init__(self, device: jax.Device, mesh: Mesh) -> None:
         self._device = device
         self.mesh = mesh
-        self._sharding = NamedSharding(mesh, PartitionSpec())
+        self.sharding = NamedSharding(mesh, PartitionSpec())
 
     @property
     @override
     def devices(self) -> tuple[jax.Device, ...]:
         return (self._device,)
-
-    @property
-    @override
-    def sharding(self) -> Sharding | None:
-        return self._sharding
 
     @override
     def store(self, value: jax.typing.ArrayLike) -> jax.Array:
@@ -250,7 +238,7 @@ class Central(Placement):
 
     @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
-        return jax.device_put(buffer, self._sharding)
+        return jax.device_put(buffer, self.sharding)
 
     @override
     def from_program(self, value: jax.Array) -> jax.Array:
@@ -267,3 +255,15 @@ class PlacedVariable(contracts.Variable, Protocol):
     @property
     def placement(self) -> Placement:
         """Where the copies live."""
+
+    @property
+    def device(self) -> str:
+        """The name of the device of the first copy."""
+
+    @property
+    @override
+    def row_shards(self) -> Sequence[tuple[int, PlacedVariable]]:
+        """The variables that have the rows, each with the index of its first row."""
+
+    def distributed(self) -> DistributedValues:
+        """Returns the copies as a distributed value."""

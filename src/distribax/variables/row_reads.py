@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -16,15 +15,8 @@ from distribax.variables.row_writes import Array, to_array
 from distribax.variables.sharded.division import check_ids, check_kind, check_places
 
 
-class ReadableTable(contracts.Table, Protocol):
-    """A table that can be read as a whole."""
-
-    def read_value(self) -> jax.Array:
-        """Returns the value as an array."""
-
-
 def look_up(
-    table: ReadableTable, asked: jax.typing.ArrayLike | Sequence[object], what: str
+    table: contracts.Table, asked: jax.typing.ArrayLike | Sequence[object], what: str
 ) -> jax.Array:
     """Returns rows of a table; only they are fetched if the table lives in another process."""
     ids: Array = to_array(asked)
@@ -50,7 +42,7 @@ def look_up(
 
 
 def gather_elements(
-    table: ReadableTable, places: jax.typing.ArrayLike | Sequence[object], what: str
+    table: contracts.Table, places: jax.typing.ArrayLike | Sequence[object], what: str
 ) -> jax.Array:
     """Returns elements of a table, or smaller arrays; only their rows are fetched."""
     indices: Array = to_array(places)
@@ -81,7 +73,7 @@ def take_rows(value: jax.Array, ids: Array, what: str, described: str) -> jax.Ar
     return value.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
-def _is_untouched(table: ReadableTable) -> bool:
+def _is_untouched(table: contracts.Table) -> bool:
     """Tells whether the rows of the table are those that it has where it lives."""
     variables = [variable for _, variable in table.row_shards]
     frame = frames.current()

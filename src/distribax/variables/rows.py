@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import jax
-import numpy as np
 from typing_extensions import override
 
 from distribax import contracts, jax_private
 from distribax.execution import frames
-from distribax.execution.state.roles import RoleArgument, list_objects
+from distribax.execution.state.role_arguments import RoleArgument, list_objects
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
 from distribax.variables import row_reads, row_writes
 from distribax.variables.reference import Reference
 from distribax.variables.sharded.division import Division
 
-_R = TypeVar("_R", bound="RowAccess")
-
 
 class RowAccess(ArrayLike, RoleArgument):
     """TensorFlow's `sparse_read` and `scatter_*`, for variables."""
-
-    @property
-    @abc.abstractmethod
-    @override
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-
-    @property
-    @abc.abstractmethod
-    @override
-    def dtype(self) -> np.dtype[Any]:
-        """The data type of the value."""
 
     @property
     @abc.abstractmethod
@@ -51,6 +36,14 @@ class RowAccess(ArrayLike, RoleArgument):
     def read_value(self) -> jax.Array:
         """Returns the value as an array."""
 
+    def value(self) -> jax.Array:
+        """Returns the value as an array, like `read_value`."""
+        return self.read_value()
+
+    @override
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
     @override
     def jax_type(self) -> Any:
         """Returns the type of the value, as `jax.typeof` does."""
@@ -59,7 +52,7 @@ class RowAccess(ArrayLike, RoleArgument):
         # Not read: that may take a message to a server, or a sum over replicas.
         return jax_private.make_array_type(self.shape, self.dtype)
 
-    def ref(self: _R) -> Reference[_R]:
+    def ref(self) -> Reference[Self]:
         """Returns a reference to the variable, to find it by identity among others.
 
         Returns:
@@ -137,11 +130,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return row_reads.gather_elements(self, indices, "gather_nd")
 
     def scatter_update(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces some rows.
 
         Args:
@@ -162,11 +155,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_add(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Adds to some rows; an index that occurs twice is added twice.
 
         Args:
@@ -185,11 +178,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_sub(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Subtracts from some rows; an index that occurs twice is subtracted twice.
 
         Args:
@@ -208,11 +201,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_max(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces the elements of some rows that are smaller than the given ones.
 
         Args:
@@ -233,11 +226,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_min(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces the elements of some rows that are larger than the given ones.
 
         Args:
@@ -258,11 +251,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_mul(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Multiplies some rows; an index that occurs twice is multiplied twice.
 
         Args:
@@ -281,11 +274,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_div(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Divides some rows; integers are rounded towards zero.
 
         Args:
@@ -304,11 +297,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def batch_scatter_update(
-        self: _R,
+        self,
         sparse_delta: IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces, in each array along the first dimensions, what its own indices name.
 
         With indices of shape `(b, n)`, `self[i, indices[i, j]]` becomes `values[i, j]`; with those
@@ -330,11 +323,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_nd_update(
-        self: _R,
+        self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces elements, or smaller arrays.
 
         Args:
@@ -352,11 +345,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_nd_add(
-        self: _R,
+        self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Adds to elements, or smaller arrays; a place that occurs twice is added to twice.
 
         Args:
@@ -374,11 +367,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_nd_sub(
-        self: _R,
+        self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Subtracts from elements, or smaller arrays.
 
         Args:
@@ -396,11 +389,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_nd_max(
-        self: _R,
+        self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces elements that are smaller than the given ones.
 
         Args:
@@ -418,11 +411,11 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
     def scatter_nd_min(
-        self: _R,
+        self,
         indices: jax.typing.ArrayLike | Sequence[object],
         updates: jax.typing.ArrayLike | Sequence[object],
         name: str | None = None,
-    ) -> _R:
+    ) -> Self:
         """Replaces elements that are larger than the given ones.
 
         Args:

@@ -7,7 +7,7 @@ that a `VariableSlice` stands for them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +18,16 @@ from distribax import jax_private
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
 from distribax.values.arithmetic import unwrap_index
-from distribax.variables import context_rules
+from distribax.variables import context_rules, row_writes
+from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
 from distribax.variables.placement import PlacedVariable
 
-
-class SlicedVariable(PlacedVariable, Protocol):
-    """A variable of which rows can be written."""
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
-        """Replaces some rows."""
-
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Adds to some rows."""
-
-
-_V = TypeVar("_V", bound=SlicedVariable)
+_V = TypeVar("_V", bound=PlacedVariable)
 
 
 @jax.tree_util.register_pytree_node_class
-class VariableSlice(ArrayLike, Generic[_V]):
+class VariableSlice(ArrayLike, Assignable[_V]):
     """What `v[index]` is while a function is traced: a tracer of that part, which can be assigned.
 
     In nests it is the tracer alone.
@@ -68,49 +58,8 @@ class VariableSlice(ArrayLike, Generic[_V]):
     def __jax_array__(self) -> jax.Array:
         return self._array
 
-    def assign(
-        self,
-        value: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> _V:
-        """Replaces this part of the variable. In a replica, values are combined as by `v.assign`.
-
-        Args:
-            value: The new value: of the shape of the part, or a scalar.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-            read_value: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable.
-        """
-        return self._write(value, WriteKind.ASSIGN)
-
-    def assign_add(self, delta: Assigned) -> _V:
-        """Adds to this part of the variable.
-
-        Args:
-            delta: What to add: of the shape of the part, or a scalar.
-
-        Returns:
-            The variable.
-        """
-        return self._write(delta, WriteKind.ASSIGN_ADD)
-
-    def assign_sub(self, delta: Assigned) -> _V:
-        """Subtracts from this part of the variable.
-
-        Args:
-            delta: What to subtract: of the shape of the part, or a scalar.
-
-        Returns:
-            The variable.
-        """
-        return self._write(delta, WriteKind.ASSIGN_SUB)
-
-    def _write(self, value: Assigned, kind: WriteKind) -> _V:
+    @override
+    def _write(self, kind: WriteKind, value: Assigned) -> _V:
         variable = self._variable
         if self._is_known:
             _check_inside(variable, kind, self._index)
@@ -133,11 +82,13 @@ class VariableSlice(ArrayLike, Generic[_V]):
         if not rows.size:
             return variable
         if kind is WriteKind.ASSIGN:
-            variable.scatter_update(IndexedSlices(changed[rows], rows))
+            row_writes.write_rows(variable, str(kind), kind, IndexedSlices(changed[rows], rows))
         else:
             once = is_first.reshape(-1, *(1,) * (len(variable.shape) - 1))
             parts = jnp.where(once, changed[rows], jnp.zeros((), variable.dtype))
-            variable.scatter_add(IndexedSlices(parts, rows))
+            row_writes.write_rows(
+                variable, str(kind), WriteKind.ASSIGN_ADD, IndexedSlices(parts, rows)
+            )
         return variable
 
     def _find_rows(self) -> tuple[jax.Array, jax.Array]:

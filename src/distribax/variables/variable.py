@@ -18,14 +18,22 @@ from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import ArrayLike, DistributedValues
 from distribax.values.distributed import format_listing
-from distribax.variables import context_rules, creation, duplication, late_values, registry
+from distribax.variables import context_rules, creation, late_values, registry
+from distribax.variables.assignment import Assignable
+from distribax.variables.context_rules import Assigned
 from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
 
+_DESCRIBED = (
+    *("_name", "_aggregation", "_synchronization", "_trainable"),
+    *("_where", "_shape", "_dtype", "_constraint"),
+)
+"""The attributes of a variable that another process is told, beside its value."""
 
-class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
+
+class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedByStrategy):
     """A value that can be assigned, placed on devices by the strategy in scope.
 
     Args:
@@ -111,7 +119,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         """Makes the new variable known to those who must find all of them."""
         registry.note(self)
         if self.per_replica:
-            frames.per_replica_states.add(self)
+            frames.note_per_replica(self)
 
     # What it is.
 
@@ -202,19 +210,12 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     # Reading.
 
+    @override
     def read_value(self) -> jax.Array:
         """Returns the value as an array: the replica's own in a replica, else the combined one."""
         context_rules.guard_read(self)
         stand_in = overlay.find_stand_in(self)
         return context_rules.read(self) if stand_in is None else stand_in
-
-    def value(self) -> jax.Array:
-        """Returns the value as an array, like `read_value`."""
-        return self.read_value()
-
-    @override
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
 
     @override
     def __getitem__(self, index: object) -> Any:
@@ -237,79 +238,11 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     # Writing.
 
-    def assign(
-        self,
-        value: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Replaces the value. In a replica the aggregation says how the replicas' are combined.
-
-        Args:
-            value: The new value, of the variable's shape.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-            read_value: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: The value's shape or type does not fit, or the aggregation does not say how
-                the replicas' values become one.
-        """
-        if self._awaited:
+    @override
+    def _write(self, kind: WriteKind, value: Assigned) -> Variable:
+        if kind is WriteKind.ASSIGN and self._awaited:
             late_values.ask_givers()
-        context_rules.write(self, value, WriteKind.ASSIGN)
-        return self
-
-    def assign_add(
-        self,
-        delta: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Adds `delta` to the value.
-
-        Args:
-            delta: What to add, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: As for `assign`.
-        """
-        context_rules.write(self, delta, WriteKind.ASSIGN_ADD)
-        return self
-
-    def assign_sub(
-        self,
-        delta: context_rules.Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Variable:
-        """Subtracts `delta` from the value.
-
-        Args:
-            delta: What to subtract, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-
-        Raises:
-            ValueError: As for `assign`.
-        """
-        context_rules.write(self, delta, WriteKind.ASSIGN_SUB)
+        context_rules.write(self, value, kind)
         return self
 
     # Copies.
@@ -412,16 +345,13 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
             return repr(VariableCopy(self, 0))
         return format_listing(self._placement.label, self.values)
 
-    def __str__(self) -> str:
-        return repr(self)
-
     # Copying it, and sending it to another process.
 
     def __copy__(self) -> Variable:
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
-        duplication.check_copyable(self)
+        _check_copyable(self)
         clone = type(self).__new__(type(self))
         memo[id(self)] = clone
         vars(clone).update(vars(self), _buffer=jnp.copy(self.share()), _shared=False)
@@ -430,10 +360,10 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        description = {name: getattr(self, name) for name in duplication.DESCRIBED}
+        description = {name: getattr(self, name) for name in _DESCRIBED}
         if self.source is not None:
             return _get_or_attach, (self._strategy, self._placement.specs, description)
-        duplication.check_picklable(self)
+        _check_picklable(self)
         return _make_again, (self.host_value(), description)
 
     @classmethod
@@ -450,7 +380,7 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
         Returns:
             The new object; nothing is created where the value lives.
         """
-        assert description.keys() == set(duplication.DESCRIBED)
+        assert description.keys() == set(_DESCRIBED)
         variable = cls.__new__(cls)
         vars(variable).update(
             description,
@@ -461,6 +391,31 @@ class Variable(RowAccess, metaclass=creation.CreatedByStrategy):
             _awaited=False,
         )
         return variable
+
+
+def _check_copyable(variable: Variable) -> None:
+    """Raises if `copy.deepcopy` cannot make another variable here."""
+    if variable.source is not None or frames.current() is not None:
+        where = "in a dx.function" if variable.source is None else "on parameter servers"
+        raise TypeError(
+            f"copy.deepcopy: {variable.described} cannot be copied {where}. Create another one "
+            "with its value: dx.Variable(v.numpy())."
+        )
+
+
+def _check_picklable(variable: Variable) -> None:
+    """Raises if a variable that lives in this process cannot leave it."""
+    if named_objects.get_destination() is not None:
+        raise TypeError(
+            f"{variable.described} lives in this process only, so a function that refers to it "
+            "cannot run on a worker. Create it inside `with strategy.scope():` of the "
+            "ParameterServerStrategy, or pass the function its value: args=(v.numpy(),)."
+        )
+    if variable.placement.mesh is not None:
+        raise TypeError(
+            f"pickle: {variable.described} belongs to the devices of a strategy, which cannot be "
+            "pickled. Pickle its value, v.numpy(), or save it with dx.Checkpoint(v=v)."
+        )
 
 
 def _make_again(value: np.ndarray, description: dict[str, Any]) -> Variable:

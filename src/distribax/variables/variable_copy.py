@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,26 +10,22 @@ from typing_extensions import override
 
 from distribax.execution import frames
 from distribax.topology import device_name, local_devices
-from distribax.values import ArrayLike, DistributedValues, Global, Mirrored, PerReplica, Pieces
-from distribax.variables import context_rules
+from distribax.values import (
+    ArrayLike,
+    DistributedValues,
+    Global,
+    Local,
+    Mirrored,
+    PerReplica,
+    Pieces,
+)
 from distribax.variables.placement import PlacedVariable
-
-
-class CopiedVariable(PlacedVariable, Protocol):
-    """A variable whose copies can be looked at."""
-
-    @property
-    def device(self) -> str:
-        """The name of the device of the first copy."""
-
-    def distributed(self) -> DistributedValues:
-        """Returns the copies as a distributed value."""
 
 
 class VariableCopy(ArrayLike):
     """One device's copy of a variable, to look at."""
 
-    def __init__(self, variable: CopiedVariable, index: int) -> None:
+    def __init__(self, variable: PlacedVariable, index: int) -> None:
         self.variable = variable
         self._index = index
 
@@ -85,13 +81,14 @@ class VariableCopy(ArrayLike):
         return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"
 
 
-def wrap_copies(variable: CopiedVariable) -> DistributedValues:
+def wrap_copies(variable: PlacedVariable) -> DistributedValues:
     """Returns the copies of a variable as a distributed value."""
     frame = frames.current()
     value = frame.read(variable) if frame is not None else variable.share()
     mesh, shape = variable.placement.mesh, variable.shape
-    if frame is not None and isinstance(frame, frames.RunFrame):
-        return context_rules.wrap_local(variable, value, frame)
+    if isinstance(frame, frames.RunFrame):
+        kind = PerReplica if variable.per_replica else Mirrored
+        return kind.of(Local(value, frame.mesh))
     if mesh is None or variable.devices != local_devices(mesh):
         return Mirrored([value])
     if not variable.per_replica:

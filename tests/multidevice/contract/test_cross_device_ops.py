@@ -121,6 +121,17 @@ def test_an_algorithm_is_called_by_itself(name: str, op: Any) -> None:
     assert ops.gather(rows, ["CPU:0"], axis=0).shape == (3, 2)
 
 
+def test_a_mean_without_an_idle_replica_stays_on_all_devices() -> None:
+    devices = ["CPU:0", "CPU:1", "CPU:2"]
+    strategy = dx.MirroredStrategy(devices, cross_device_ops=dx.ReductionToOneDevice())
+    rows = dx.data.Dataset.from_tensor_slices(np.float32([1, 3])).batch(3)
+    piece = next(iter(strategy.experimental_distribute_dataset(rows)))
+    means = strategy.run(jnp.mean, args=(piece,))
+    mean = strategy.extended.reduce_to("MEAN", means, devices)
+    assert [float(copy) for copy in mean.values] == [2.0] * 3
+    assert [device.rpartition("device:")[2] for device in mean.devices] == devices
+
+
 def test_the_accumulation_is_the_users() -> None:
     calls: list[int] = []
 

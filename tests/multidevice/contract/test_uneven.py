@@ -5,6 +5,7 @@ An empty piece counts for nothing: what its replica computes does not spoil what
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -144,6 +145,21 @@ def test_replicas_without_examples_count_for_nothing(several: Case) -> None:
     # With a value that is not NaN they take part, as replicas that run.
     ones = several.run(lambda x: jnp.float32(x.shape[0] + 1), several.split(ONE))
     close(strategy.reduce("SUM", ones, axis=None), several.num_replicas + 1.0)
+
+
+@dataclass
+class Result:
+    """What JAX takes for a leaf."""
+
+    loss: Any
+
+
+def test_an_object_with_a_value_of_no_examples_counts_for_nothing() -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    rows = dx.data.Dataset.from_tensor_slices(ONE).batch(3)
+    piece = next(iter(strategy.experimental_distribute_dataset(rows)))
+    result = strategy.run(lambda x: Result(jnp.mean(x)), args=(piece,))
+    close(strategy.reduce("MEAN", result.loss, axis=None), ONE.mean(), 1e-5)
 
 
 def test_pieces_are_taken_apart_inside_a_step(several: Case) -> None:

@@ -232,6 +232,9 @@ def test_colocated_with_one_device(case: Case) -> None:
     assert variable.device.endswith(name)
     total = case.run(lambda: variable + replica_number())
     assert case.numbers(total) == [2.0 + index for index in range(case.num_replicas)]
+    with case.strategy.scope():
+        case.strategy.extended.update(variable, lambda v: v.assign_add(1.0))
+    assert float(variable) == 2.0  # There is one copy to update, however many devices there are.
 
 
 def test_colocating_wants_the_strategys_scope_and_variable(pair: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from distribax.cli.bench import peers
+from distribax.cli.bench import peer_libraries
 from distribax.cli.bench.cases.all_reduce import ALL_REDUCE
 from distribax.cli.bench.cases.case import Case
 from distribax.cli.bench.cases.pipelines import INPUT, PARAMETER_SERVERS
@@ -104,10 +104,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _install_peers() -> None:
-    for peer in peers.REQUIREMENTS:
-        if not peers.is_made(peer):
-            print(f"installing {peer} into {peers.find_folder() / peer} ...", file=sys.stderr)
-        peers.make(peer)
+    for peer in peer_libraries.REQUIREMENTS:
+        if not peer_libraries.is_made(peer):
+            print(
+                f"installing {peer} into {peer_libraries.find_folder() / peer} ...", file=sys.stderr
+            )
+        peer_libraries.make(peer)
 
 
 class _ShownTurns(Turns):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from distribax.cli.bench import peers
+from distribax.cli.bench import peer_libraries
 
 side_folders = [Path(__file__).resolve().parent / "sides"]
 """Where the programs to measure are; each is run by its path, and finds the others of its folder.
@@ -52,7 +52,7 @@ class Side:
         name: What reports call it.
         module: The name of its file in one of the `side_folders`.
         arguments: Its arguments.
-        peer: The virtual environment (see peers.py) that it runs in; None is this interpreter's.
+        peer: The library whose virtual environment it runs in; None is this interpreter's.
         environment: Environment variables to set.
     """
 
@@ -87,7 +87,7 @@ class Process:
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        python = sys.executable if side.peer is None else peers.python_of(side.peer)
+        python = sys.executable if side.peer is None else peer_libraries.python_of(side.peer)
         if python is None:
             raise SideError(f"{side.name}: {side.peer} is not installed; --peers installs it")
         paths = [str(folder) for folder in side_folders]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
@@ -12,11 +13,11 @@ from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
 from distribax.execution.calls import signature
-from distribax.execution.state import roles
-from distribax.execution.state.roles import RoleArgument
+from distribax.execution.state import role_arguments
+from distribax.execution.state.role_arguments import RoleArgument
 from distribax.execution.traces import frames
 from distribax.execution.traces.iterators import LiftedIterator, Pulled
-from distribax.values import is_none_or_opaque, is_wrapped
+from distribax.values import Form, is_none_or_opaque, is_wrapped
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -24,10 +25,11 @@ Origin: TypeAlias = int | LiftedIterator
 """Where an iterator comes from: its place among the arguments, or itself."""
 
 
+@dataclass(eq=False)
 class Call:
     """A call: its arguments, flat and as they were given, and the elements fetched for it.
 
-    Args:
+    Attributes:
         args: The positional arguments.
         kwargs: The keyword arguments.
         leaves: All of them, flat.
@@ -35,40 +37,25 @@ class Call:
         slots: How each leaf enters the program.
         dynamic: The leaves that are inputs of the program.
         key: What calls with the same programs have in common.
-
-    Attributes:
         pulled: The elements that were fetched, each with its iterator.
         captured: The distributed values that replicas have found in a trace, and not been given.
     """
 
-    # Not a dataclass: every call of a compiled step makes one.
-    def __init__(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        leaves: list[Any],
-        tree: PyTreeDef,
-        slots: list[signature.Slot],
-        dynamic: list[Any],
-        key: tuple[Hashable, ...],
-    ) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self.leaves = leaves
-        self.tree = tree
-        self.slots = slots
-        self.dynamic = dynamic
-        self.key = key
-        self.pulled: list[Pulled] = []
-        self.captured: dict[contracts.State, None] = {}
+    args: Args
+    kwargs: Kwargs
+    leaves: list[Any]
+    tree: PyTreeDef
+    slots: list[signature.Slot]
+    dynamic: list[Any]
+    key: tuple[Hashable, ...]
+    pulled: list[Pulled] = field(default_factory=list, init=False)
+    captured: dict[contracts.State, None] = field(default_factory=dict, init=False)
 
     @property
     def has_wrapped(self) -> bool:
         """Whether there are distributed values among the arguments and elements."""
         elements = jax.tree.leaves([element for _, element in self.pulled], is_leaf=is_wrapped)
-        return any(isinstance(slot, signature.WrappedSlot) for slot in self.slots) or any(
-            map(is_wrapped, elements)
-        )
+        return any(isinstance(slot, Form) for slot in self.slots) or any(map(is_wrapped, elements))
 
     def fetch_all(self, origins: Iterable[Origin]) -> None:
         """Fetches the elements that an earlier call with these arguments needed."""
@@ -78,8 +65,7 @@ class Call:
 
     def fetch(self, iterator: LiftedIterator) -> Any:
         """Fetches an element that the function asks for while it is traced."""
-        with frames.enter(None):
-            element = jax_private.run_outside_trace(iterator.fetch)
+        element = frames.run_outside(iterator.fetch)
         self.pulled.append((iterator, element))
         return element
 
@@ -106,7 +92,7 @@ class Call:
             None if isinstance(slot, signature.RoleSlot) else key
             for slot, key in zip(self.slots, keys, strict=True)
         ]
-        return (where, tree, *others, roles.describe(self.role_arguments))
+        return (where, tree, *others, role_arguments.describe(self.role_arguments))
 
     @property
     def static_objects(self) -> list[object]:
@@ -137,7 +123,7 @@ class Call:
             # Containers that JAX does not know.
             names = [f"argument {index}" for index in range(len(self.slots))]
         for name, slot in zip(names, self.slots, strict=True):
-            if slot.is_dynamic:
+            if not isinstance(slot, signature.StaticSlot):
                 yield name
 
 
@@ -159,7 +145,7 @@ def name_leaves(
 
 def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
     """Returns the names of the first `count` positional parameters."""
-    parameters = list_parameters(fn)
+    parameters = jax_private.list_parameters(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][:count]
     rest = [each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL]
@@ -167,16 +153,14 @@ def _name_positions(fn: Callable[..., object], count: int) -> list[str]:
     return [*names, *(f"{name}[{index}]" for index in range(count - len(names)))]
 
 
-def list_parameters(fn: Callable[..., object]) -> list[inspect.Parameter]:
-    """Returns the parameters of a function; none if it does not tell, as some in C do not."""
-    try:
-        return list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
 def rebuild(tree: PyTreeDef, slots: Sequence[signature.Slot], inputs: Iterable[Any]) -> Any:
     """Returns a nest with `inputs` in it, as traced code sees it."""
     remaining = iter(inputs)
-    leaves = [slot.rebuild(next(remaining) if slot.is_dynamic else None) for slot in slots]
+    leaves: list[Any] = []
+    for slot in slots:
+        if isinstance(slot, signature.StaticSlot):
+            leaves.append(slot.value)
+        else:
+            array = next(remaining)
+            leaves.append(array if slot is None else slot.wrap(array))
     return jax.tree.unflatten(tree, leaves)

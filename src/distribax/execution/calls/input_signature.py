@@ -102,7 +102,7 @@ def _fit_leaf(what: str, spec: object, value: object) -> Any:
     if not isinstance(value, jax.Array):
         if not (is_host_value(value) or isinstance(value, (list, tuple))):
             raise TypeError(f"{what} is {value!r}, but input_signature has {spec!r}: an array.")
-        # Data types of NumPy's arrays are kept; numbers and lists have none of their own.
+        # NumPy arrays keep their data types; numbers and lists have none of their own.
         value = (
             value if isinstance(value, (np.ndarray, np.generic)) else np.asarray(value, spec.dtype)
         )

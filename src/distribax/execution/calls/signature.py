@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from typing_extensions import override
 
 from distribax import jax_private
-from distribax.execution.state.roles import RoleArgument
+from distribax.execution.state.role_arguments import RoleArgument
 from distribax.execution.traces.iterators import LiftedIterator
+from distribax.types import Identity
 from distribax.values import (
     ArrayLike,
     DistributedValues,
+    Form,
     Global,
     Padded,
     Pieces,
-    describe_form,
     is_opaque,
     is_wrapped,
 )
@@ -35,56 +33,22 @@ class Traced(Exception):
     """A JAX transformation is tracing an argument: the call is part of its program."""
 
 
-class Slot(abc.ABC):
-    """How one leaf of the arguments enters the program."""
-
-    is_dynamic = True
-    """Whether the leaf is an input of the program."""
-
-    @abc.abstractmethod
-    def rebuild(self, traced: Any) -> Any:
-        """Returns what the traced function sees for this leaf."""
-
-
-class ArraySlot(Slot):
-    """An array or a number: an input."""
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return traced
-
-
-class WrappedSlot(Slot):
-    """A distributed value, whose array is an input."""
-
-    def __init__(self, value: DistributedValues, layout: Global | Padded) -> None:
-        self._value = value
-        self._layout = layout
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return describe_form(self._value, self._layout).wrap(traced)
-
-
-class StaticSlot(Slot):
-    """Any other object, and an iterator: part of the signature, and passed on as it is."""
-
-    is_dynamic = False
+class StaticSlot:
+    """An object that is no input of the program: part of the signature, and passed on as it is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-    @override
-    def rebuild(self, traced: Any) -> Any:
-        return self.value
 
 
 class RoleSlot(StaticSlot):
     """A variable: programs can be called with another one of the same form."""
 
 
+Slot: TypeAlias = StaticSlot | Form | None
+"""How a leaf of the arguments enters the program. None is an array or a number that is an input;
+a distributed value has a form, and its array is the input."""
+
 _NUMBERS = (int, float, complex)
-_ARRAY = ArraySlot()
 _HOST_OR_ARRAY = (jax.Array, np.ndarray, np.generic, *_NUMBERS)
 
 
@@ -101,59 +65,49 @@ def read(
     slots: list[Slot] = []
     dynamic: list[Any] = []
     for index, leaf in enumerate(leaves):
+        key: Hashable
+        slot: Slot
         # What nearly all calls are given comes first: every call of a compiled step gets here.
         if index in static:
-            pass
+            key, slot = _static_key(leaf), StaticSlot(leaf)
         elif is_wrapped(leaf):
-            stored = leaf.layout
-            layout = stored if isinstance(stored, (Global, Padded)) else _join(leaf)
-            if layout is not None:
-                array = layout.array
-                if jax_private.is_tracer(array):
-                    raise Traced
-                if isinstance(layout, Global):
-                    how: Hashable = (layout.stacked, layout.mirrored)
-                else:
-                    how = layout.shapes
-                idle = leaf.idle.find()
-                keys.append((how, idle, layout.mesh, array.shape, array.dtype))
-                slots.append(WrappedSlot(leaf, layout))
-                dynamic.append(array)
-                continue
+            key, slot, value = _read_wrapped(leaf)
+            dynamic += value
         elif jax_private.is_concrete_array(leaf):
-            keys.append((leaf.shape, leaf.dtype, leaf.weak_type))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, leaf.weak_type), None
             dynamic.append(_uncommit(leaf))
-            continue
         elif isinstance(leaf, jax.Array):
             if jax_private.is_tracer(leaf):
                 raise Traced
             # Random keys, which have no weak types.
-            keys.append((leaf.shape, leaf.dtype, False))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, False), None
             dynamic.append(_uncommit(leaf))
-            continue
         elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype != object:
-            keys.append((leaf.shape, leaf.dtype, False))
-            slots.append(_ARRAY)
+            key, slot = (leaf.shape, leaf.dtype, False), None
             dynamic.append(leaf)
-            continue
         elif isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool):
-            keys.append((type(leaf),))
-            slots.append(_ARRAY)
+            key, slot = (type(leaf),), None
             dynamic.append(leaf)
-            continue
         elif isinstance(leaf, LiftedIterator):
-            keys.append((LiftedIterator,))
-            slots.append(StaticSlot(leaf))
-            continue
+            key, slot = (LiftedIterator,), StaticSlot(leaf)
         elif isinstance(leaf, RoleArgument):
-            keys.append(_ById(leaf))
-            slots.append(RoleSlot(leaf))
-            continue
-        keys.append(_static_key(leaf))
-        slots.append(StaticSlot(leaf))
+            key, slot = Identity(leaf), RoleSlot(leaf)
+        else:
+            key, slot = _static_key(leaf), StaticSlot(leaf)
+        keys.append(key)
+        slots.append(slot)
     return keys, slots, dynamic
+
+
+def _read_wrapped(value: DistributedValues) -> tuple[Hashable, Slot, list[Any]]:
+    layout = value.layout if isinstance(value.layout, (Global, Padded)) else _join(value)
+    if layout is None:
+        return _static_key(value), StaticSlot(value), []
+    array = layout.array
+    if jax_private.is_tracer(array):
+        raise Traced
+    form = Form.of(value, layout)
+    return (form, array.shape, array.dtype), form, [array]
 
 
 def _join(value: DistributedValues) -> Global | Padded | None:
@@ -181,28 +135,13 @@ def _uncommit(array: jax.Array) -> jax.Array:
     return array
 
 
-@dataclass(frozen=True)
-class _ById:
-    """A key for an object without a hash; keeps the object alive, so that its id stays unique."""
-
-    value: object
-
-    @override
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.value is other.value
-
-    @override
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 def _static_key(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
-        return _ById(leaf)
+        return Identity(leaf)
     # Variables are compared by value.
-    return _ById(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
+    return Identity(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
 
 
 def closure_key(fn: Callable[..., object]) -> Hashable:
@@ -216,11 +155,11 @@ def closure_key(fn: Callable[..., object]) -> Hashable:
     inner = getattr(fn, "__func__", fn)
     code = getattr(inner, "__code__", None)
     if code is None:
-        return _ById(fn)
+        return Identity(fn)
     cells = tuple(_cell_key(cell) for cell in inner.__closure__ or ())
     defaults = tuple(_value_key(value) for value in inner.__defaults__ or ())
     keywords = tuple((k, _value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
-    return (code, _ById(owner), cells, defaults, keywords)
+    return (code, Identity(owner), cells, defaults, keywords)
 
 
 def _cell_key(cell: CellType) -> Hashable:
@@ -235,4 +174,4 @@ def _value_key(value: object) -> Hashable:
         return (type(value), value)
     if isinstance(value, FunctionType) and value.__closure__ is not None:
         return closure_key(value)
-    return _ById(value)
+    return Identity(value)

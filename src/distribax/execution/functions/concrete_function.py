@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,42 +12,23 @@ from typing_extensions import override
 from distribax.execution.programs.program import Program
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ConcreteFunction:
     """A `dx.function` for arguments of certain shapes: its program, as text and by its cost.
 
-    `get_concrete_function` of a `dx.function` makes it.
+    `get_concrete_function` of a `dx.function` makes it, from the whole function, the program for
+    the arguments and examples of the program's inputs.
 
-    Args:
-        function: The whole function.
-        program: The program for the arguments.
-        inputs: Examples of the program's inputs.
+    Attributes:
         name: The name of the function.
-        signature: The arguments that it is for.
+        structured_input_signature: The arguments that it was made for.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        program: Program,
-        inputs: list[Any],
-        name: str,
-        signature: tuple[tuple[Any, ...], dict[str, Any]],
-    ) -> None:
-        self._function = function
-        self._program = program
-        self._inputs = inputs
-        self._name = name
-        self._signature = signature
-
-    @property
-    def name(self) -> str:
-        """The name of the function."""
-        return self._name
-
-    @property
-    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that it was made for."""
-        return self._signature
+    _function: Callable[..., Any]
+    _program: Program
+    _inputs: list[Any]
+    name: str
+    structured_input_signature: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
@@ -81,4 +63,4 @@ class ConcreteFunction:
 
     @override
     def __repr__(self) -> str:
-        return f"<dx.function {self._name} for {self._signature}>"
+        return f"<dx.function {self.name} for {self.structured_input_signature}>"

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from distribax.execution.calls.call import list_parameters
+from distribax import jax_private
 from distribax.execution.functions.function import Function, Settings
 
 
@@ -123,7 +123,7 @@ def _check_kind(fn: Callable[..., object]) -> None:
 
 def _check_static(fn: Callable[..., object], settings: Settings) -> None:
     """Raises if `static_argnames` names no argument: such a name would have no effect."""
-    parameters = list_parameters(fn)
+    parameters = jax_private.list_parameters(fn)
     names = [each.name for each in parameters]
     takes_more = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     unknown = [name for name in settings.static_argnames if name not in names]

@@ -16,11 +16,10 @@ from typing_extensions import override
 from distribax import context, contracts, jax_private, progress
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
-from distribax.execution.calls.call import Args, Call, Kwargs, list_parameters
+from distribax.execution.calls.call import Args, Call, Kwargs
 from distribax.execution.calls.input_signature import fit, is_spec, make_example
 from distribax.execution.functions.concrete_function import ConcreteFunction
-from distribax.execution.functions.known_calls import KnownCalls
-from distribax.execution.programs.guarded_programs import GuardedPrograms
+from distribax.execution.programs.guarded_programs import GuardedPrograms, KnownCalls
 from distribax.execution.programs.program import Program, Stale, TraceAgain, build
 from distribax.execution.programs.siblings import Siblings
 from distribax.execution.state import adapters, named_objects
@@ -33,7 +32,6 @@ _logger = logging.getLogger(__name__)
 
 _MAX_HOST_RUNS = 64
 _MAX_TRACES = 8
-_NO_LEAVES: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -260,11 +258,7 @@ class Function:
     def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
         leaves, tree = nests.flatten_arguments((args, kwargs))
         settings = self._settings
-        static = _NO_LEAVES
-        if settings.static_argnums or settings.static_argnames:
-            static = self._find_leaves(
-                args, kwargs, settings.static_argnums, settings.static_argnames
-            )
+        static = self._find_leaves(args, kwargs, settings.static_argnums, settings.static_argnames)
         keys, slots, dynamic = signature.read(leaves, static)
         where = (here.strategy, here.replica_context is None, jax_private.get_trace_settings())
         return Call(args, kwargs, leaves, tree, slots, dynamic, (where, tree, *keys))
@@ -280,7 +274,7 @@ class Function:
         self, known: KnownCalls, call: Call
     ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
-        elements, inputs = call.read_inputs() if call.pulled else ((), call.dynamic)
+        elements, inputs = call.read_inputs()
         variants = known.programs.get(elements)
         if variants is None:
             variants = self._siblings.find(call)
@@ -346,7 +340,7 @@ class Function:
         return program, None if first is None or program.does_same(first) else first
 
     def _trace_completely(self, trace: Callable[..., Program]) -> Program:
-        """Traces until the replicas read nothing that is no input of theirs yet."""
+        """Traces until all that the replicas read is among their inputs."""
         for _ in range(_MAX_TRACES):
             with contextlib.suppress(TraceAgain):
                 return trace(may_create=False)
@@ -396,7 +390,7 @@ class Function:
         """Returns the indices of the leaves of the arguments that are named."""
         if not argnums and not argnames:
             return frozenset()
-        described = list_parameters(self._python)
+        described = jax_private.list_parameters(self._python)
         parameters = [each.name for each in described]
         takes_more = any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in described)
         missing = [i for i in argnums if i >= len(parameters) > 0]
@@ -464,7 +458,7 @@ class _ReplicaRun(Function):
 
 def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
     """Returns where the given leaves are among the inputs of the program."""
-    inputs = [index for index, slot in enumerate(slots) if slot.is_dynamic]
+    inputs = [i for i, slot in enumerate(slots) if not isinstance(slot, signature.StaticSlot)]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)
 
 

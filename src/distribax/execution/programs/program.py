@@ -23,18 +23,19 @@ from distribax.execution.calls.call import Call, rebuild
 from distribax.execution.programs.results import Results, constrain
 from distribax.execution.programs.row_lookups import StagedCall
 from distribax.execution.state.remote_writes import Effects
-from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces import frames, trace_errors
 from distribax.execution.traces.iterators import LiftedIterator
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
+from distribax.values import Form
 
 Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
 
 
 class TraceAgain(ControlFlow):
-    """Ends a trace in which replicas have read variables that are no inputs of theirs."""
+    """Ends a trace in which replicas have read variables that are not among their inputs."""
 
 
 class Stale(ControlFlow):
@@ -127,7 +128,7 @@ class Program:
         return self._call(dynamic)
 
     def _call(self, dynamic: list[Any]) -> Any:
-        own, dynamic = _split(dynamic, self.donated) if self.donated else ([], dynamic)
+        own, dynamic = _split(dynamic, self.donated)
         # What takes long, or waits for other processes, is done before the variables are held.
         far = self._fetch() if self.fetches else None
         if jax_private.joint_calls.is_watched:
@@ -326,7 +327,7 @@ class _Inputs:
             _, slots, values = signature.read(leaves, frozenset())
         except signature.Uneven:
             raise HostOnly("an element's pieces differ in shape", HostMode.ONCE) from None
-        if jax_private.has_mesh() and any(isinstance(s, signature.WrappedSlot) for s in slots):
+        if jax_private.has_mesh() and any(isinstance(slot, Form) for slot in slots):
             raise NeedsOwnMesh
         names = (f"next(iterator) (part {place})" for place in range(len(values)))
         return self._add(tree, slots, values, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,15 @@ from jax.tree_util import PyTreeDef
 
 from distribax import context, jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.execution.state.roles import Exchange, RoleArgument
+from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces.frames import FunctionFrame
 from distribax.values import (
     DistributedValues,
+    Form,
     Global,
-    GlobalForm,
     Layout,
     Mirrored,
     Padded,
-    PaddedForm,
-    describe_form,
     is_none_wrapped_or_opaque,
     is_opaque,
     is_wrapped,
@@ -62,11 +60,9 @@ def hold(value: object) -> Held:
     return Held(value)
 
 
-class Plain:
-    """A part of a result that is an array of the program, not wrapped."""
+Part: TypeAlias = Held | Form | None
+"""A part of a result: an object, or an array of the program with its form; None as it is."""
 
-
-_PLAIN = Plain()
 _PLAIN_OBJECTS = (type(None), bool, int, float, complex, str, bytes, jax.Array, np.ndarray)
 
 
@@ -75,7 +71,7 @@ class Results:
 
     def __init__(self) -> None:
         self._tree: PyTreeDef = jax.tree.structure(None)
-        self._forms: list[Held | Plain | GlobalForm | PaddedForm] = []
+        self._forms: list[Part] = []
         # Whether all parts are arrays of the program, of which none is in other processes.
         self._is_plain = False
         # By place, the last sharding that was found to be of this process alone: JAX is slow to
@@ -88,14 +84,14 @@ class Results:
         # A result must not share a buffer with a variable: the next step may overwrite that.
         owned = {id(value) for value in (*frame.values.values(), *frame.lifted.values())}
         self._forms, arrays = [], []
-        form: Plain | GlobalForm | PaddedForm
+        form: Form | None
         for leaf in leaves:
             layout = _find_layout(leaf, frame) if is_wrapped(leaf) else None
             if isinstance(layout, (Global, Padded)) and jax_private.is_tracer(layout.array):
-                form = describe_form(leaf, layout)
+                form = Form.of(leaf, layout)
                 array = constrain(layout.array, NamedSharding(layout.mesh, layout.spec))
             elif jax_private.is_tracer(leaf):
-                form, array = _PLAIN, leaf
+                form, array = None, leaf
                 if frame.mesh is not None:
                     array = constrain(leaf, NamedSharding(frame.mesh, PartitionSpec()))
             else:
@@ -103,7 +99,7 @@ class Results:
                 continue
             self._forms.append(form)
             arrays.append(jnp.copy(array) if id(leaf) in owned or id(array) in owned else array)
-        self._is_plain = jax.process_count() == 1 and all(each is _PLAIN for each in self._forms)
+        self._is_plain = jax.process_count() == 1 and all(each is None for each in self._forms)
         return arrays
 
     def rebuild(self, arrays: Iterable[jax.Array]) -> Any:
@@ -115,7 +111,7 @@ class Results:
         for place, form in enumerate(self._forms):
             if isinstance(form, Held):
                 leaves.append(form.value)
-            elif isinstance(form, (GlobalForm, PaddedForm)):
+            elif isinstance(form, Form):
                 leaves.append(form.wrap(next(remaining)))
             else:
                 leaves.append(self._localize(place, next(remaining)))

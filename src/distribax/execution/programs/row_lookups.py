@@ -17,7 +17,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from distribax import contracts, jax_private
-from distribax.execution.state.roles import Exchange
+from distribax.execution.state.role_arguments import Exchange
 from distribax.execution.traces import frames
 from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock

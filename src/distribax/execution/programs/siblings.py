@@ -21,7 +21,7 @@ from distribax.execution.calls.call import Call, Origin
 from distribax.execution.programs.guarded_programs import GuardedPrograms
 from distribax.execution.programs.program import Program
 from distribax.execution.state import reachable_variables
-from distribax.execution.state.roles import RoleArgument, list_objects, make_exchange
+from distribax.execution.state.role_arguments import RoleArgument, list_objects, make_exchange
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from distribax import contracts
-from distribax.execution.programs.results import Held
+from distribax.execution.programs.results import Held, Part
 from distribax.topology import REPLICA_AXIS
-from distribax.values import GlobalForm, PaddedForm
 
 SPLIT = PartitionSpec(REPLICA_AXIS)
 SAME = PartitionSpec()
-
-
-@dataclass(frozen=True)
-class Bare:
-    """A result that is one value for all replicas, with no copy for each."""
-
-
-Part: TypeAlias = Held | Bare | GlobalForm | PaddedForm
-"""A part of what a replica returns: an object known from the trace, or an array of the program."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +21,7 @@ class Outcome:
 
     Attributes:
         tree: The structure of what a replica returns.
-        plan: The parts in it.
+        plan: The parts in it; an array that is one value for all replicas has no form.
         written: The variables that it has written.
         outputs: The arrays of the program: those of the parts, and the variables' new values.
     """
@@ -46,6 +36,6 @@ class Outcome:
         """How the arrays are spread over the mesh."""
         parts = [part for part in self.plan if not isinstance(part, Held)]
         return [
-            *(SAME if isinstance(part, Bare) else part.spec for part in parts),
+            *(SAME if part is None else part.spec for part in parts),
             *(SPLIT if variable.per_replica else SAME for variable in self.written),
         ]

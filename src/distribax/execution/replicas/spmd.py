@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +17,21 @@ from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.errors import HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls.call import name_leaves
-from distribax.execution.programs.results import Held, hold
-from distribax.execution.replicas.outcome import SAME, SPLIT, Bare, Outcome, Part
+from distribax.execution.programs.results import Held, Part, hold
+from distribax.execution.replicas.outcome import SPLIT, Outcome
 from distribax.execution.replicas.uneven import run_uneven
 from distribax.execution.traces import captured, frames, trace_errors
 from distribax.execution.traces.variant import Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import ReduceOp
 from distribax.values import (
+    Form,
     Global,
-    GlobalForm,
     IndexedSlices,
     Local,
     Mirrored,
     Origins,
     Padded,
-    PaddedForm,
     PerReplica,
     is_none_wrapped_or_opaque,
     is_slices,
@@ -44,10 +42,8 @@ from distribax.values import (
 )
 from distribax.values.layout import cut_to, gather_joined
 
-_T = TypeVar("_T")
 
-
-class SpmdRunner:
+class SpmdRunner(contracts.Runner):
     """The meeting points of replicas that are one program: collectives over the mesh axis."""
 
     compiles = False
@@ -77,9 +73,6 @@ class SpmdRunner:
     def is_idle(self) -> bool:
         return self.frame.variant is not None and self.frame.variant.is_idle
 
-    def create_variable(self, create: Callable[[], _T], place: str) -> _T:
-        return create()
-
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
@@ -87,15 +80,6 @@ class SpmdRunner:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
-
-    def call_together(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        alone: Callable[..., object],
-    ) -> Any:
-        return alone(*args, **kwargs)
 
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
@@ -188,29 +172,16 @@ def run_in_program(
     outer = frames.current()
     assert outer is not None
     if isinstance(outer, frames.RunFrame):
-        return _run_inside(strategy, outer, ops, fn, args, kwargs)
+        # From a merge function, which is in the program of the replicas already.
+        runner = SpmdRunner(strategy, outer, ops, Origins())
+        own = nests.map_leaves(runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
+        with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
+            result = fn(*own[0], **own[1])
+        return nests.map_leaves(runner.wrap, result, _is_unit)
     outer.function.mesh = mesh
     if jax_private.has_mesh():
         raise NeedsOwnMesh
     return _ReplicaProgram(strategy, outer, mesh, ops, fn, args, kwargs).run()
-
-
-def _run_inside(
-    strategy: contracts.Strategy,
-    frame: frames.RunFrame,
-    ops: CrossDeviceOps,
-    fn: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-) -> Any:
-    """Runs `fn` for all replicas from a merge function, which is in their program already."""
-    runner = SpmdRunner(strategy, frame, ops, Origins())
-    args, kwargs = nests.map_leaves(
-        runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque
-    )
-    with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
-        result = fn(*args, **kwargs)
-    return nests.map_leaves(runner.wrap, result, _is_unit)
 
 
 class _ReplicaProgram:
@@ -236,7 +207,7 @@ class _ReplicaProgram:
         self._given = [_make_input(leaf, mesh) for leaf in self._leaves]
         self._inputs = [each for each in self._given if each is not None]
         # All of them, as the replicas' values cannot be reached from inside.
-        self._stacked = frames.per_replica_states.find(NamedSharding(mesh, SPLIT))
+        self._stacked = frames.find_per_replica(NamedSharding(mesh, SPLIT))
         self._found = captured.find_known(outer.function, mesh)
         # The arrays that enter, in three lists, and how each is divided among the replicas.
         self._arrays = (
@@ -289,8 +260,7 @@ class _ReplicaProgram:
         local_found: list[jax.Array],
     ) -> list[jax.Array]:
         """Traces what all replicas do, given a replica's parts of the arrays."""
-        layouts = [each.layout for each in self._inputs]
-        padded = [layout for layout in layouts if isinstance(layout, Padded)]
+        padded = [layout for layout in self._inputs if isinstance(layout, Padded)]
         local_states = [*local_stacked, *local_found]
         if padded:
             outcome = run_uneven(self._call, local_inputs, local_states, padded, self._mesh)
@@ -349,9 +319,7 @@ class _ReplicaProgram:
         return jax.tree.unflatten(
             self._tree,
             [
-                leaf
-                if each is None
-                else _enter(next(remaining), leaf, each.layout, origins, variant)
+                leaf if each is None else _enter(next(remaining), leaf, each, origins, variant)
                 for leaf, each in zip(self._leaves, self._given, strict=True)
             ],
         )
@@ -373,25 +341,16 @@ def _is_found(leaf: object) -> bool:
     return not jax_private.is_tracer(leaf.get())
 
 
-def _merge(part: Bare | GlobalForm | PaddedForm, array: jax.Array) -> Any:
+def _merge(form: Form | None, array: jax.Array) -> Any:
     """Wraps a result, unless it is one value: of all replicas, or of the only one."""
-    if isinstance(part, Bare):
+    if form is None:
         return array
-    wrapped = part.wrap(array)
-    return wrapped.part(0) if part.mesh.size == 1 else wrapped
+    wrapped = form.wrap(array)
+    return wrapped.part(0) if form.mesh.size == 1 else wrapped
 
 
-@dataclass(frozen=True)
-class _Input:
-    """An argument as the program takes it."""
-
-    array: jax.Array | np.ndarray
-    spec: PartitionSpec
-    layout: Global | Padded | None
-
-
-def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
-    """Returns what to feed for an argument; None if it is no array."""
+def _make_input(leaf: object, mesh: Mesh) -> Global | Padded | None:
+    """Returns an argument as the program takes it; None if it is no array."""
     if is_wrapped(leaf):
         # What one process has made by hand cannot be a part of the program of all.
         is_known = leaf.layout.mesh == mesh or not mesh.is_multi_process
@@ -400,20 +359,20 @@ def _make_input(leaf: object, mesh: Mesh) -> _Input | None:
             lifted = captured.lift(leaf, mesh)
             layout = lifted.on_mesh(mesh)
             if layout is None and isinstance(leaf, Mirrored):
-                return _Input(leaf.get(), SAME, None)
+                return Global(leaf.get(), mesh, mirrored=True)
             layout = layout or lifted.pad(mesh)
         if layout is None:
             raise HostOnly("the pieces of an argument cannot be one array", HostMode.EAGER)
-        return _Input(layout.array, layout.spec, layout)
+        return layout
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        return _Input(leaf, SAME, None)
+        return Global(leaf, mesh, mirrored=True)
     return None
 
 
 def _enter(
     value: jax.Array,
     leaf: object,
-    layout: Global | Padded | None,
+    layout: Global | Padded,
     origins: Origins,
     variant: Variant | None,
 ) -> jax.Array:
@@ -421,11 +380,9 @@ def _enter(
     if isinstance(layout, Padded):
         assert variant is not None
         return cut_to(value, layout.shapes[variant.replica_id])
-    if layout is not None and layout.stacked:
-        value = value[0]
-    if layout is not None and not layout.mirrored:
-        return value
-    return origins.note(value, leaf, 0)
+    if layout.mirrored:
+        return origins.note(value, leaf, 0)
+    return value[0] if layout.stacked else value
 
 
 def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[jax.Array]]:
@@ -442,11 +399,11 @@ def _sort(flat: Sequence[object], runner: SpmdRunner) -> tuple[list[Part], list[
             plan.append(Held(whole))
         elif shared:
             bare = runner.frame.is_bare(leaf)
-            plan.append(Bare() if bare else GlobalForm(Mirrored, runner.mesh, False, True))
+            plan.append(None if bare else Form(runner.mesh, mirrored=True))
             outputs.append(value)
         else:
             scalar = value.ndim == 0
             idle = runner.frame.idle.find()
-            plan.append(GlobalForm(PerReplica, runner.mesh, scalar, False, idle))
+            plan.append(Form(runner.mesh, stacked=scalar, idle=idle))
             outputs.append(value[None] if scalar else value)
     return plan, outputs

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
-from distribax.collectives import CrossDeviceOps
 from distribax.errors import ReplicaAborted
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import (
@@ -156,7 +155,7 @@ class _Replica(threading.Thread):
             return state.fn(*self.args, **self.kwargs)
 
 
-class _ThreadRunner:
+class _ThreadRunner(contracts.Runner):
     """The meeting points of a replica that has its own thread."""
 
     # A function compiled inside the thread could not meet the other replicas.
@@ -177,6 +176,7 @@ class _ThreadRunner:
     def is_idle(self) -> bool:
         return self.replica.run_state.idle.has(self.replica_id)
 
+    @override
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
@@ -186,6 +186,7 @@ class _ThreadRunner:
         _refuse_tracers("merge_call", jax.tree.leaves((args, kwargs)))
         return self.replica.meet(fn, args, kwargs)
 
+    @override
     def call_together(
         self,
         fn: Callable[..., object],
@@ -284,17 +285,14 @@ class _Run:
     def __init__(
         self,
         strategy: contracts.Strategy,
-        devices: Sequence[jax.Device],
-        ops: CrossDeviceOps,
         fn: Callable[..., object],
         idle: IdleReplicas,
     ) -> None:
         self.strategy = strategy
-        self.devices = devices
-        self.idle = idle
-        self.first_replica: int = strategy.extended.first_replica
-        self.ops = ops
+        self.devices = strategy.extended.local_devices
+        self.first_replica = strategy.extended.first_replica
         self.fn = fn
+        self.idle = idle
         # What `with jax.enable_x64(True):` and its like set, around the run.
         self.apply_settings = jax_private.copy_thread_settings()
         self.origins = Origins()
@@ -349,8 +347,6 @@ class _Run:
 @jax_private.leave_mesh()
 def run_in_threads(
     strategy: contracts.Strategy,
-    devices: Sequence[jax.Device],
-    ops: CrossDeviceOps,
     fn: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
@@ -363,7 +359,7 @@ def run_in_threads(
             "cannot use. Decorate the whole step with @dx.function instead of @jax.jit, or call "
             "the transformation inside the function given to strategy.run()."
         )
-    state = _Run(strategy, devices, ops, fn, _find_idle(strategy, (args, kwargs)))
+    state = _Run(strategy, fn, _find_idle(strategy, (args, kwargs)))
     replicas = [
         _Replica(state, index, *part)
         for index, part in enumerate(state.split((tuple(args), dict(kwargs))))

@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 
 from distribax import jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.execution.programs.results import Held
-from distribax.execution.replicas.outcome import Outcome, Part
+from distribax.execution.programs.results import Held, Part
+from distribax.execution.replicas.outcome import Outcome
 from distribax.execution.traces.variant import Known, Variant
 from distribax.topology import REPLICA_AXIS
 from distribax.types import is_python_number
-from distribax.values import GlobalForm, Padded, PaddedForm, PerReplica, Pieces, find_idle
+from distribax.values import Form, Padded, PerReplica, Pieces, find_idle
 from distribax.values.layout import Shape, find_local_replicas
 
 # A program of more variants would take longer to compile than it saves.
@@ -146,6 +146,7 @@ def _match_held(values: Sequence[object], known: Known, mesh: Mesh) -> Held:
 def _match_arrays(part: Part, shapes: Sequence[Shape], known: Known, mesh: Mesh) -> Part:
     if all(shape == shapes[0] for shape in shapes):
         return part
-    if not isinstance(part, GlobalForm) or part.mirrored:
+    if not isinstance(part, Form) or part.mirrored:
         raise jax_private.VariantsDiffer("a value that replicas share has several shapes")
-    return PaddedForm(mesh, tuple(shapes[choice] for choice in known.choices), known.idle)
+    by_replica = tuple(shapes[choice] for choice in known.choices)
+    return Form(mesh, shapes=by_replica, idle=known.idle)

@@ -7,26 +7,23 @@ created there; every later mention in that process is the same object, with its 
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from distribax.context.scoped import set_within
 
 _T = TypeVar("_T")
 _destination: ContextVar[Any] = ContextVar("distribax_shipping", default=None)
 _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-@contextlib.contextmanager
-def ship_to(strategy: object) -> Iterator[None]:
+def ship_to(strategy: object) -> AbstractContextManager[None]:
     """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
-    token = _destination.set(strategy)
-    try:
-        yield
-    finally:
-        _destination.reset(token)
+    return set_within(_destination, strategy)
 
 
 def get_destination() -> Any | None:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from distribax import jax_private
-from distribax.execution.state.roles import RoleArgument, list_objects
+from distribax.execution.state.role_arguments import RoleArgument, list_objects
 
 _MOST_OBJECTS: Final = 20_000
 

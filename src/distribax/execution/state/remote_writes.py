@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from distribax import contracts
-from distribax.execution.state.roles import Exchange
+from distribax.execution.state.role_arguments import Exchange
 from distribax.types import WriteKind
 
 
@@ -47,40 +47,32 @@ class Effect:
 
 
 @dataclass
-class _Group:
-    """The effects of a program that go to the same process, in order."""
-
-    sink: contracts.Sink
-    kinds: list[object]
-
-
-@dataclass
 class Effects:
-    """The effects of a program, learnt while it is traced."""
+    """The effects of a program, learnt while it is traced: by sink, what each is, in order."""
 
-    groups: list[_Group] = field(default_factory=list)
+    kinds: dict[contracts.Sink, list[object]] = field(default_factory=dict)
 
     def take(self, effects: Sequence[Effect]) -> list[list[Any]]:
         """Returns the arrays that the program returns for effects, and keeps what they are for."""
         by_sink: dict[contracts.Sink, list[Effect]] = {}
         for effect in effects:
             by_sink.setdefault(effect.sink, []).append(effect)
-        self.groups = [_Group(sink, [each.what for each in own]) for sink, own in by_sink.items()]
+        self.kinds = {sink: [each.what for each in own] for sink, own in by_sink.items()}
         return [[each.arrays for each in own] for own in by_sink.values()]
 
     def exchange(self, exchange: Exchange) -> Effects:
         """Returns the same effects on other variables."""
         return Effects(
-            [
-                _Group(group.sink, [_exchange(kind, exchange) for kind in group.kinds])
-                for group in self.groups
-            ]
+            {
+                sink: [_exchange(kind, exchange) for kind in kinds]
+                for sink, kinds in self.kinds.items()
+            }
         )
 
     def commit(self, arrays: Sequence[list[Any]]) -> None:
         """Carries out the effects of one call."""
-        for group, given in zip(self.groups, arrays, strict=True):
-            group.sink.commit(group.kinds, given)
+        for (sink, kinds), given in zip(self.kinds.items(), arrays, strict=True):
+            sink.commit(kinds, given)
 
 
 def _exchange(kind: object, exchange: Exchange) -> object:

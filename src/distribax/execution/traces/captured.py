@@ -21,16 +21,16 @@ from distribax.execution.traces import frames
 from distribax.topology import REPLICA_AXIS
 from distribax.values import (
     DistributedValues,
+    Form,
     Global,
     Layout,
     Local,
     Mirrored,
     Padded,
     PerReplica,
-    Pieces,
-    describe_form,
     register_own_part,
 )
+from distribax.values.layout import is_traced
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,9 @@ class CapturedValue:
 
     value: DistributedValues
     layout: Global | Padded
+
+    per_replica = False
+    source = None
 
     # Each time it is met, it is the same state. The object is kept, so that its id stays its own.
 
@@ -51,16 +54,8 @@ class CapturedValue:
         return id(self.value)
 
     @property
-    def per_replica(self) -> bool:
-        return False
-
-    @property
     def program_sharding(self) -> Sharding:
         return NamedSharding(self.layout.mesh, self.layout.spec)
-
-    @property
-    def source(self) -> None:
-        return None
 
     @property
     def described(self) -> str:
@@ -104,13 +99,16 @@ def lift(value: DistributedValues, mesh: Mesh | None = None) -> Any:
         return PerReplica.of(Local(read_in_program(value, frame), frame.mesh))
     if jax_private.has_mesh():
         raise NeedsOwnMesh
-    if _is_traced(value):
+    if is_traced(value.layout):
         return value
     mesh = mesh or value.layout.mesh
-    state = _find_state(value, mesh) or _find_padded(value, mesh)
+    state = _find_state(value, mesh)
     if state is None:
-        return value
-    return describe_form(value, state.layout).wrap(frame.read(state))
+        padded = jax_private.run_outside_trace(lambda: value.pad(mesh))
+        if padded is None:
+            return value
+        state = CapturedValue(value, padded)
+    return Form.of(value, state.layout).wrap(frame.read(state))
 
 
 def find_known(frame: frames.FunctionFrame, mesh: Mesh) -> list[CapturedValue]:
@@ -135,10 +133,7 @@ def find_own_part(value: DistributedValues) -> Any:
         return layout.value if isinstance(layout, Local) else read_in_program(value, frame)
     extended, index = here.strategy.extended, here.replica_context.runner.copy_id
     value.require_replicas(len(extended.local_devices))
-    part = value.part(index)
-    if not isinstance(part, jax.Array):
-        return part
-    return jax_private.move_to_device(part, extended.local_devices[index])
+    return jax_private.move_to_device(value.part(index), extended.local_devices[index])
 
 
 register_own_part(find_own_part)
@@ -146,7 +141,7 @@ register_own_part(find_own_part)
 
 def read_in_program(value: DistributedValues, frame: frames.RunFrame) -> Any:
     """Returns a replica's part of a value that its program has not been given."""
-    if _is_traced(value):
+    if is_traced(value.layout):
         if isinstance(value.layout, Padded):
             raise HostOnly("the replicas' pieces of a value differ in shape", HostMode.EAGER)
         return _pick_own(value.layout, lax.axis_index(REPLICA_AXIS))
@@ -175,7 +170,7 @@ def _pick_own(layout: Layout, index: jax.Array) -> jax.Array:
 
 
 def _find_state(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | None:
-    """Returns the value as a state, or None if it is no one array over the mesh."""
+    """Returns the value as a state, or None if it cannot be one array over the mesh."""
     if isinstance(value.layout, Global) and mesh in (None, value.layout.mesh):
         return CapturedValue(value, value.layout)
     # Outside the trace, so that it is an array and no value of the trace.
@@ -183,16 +178,3 @@ def _find_state(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | 
         lambda: value.join() if mesh is None else value.on_mesh(mesh)
     )
     return None if layout is None else CapturedValue(value, layout)
-
-
-def _find_padded(value: DistributedValues, mesh: Mesh | None) -> CapturedValue | None:
-    """Returns pieces of different sizes as a state, or None if they differ in more than that."""
-    layout = jax_private.run_outside_trace(lambda: value.pad(mesh))
-    return None if layout is None else CapturedValue(value, layout)
-
-
-def _is_traced(value: DistributedValues) -> bool:
-    layout = value.layout
-    if isinstance(layout, Pieces):
-        return any(map(jax_private.is_tracer, layout.pieces))
-    return isinstance(layout, Local) or jax_private.is_tracer(layout.array)  # type: ignore[attr-defined]

@@ -124,7 +124,7 @@ class FunctionFrame(Frame):
         self.has_steps = False
         # The ids of the variables among the arguments whose identity the code has asked for.
         self.identified: set[int] = set()
-        # Whether replicas have read a variable that was no input of theirs.
+        # Whether replicas have read a variable that was not among their inputs.
         self.is_incomplete = False
         # What to do where variables of other processes live, after the step has run.
         self.deferred = RemoteWrites()
@@ -302,28 +302,22 @@ class RunFrame(Frame):
         return value, not jax_private.is_tracer(value)
 
 
-class PerReplicaStates:
-    """The variables with a value in each replica, as long as they exist.
-
-    A program over replicas takes such values in parts, so they must be its inputs before it is
-    known which of them are used.
-    """
-
-    def __init__(self) -> None:
-        # In the order of creation, which is the same in all processes.
-        self._known: list[weakref.ref[contracts.State]] = []
-
-    def add(self, state: contracts.State) -> None:
-        """Notes a variable that has been created."""
-        self._known.append(weakref.ref(state, self._known.remove))
-
-    def find(self, sharding: Sharding) -> Sequence[contracts.State]:
-        """Returns the variables of a sharding."""
-        alive = [state for known in tuple(self._known) if (state := known()) is not None]
-        return [state for state in alive if state.program_sharding == sharding]
+# The variables with a value in each replica, as long as they exist. A program over replicas takes
+# such values in parts, so they must be its inputs before it is known which of them are used. The
+# order is that of their creation, which is the same in all processes.
+_per_replica: list[weakref.ref[contracts.State]] = []
 
 
-per_replica_states = PerReplicaStates()
+def note_per_replica(state: contracts.State) -> None:
+    """Notes a new variable with a value in each replica."""
+    _per_replica.append(weakref.ref(state, _per_replica.remove))
+
+
+def find_per_replica(sharding: Sharding) -> Sequence[contracts.State]:
+    """Returns the variables with a value in each replica that have a sharding."""
+    alive = [state for known in tuple(_per_replica) if (state := known()) is not None]
+    return [state for state in alive if state.program_sharding == sharding]
+
 
 _frame: ContextVar[Frame | None] = ContextVar("distribax_frame", default=None)
 
@@ -343,6 +337,12 @@ def enter(frame: Frame | None) -> Iterator[None]:
     finally:
         jax_private.forget_closures()
         _frame.reset(token)
+
+
+def run_outside(fn: Callable[[], _T]) -> _T:
+    """Runs `fn` as code that neither `dx.function` nor a JAX transformation is tracing."""
+    with enter(None):
+        return jax_private.run_outside_trace(fn)
 
 
 def detach(value: Any) -> Any:

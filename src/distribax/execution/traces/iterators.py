@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Self, TypeAlias
 
+from distribax.context.scoped import set_within
 from distribax.errors import HostMode, HostOnly
 from distribax.execution.traces import frames
 
@@ -130,24 +131,14 @@ def pull(iterator: LiftedIterator) -> Any:
     return frame.pull(iterator)
 
 
-@contextlib.contextmanager
-def replay(elements: Iterable[Pulled]) -> Iterator[None]:
+def replay(elements: Iterable[Pulled]) -> AbstractContextManager[None]:
     """Gives elements that were fetched for a compiled call to the eager call that replaces it."""
-    token = _replay.set(deque(elements))
-    try:
-        yield
-    finally:
-        _replay.reset(token)
+    return set_within(_replay, deque(elements))
 
 
-@contextlib.contextmanager
-def compile_runs(compiled_run: Callable[..., Any] | None) -> Iterator[None]:
+def compile_runs(compiled_run: Callable[..., Any] | None) -> AbstractContextManager[None]:
     """Sends each `strategy.run` of the code inside to `compiled_run`; None lets it run eagerly."""
-    token = _host_runs.set(compiled_run)
-    try:
-        yield
-    finally:
-        _host_runs.reset(token)
+    return set_within(_host_runs, compiled_run)
 
 
 def get_host_compiled_run() -> Callable[..., Any] | None:

@@ -8,9 +8,10 @@ arrives.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
@@ -18,23 +19,25 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from distribax import contracts, jax_private
+from distribax.context.scoped import set_within
 from distribax.jax_private import jaxprs
 
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class Inflow:
     """A value that went into a differentiated function, and its gradient once that is known.
 
-    Args:
+    Attributes:
         what: The variable, or the table.
         ids: The rows of it that went in, or None if it was read as a whole.
+        gradient: The gradient, once the backward pass has arrived.
     """
 
-    def __init__(self, what: contracts.Table, ids: ArrayLike | None) -> None:
-        self.what = what
-        self.ids = ids
-        self.gradient: jax.Array | None = None
+    what: contracts.Table
+    ids: ArrayLike | None
+    gradient: jax.Array | None = None
 
     def note(self, gradient: jax.Array) -> None:
         """Keeps the gradient that the backward pass has arrived with."""
@@ -109,14 +112,9 @@ def _make_tap(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
 _open: ContextVar[tuple[Taps, ...]] = ContextVar("distribax_taps", default=())
 
 
-@contextlib.contextmanager
-def open_taps(taps: Taps) -> Iterator[None]:
+def open_taps(taps: Taps) -> AbstractContextManager[None]:
     """Lets the rows that are looked up inside pass these taps."""
-    token = _open.set((*_open.get(), taps))
-    try:
-        yield
-    finally:
-        _open.reset(token)
+    return set_within(_open, (*_open.get(), taps))
 
 
 def can_tap_rows(table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:

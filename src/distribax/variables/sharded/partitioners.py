@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from typing_extensions import override
 
+from distribax.types import is_integer
+
 
 class Partitioner:
     """Says into how many shards a variable is divided; subclass it for a rule of your own.
@@ -163,7 +165,7 @@ def _check(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
             f"partitioner: shape={shape!r}. Expected a tuple of whole numbers, none of them "
             "unknown (None) or negative."
         )
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+    if not is_integer(axis):
         raise ValueError(f"partitioner: axis={axis!r}. Expected the number of a dimension.")
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
@@ -186,7 +188,7 @@ def _element_bytes(dtype: jax.typing.DTypeLike, bytes_per_string: int) -> int:
 def _require_positive(partitioner: Partitioner, *names: str) -> None:
     for name in names:
         value = getattr(partitioner, name)
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        if not is_integer(value) or value < 1:
             raise ValueError(
                 f"{type(partitioner).__name__}: {name}={value!r}. Expected a number of at least 1."
             )

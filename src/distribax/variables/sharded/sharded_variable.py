@@ -15,6 +15,7 @@ from distribax.execution import frames, named_objects, overlay
 from distribax.types import VariableAggregation, VariableSynchronization, WriteKind
 from distribax.values import IndexedSlices, PerReplica
 from distribax.variables import creation, initializers
+from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
 from distribax.variables.row_reads import look_up
 from distribax.variables.row_writes import Array, to_array
@@ -23,7 +24,7 @@ from distribax.variables.sharded.division import Division
 from distribax.variables.variable import Variable
 
 
-class ShardedVariable(RowAccess):
+class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
     """Several variables that are the rows of one: the first has the first rows, and so on.
 
     `dx.Variable` makes one inside the scope of a `ParameterServerStrategy` whose
@@ -165,14 +166,6 @@ class ShardedVariable(RowAccess):
             return jnp.concatenate(self.source.pull(self._variables))
         return jnp.concatenate([variable.read_value() for variable in self._variables])
 
-    def value(self) -> jax.Array:
-        """Returns the whole value as an array, like `read_value`."""
-        return self.read_value()
-
-    @override
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
-
     @override
     def numpy(self) -> np.ndarray:
         """Returns the whole value as a NumPy array of its own."""
@@ -230,66 +223,7 @@ class ShardedVariable(RowAccess):
 
     # Writing.
 
-    def assign(
-        self,
-        value: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Replaces the value.
-
-        Args:
-            value: The new value, of the variable's shape.
-            use_locking: Accepted as in TensorFlow; it changes nothing.
-            name: Accepted as in TensorFlow; it changes nothing.
-            read_value: Accepted as in TensorFlow; it changes nothing.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN, value)
-
-    def assign_add(
-        self,
-        delta: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Adds `delta` to the value.
-
-        Args:
-            delta: What to add, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN_ADD, delta)
-
-    def assign_sub(
-        self,
-        delta: Assigned,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Subtracts `delta` from the value.
-
-        Args:
-            delta: What to subtract, of the variable's shape or a scalar.
-            use_locking: As for `assign`.
-            name: As for `assign`.
-            read_value: As for `assign`.
-
-        Returns:
-            The variable itself.
-        """
-        return self._write(WriteKind.ASSIGN_SUB, delta)
-
+    @override
     def _write(self, kind: WriteKind, value: Assigned) -> ShardedVariable:
         if isinstance(value, PerReplica):
             # Whether that can be written is for the variables to say.
@@ -349,9 +283,6 @@ class ShardedVariable(RowAccess):
             f"{len(self._variables)} shards of {sizes} rows>"
         )
 
-    def __str__(self) -> str:
-        return repr(self)
-
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return ShardedVariable.of, (self._variables, self._name)
@@ -364,57 +295,33 @@ def create_divided(
 ) -> Variable | ShardedVariable:
     """Creates a variable, divided as `partitioner` says."""
     name = arguments.get("name") or "Variable"
-    initial, dtype = arguments.get("initial_value"), arguments.get("dtype")
-    shape = arguments.get("shape")
-    if shape and initializers.takes_part(initial):
-        return _create_parts(create, arguments, partitioner, name)
-    value = creation.compute_initial(initial, dtype, shape, name)
-    arguments = {**arguments, "initial_value": value}
-    if not value.shape:
-        return create(**arguments)
-    num_shards = _num_shards(partitioner, tuple(value.shape), value.dtype, name)
-    if num_shards == 1:
-        return create(**arguments)
-    value = np.asarray(value)
-    return _create_shards(create, arguments, value.shape[0], num_shards, value.__getitem__, name)
-
-
-def _create_parts(
-    create: Callable[..., Variable],
-    arguments: dict[str, Any],
-    partitioner: Callable[..., Sequence[int]],
-    name: str,
-) -> Variable | ShardedVariable:
-    """Creates a variable whose initial value is made one shard at a time."""
-    initial, dtype = arguments["initial_value"], arguments.get("dtype")
-    shape = tuple(arguments["shape"])
-    # What it returns has the last word; the size is needed before.
-    assumed = np.dtype(jax.dtypes.canonicalize_dtype(dtype or float))
-    num_shards = _num_shards(partitioner, shape, assumed, name)
+    initial: Any = arguments.get("initial_value")
+    dtype = arguments.get("dtype")
+    shape = tuple(arguments.get("shape") or ())
+    # An initializer that can make one shard at a time is called by each of them.
+    makes_parts = bool(shape) and initializers.takes_part(initial)
+    if makes_parts:
+        # What it returns has the last word; the size is needed before.
+        value_dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype or float))
+    else:
+        value = creation.compute_initial(initial, dtype, arguments.get("shape"), name)
+        arguments = {**arguments, "initial_value": value}
+        shape, value_dtype = tuple(value.shape), value.dtype
+    num_shards = _num_shards(partitioner, shape, value_dtype, name) if shape else 1
     if num_shards == 1:
         return create(**arguments)
 
-    def make_rows(rows: slice) -> Callable[[], Any]:
+    def make_rows(rows: slice) -> Any:
+        if not makes_parts:
+            return np.asarray(value)[rows]
         part = initializers.Part(shape, rows)
         return lambda: initializers.make_part(initial, part, dtype, name)
 
-    return _create_shards(create, arguments, shape[0], num_shards, make_rows, name)
-
-
-def _create_shards(
-    create: Callable[..., Variable],
-    arguments: dict[str, Any],
-    num_rows: int,
-    num_shards: int,
-    make_rows: Callable[[slice], Any],
-    name: str,
-) -> ShardedVariable:
-    """Creates the shards, each with the initial value that `make_rows` has for its rows."""
-    common = {key: value for key, value in arguments.items() if key != "shape"}
+    common = {key: given for key, given in arguments.items() if key != "shape"}
     shards = []
-    for index, rows in enumerate(Division.even(num_rows, num_shards).slices):
-        part = {"initial_value": make_rows(rows), "name": f"{name}/part_{index}"}
-        shards.append(create(**{**common, **part}))
+    for index, rows in enumerate(Division.even(shape[0], num_shards).slices):
+        own = {"initial_value": make_rows(rows), "name": f"{name}/part_{index}"}
+        shards.append(create(**{**common, **own}))
     return ShardedVariable(shards, name)
 
 

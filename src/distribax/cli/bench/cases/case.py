@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from distribax.cli.bench import peers
+from distribax.cli.bench import peer_libraries
 from distribax.cli.bench.charts import Chart, Point, Series
 from distribax.cli.bench.figures import Report, Spread, Table, ratio
 from distribax.cli.bench.harness import Outcome, Settings, Side, Turns, interleave
@@ -95,4 +95,8 @@ class Case:
 
 def select_available(sides: Sequence[Side]) -> list[Side]:
     """Returns the sides whose library is installed."""
-    return [side for side in sides if side.peer is None or peers.python_of(side.peer) is not None]
+    return [
+        side
+        for side in sides
+        if side.peer is None or peer_libraries.python_of(side.peer) is not None
+    ]
