@@ -69,24 +69,44 @@ _ORDER = (
     "multiprocess/contract",
     # It wants a process without Ray, which the folders above keep until the end.
     "multiprocess/test_server_errors.py",
+    "multiprocess/coordinator",
+    "multiprocess/test_keras_workers.py",
     "multiprocess",
     "docs",
     "multidevice",
 )
 """Slow tests first, so that at the end no process waits for another one."""
+_WAITING = "multiprocess"
+"""The folder whose tests often wait for processes, with the cores idle."""
+_NUM_FIRST = 4
+"""So many groups with tests that wait come first: the longest ones."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps together what shares costly fixtures and compiled programs, if there are processes.
 
     A group of tests is given to one process, the slow ones first, so that at the end no process
-    waits for another one.
+    waits for another one. Groups that wait and groups that compute take turns, so that the cores
+    are neither idle nor wanted by all processes at once.
     """
     items.sort(key=lambda item: _find_place(item.path, _ORDER))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_find_group(item)))
+        group = _find_group(item)
+        item.add_marker(pytest.mark.xdist_group(group))
+        groups.setdefault(group, []).append(item)
+    waiting = [own for own in groups.values() if own[0].path.is_relative_to(_TESTS / _WAITING)]
+    computing = [own for own in groups.values() if own not in waiting]
+    first, later = waiting[:_NUM_FIRST], waiting[_NUM_FIRST:]
+    turns = sorted([*_number(later), *_number(computing)], key=lambda turn: turn[0])
+    items[:] = [item for own in (*first, *(own for _, own in turns)) for item in own]
+
+
+def _number(groups: list[list[pytest.Item]]) -> list[tuple[float, list[pytest.Item]]]:
+    """Returns groups with their places, from 0 to 1: those of two lists can be put together."""
+    return [(place / len(groups), own) for place, own in enumerate(groups)]
 
 
 def _find_group(item: pytest.Item) -> str:
