@@ -118,7 +118,7 @@ def _find_group(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keeps the garbage collector from looking at modules and tests again and again.
+    """Prepares what tests share.
 
     In runs of tests that kill processes or take long, Ray starts all of its processes itself.
     """
@@ -126,6 +126,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         os.environ.update(process_forks.WITHOUT)
     elif any(_find_place(item.path, _ON_RAY) < len(_ON_RAY) for item in session.items):
         process_forks.wake_server()
+    _freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Freezes what the tests of a file leave behind, at the end of the file."""
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze()
+
+
+def _freeze() -> None:
+    """Keeps the garbage collector from looking at modules, tests and compiled programs again.
+
+    A process that has run thousands of tests has millions of objects, which each of its collections
+    would look at.
+    """
     gc.collect()
     gc.freeze()
 
