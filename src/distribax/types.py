@@ -169,7 +169,7 @@ class ValueContext:
     num_replicas_in_sync: int = 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Identity(Generic[_T]):
     """Stands for an object itself, whatever its value: equal to others for the same object.
 

@@ -43,6 +43,7 @@ class OptionGroup:
     # The known names with their type, from the annotations; a nested group is given by its class.
     _known: ClassVar[dict[str, type]] = {}
     _aliases: ClassVar[dict[str, str]] = {}
+    _defaults: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
         cls._known = {
@@ -50,10 +51,11 @@ class OptionGroup:
             for name, hint in get_type_hints(cls).items()
             if not name.startswith("_") and name not in cls._aliases
         }
+        cls._defaults = {name: getattr(cls, name, None) for name in cls._known}
 
     def __init__(self, **values: object) -> None:
         for name, kind in self._known.items():
-            empty = kind() if issubclass(kind, OptionGroup) else self._get_default(name)
+            empty = kind() if issubclass(kind, OptionGroup) else self._defaults[name]
             object.__setattr__(self, name, empty)
         for name, value in values.items():
             setattr(self, name, value)
@@ -73,10 +75,6 @@ class OptionGroup:
         if name in self._aliases:
             return getattr(self, self._aliases[name])
         raise AttributeError(f"{type(self).__name__} has no option {name!r}.")
-
-    @classmethod
-    def _get_default(cls, name: str) -> object:
-        return getattr(cls, name, None)
 
     def _check(self, name: str, kind: type, value: object) -> object:
         if value is None:
@@ -106,7 +104,7 @@ class OptionGroup:
             mine, its = getattr(self, name), getattr(later, name)
             if isinstance(mine, OptionGroup):
                 object.__setattr__(merged, name, mine.merge(its))
-            elif its is not None and its != self._get_default(name):
+            elif its is not None and its != self._defaults[name]:
                 object.__setattr__(merged, name, its)
         return merged
 

@@ -23,7 +23,7 @@ _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 WHOLE = object()
 """The index of a write that is not to a part of the variable."""
 
-Assigned: TypeAlias = "jax.typing.ArrayLike | DistributedValues"
+Assigned: TypeAlias = jax.typing.ArrayLike | DistributedValues
 """What a variable can be written with."""
 
 

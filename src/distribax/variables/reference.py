@@ -18,6 +18,8 @@ class Reference(Identity[_V]):
         target: The variable.
     """
 
+    __slots__ = ()
+
     def deref(self) -> _V:
         """Returns the variable.
 

@@ -45,6 +45,10 @@ def sum_rows(indices: Array, rows: Array) -> RowSet:
 
 def scatter(value: Array, kind: WriteKind, indices: Array, updates: Array) -> RowSet:
     """Returns the rows of a table that change when some rows, or elements, are written."""
+    if indices.ndim == 1 and kind is WriteKind.ASSIGN:
+        # The old rows are not needed. Of an index that occurs twice, the last row stays.
+        distinct, last = np.unique(indices[::-1], return_index=True)
+        return RowSet(distinct, updates[::-1][last])
     if indices.ndim == 1 and kind is WriteKind.ASSIGN_ADD:
         # Much faster than NumPy's `add.at`.
         added = sum_rows(indices, updates)

@@ -191,7 +191,7 @@ class ServedModel:
         if not self._is_busy:
             return
         self._is_busy = False
-        with self._settling():
+        with self._settling(join=False):  # When it raises, nothing is running any more.
             self._coordinator.join()
         if self._last is not None:
             logs, result = self._last
@@ -207,15 +207,20 @@ class ServedModel:
             return result.fetch()
 
     @contextlib.contextmanager
-    def _settling(self) -> Iterator[None]:
-        """Waits, after an error in it, for the steps that are under way."""
+    def _settling(self, *, join: bool = True) -> Iterator[None]:
+        """Explains an error in it, after the steps that are under way have ended.
+
+        Args:
+            join: Whether there may be such steps.
+        """
         try:
             yield
         except Exception as error:
             self._is_busy, self._last = False, None
-            # The coordinator would raise the errors of this training in the next one.
-            with contextlib.suppress(Exception):
-                self._coordinator.join()
+            if join:
+                # The coordinator would raise the errors of this training in the next one.
+                with contextlib.suppress(Exception):
+                    self._coordinator.join()
             if not isinstance(error, OutOfRangeError):
                 raise
             raise ValueError(
