@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from distribax import contracts
 from distribax.jax_private.recording import Recorded
 from distribax.jax_private.tracing import Trace, Tracer, get_trace
+from distribax.types import Identity
 
 _Result = TypeVar("_Result")
 
@@ -21,8 +22,9 @@ _Result = TypeVar("_Result")
 _rows: Any = core.Primitive("distribax_rows")
 
 
-def _form(ids: _core.ShapedArray, *, table: contracts.Table) -> _core.ShapedArray:
-    return _core.ShapedArray((*ids.shape, *table.shape[1:]), np.dtype(table.dtype))
+def _form(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _core.ShapedArray:
+    asked = table.target
+    return _core.ShapedArray((*ids.shape, *asked.shape[1:]), np.dtype(asked.dtype))
 
 
 _rows.def_abstract_eval(_form)
@@ -52,7 +54,8 @@ def find_in_trace(
 
 def bind_unknown_rows(table: contracts.Table, ids: ArrayLike, trace: Trace) -> jax.Array:
     """Returns an array of the program that `trace` makes, which stands for rows of a table."""
-    return run_in_trace(trace, lambda: _rows.bind(ids, table=table))
+    # JAX compares parameters with those of earlier calls, and tables compare by their values.
+    return run_in_trace(trace, lambda: _rows.bind(ids, table=Identity(table)))
 
 
 class Cut:
@@ -72,7 +75,7 @@ class Cut:
         equations = self._closed.jaxpr.eqns
         self._asked = [equation for equation in equations if equation.primitive is _rows]
         self._others = [equation for equation in equations if equation.primitive is not _rows]
-        self.tables = [equation.params["table"] for equation in self._asked]
+        self.tables = [equation.params["table"].target for equation in self._asked]
         self.stages = self._order_stages()
 
     def _order_stages(self) -> list[list[int]]:
