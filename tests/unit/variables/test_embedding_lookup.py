@@ -65,6 +65,18 @@ def test_a_list_of_variables_is_one_table(strategy: Any) -> None:
     np.testing.assert_array_equal(dx.embedding_lookup(TABLE.tolist(), [7]), TABLE[[7]])
 
 
+def test_tables_whose_hashes_agree_are_not_compared_by_their_values(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with strategy.scope():
+        tables = [dx.Variable(TABLE), dx.Variable(2 * TABLE)]
+    monkeypatch.setattr(type(tables[0]), "__hash__", lambda self: 1)
+
+    look = dx.function(lambda: [dx.embedding_lookup(table, np.array([3])) for table in tables])
+
+    np.testing.assert_array_equal(look()[1], 2 * TABLE[[3]])
+
+
 def test_no_ids_in_a_list(table: Any) -> None:
     assert dx.embedding_lookup(table, []).shape == (0, 4)
     assert dx.embedding_lookup(table, [[], []]).shape == (2, 0, 4)
