@@ -9,11 +9,12 @@ that do not belong together. So each process notes its calls, and the workers co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -66,6 +67,14 @@ class JointCall:
         """Notes what the call has returned, which may not be computed yet."""
         self._result = next((each for each in results if isinstance(each, jax.Array)), None)
 
+    def is_like(self, other: JointCall) -> bool:
+        """Whether another call is made in the same line and has the same name."""
+        return (self.name, self.line) == (other.name, other.line)
+
+    def describe(self) -> str:
+        """Returns what is called, and where."""
+        return f"{self.name} at {self.line}"
+
     def forget_results(self) -> None:
         """Lets what was returned be freed; a later call says how far this process is."""
         self._result = None
@@ -85,6 +94,14 @@ class JointCall:
             return False
         is_ready: bool = result.is_ready()  # type: ignore[attr-defined]  # JAX does not declare it.
         return not is_ready
+
+
+@dataclasses.dataclass
+class _EqualCalls:
+    """Calls that are like each other and followed each other: the newest one, and their count."""
+
+    newest: JointCall
+    count: int = 1
 
 
 class JointCalls:
@@ -107,7 +124,9 @@ class JointCalls:
         # before them, the last two multiples of each power of 2.
         self._recent: deque[tuple[int, int]] = deque(maxlen=_NUM_MARKS)
         self._levels: list[tuple[tuple[int, int], tuple[int, int]]] = []
-        self._made: deque[JointCall] = deque(maxlen=_NUM_KEPT)
+        # Equal calls that follow each other are one entry: however fast a loop of steps is, the
+        # call in which the workers parted is still there when they find out.
+        self._made: deque[_EqualCalls] = deque(maxlen=_NUM_KEPT)
         # A program whose inputs are collected may ask the other processes something meanwhile.
         self._open: list[JointCall] = []
 
@@ -136,9 +155,14 @@ class JointCalls:
             self._count(call)
 
     def _count(self, call: JointCall) -> None:
-        if self._made:
-            self._made[-1].forget_results()
-        self._made.append(call)
+        last = self._made[-1] if self._made else None
+        if last is not None and last.newest.is_like(call):
+            last.newest = call
+            last.count += 1
+        else:
+            if last is not None:
+                last.newest.forget_results()
+            self._made.append(_EqualCalls(call))
         self._digest = zlib.crc32(call.name.encode(), self._digest)
         self.number += 1
         mark, step = (self.number, self._digest), 1
@@ -167,17 +191,23 @@ class JointCalls:
         """The call that is being made, or else the last one."""
         with contextlib.suppress(IndexError):  # It may end meanwhile.
             return self._open[-1]
-        return self._made[-1] if self._made else None
+        return self._made[-1].newest if self._made else None
 
     @property
     def is_in_call(self) -> bool:
         """Whether a call is being made that has not returned."""
         return bool(self._open)
 
-    def list_since(self, number: int) -> list[JointCall]:
-        """Returns the calls after the first `number`, as far as they are known."""
-        made = list(self._made)
-        return made[max(0, len(made) - (self.number - number)) :] + self._open
+    def count_since(self, number: int) -> Counter[str]:
+        """Returns how often each call was made after the first `number`, as far as it is known."""
+        counts = Counter(call.describe() for call in list(self._open))
+        left = self.number - number
+        for calls in reversed(list(self._made)):
+            if left <= 0:
+                break
+            counts[calls.newest.describe()] += min(calls.count, left)
+            left -= calls.count
+        return counts
 
     def record_for(
         self,

@@ -409,10 +409,26 @@ def test_processes_at_different_calls_have_a_mark_in_common() -> None:
         assert behind.number < 128 or max(common) >= behind.number - 128
     with contextlib.suppress(ZeroDivisionError), ahead.record("fails"):
         raise ZeroDivisionError
-    assert ahead.number == 299 and len(ahead.list_since(290)) == 9
+    assert ahead.number == 299 and ahead.count_since(290).total() == 9
     with behind.record("another call"):
         pass
     assert behind.marks[behind.number] != ahead.marks.get(behind.number)
+
+
+def test_a_call_among_thousands_of_others_is_remembered() -> None:
+    """Quick workers make thousands of steps until it is found that one has made another call."""
+    calls = JointCalls()
+    calls.is_watched = True
+    for name in ("step", "result", *["step"] * 10_000):
+        with calls.record(name):
+            pass
+    counts = {name.partition(" at ")[0]: count for name, count in calls.count_since(0).items()}
+    assert counts == {"step": 10_001, "result": 1}
+    with calls.record("gather"):
+        counts = {
+            name.partition(" at ")[0]: count for name, count in calls.count_since(9_999).items()
+        }
+    assert counts == {"step": 3, "gather": 1}
 
 
 def test_a_call_that_makes_others_first_is_not_taken_for_the_next() -> None:

@@ -15,7 +15,6 @@ import selectors
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -261,9 +260,7 @@ def _describe_position() -> dict[str, Any]:
 
 def _summarize_calls(since: int) -> str:
     """Returns the calls of this worker after a number of them, equal ones counted."""
-    counts = Counter(
-        f"{call.name} at {call.line}" for call in jax_private.joint_calls.list_since(since)
-    )
+    counts = jax_private.joint_calls.count_since(since)
     named = [f"\n    {count} x {call}" for call, count in counts.most_common(_MOST_CALLS)]
     return f"this worker's common calls after number {since}:{''.join(named)}"
 
