@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import sys
@@ -18,8 +19,12 @@ _MAX_TRIES: Final = 1_000
 _MAX_RESERVED: Final = 64
 """How many ports a process reserves; the tasks of earlier ones have started, or never will."""
 
-_reserved: deque[socket.socket] = deque()
-"""Sockets by whose names other processes know which ports tasks of this one will use."""
+_reserved: deque[int] = deque()
+"""Sockets by whose names other processes know which ports tasks of this one will use.
+
+They are kept as bare descriptors, since the end of the process is what should close them: Python
+would warn of each socket object that is still open then.
+"""
 
 
 def find_quiet_ports(count: int, host: str = _LOOPBACK) -> list[int]:
@@ -64,9 +69,9 @@ def _reserve(port: int) -> None:
     except OSError:
         reserved.close()
         raise
-    _reserved.append(reserved)
+    _reserved.append(reserved.detach())
     if len(_reserved) > _MAX_RESERVED:
-        _reserved.popleft().close()
+        os.close(_reserved.popleft())
 
 
 def read_assigned_ports() -> tuple[int, int] | None:
