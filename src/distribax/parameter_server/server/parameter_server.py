@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +64,7 @@ class ParameterServer:
         # Those that have not proved yet that they have the token, the oldest first.
         self._strangers: dict[socket.socket, None] = {}
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self._closing = threading.Event()
         self._restored_counts: dict[str, int] = {}
 
     def start(self) -> Endpoint:
@@ -89,7 +88,7 @@ class ParameterServer:
     def close(self) -> None:
         """Ends all connections; can be called twice. No snapshot is taken."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             connections = dict(self._connections)
         for listener in self._listeners:
             with contextlib.suppress(OSError):
@@ -149,11 +148,12 @@ class ParameterServer:
         }
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self._closed:
+        while not self._closing.is_set():
             try:
                 connection, _ = listener.accept()
             except OSError:
-                time.sleep(_PAUSE_SECONDS)  # Closed; or too many open files, which may pass.
+                # Closed; or too many open files, which may pass.
+                self._closing.wait(_PAUSE_SECONDS)
                 continue
             thread = threading.Thread(
                 target=self._serve,
@@ -162,7 +162,7 @@ class ParameterServer:
                 daemon=True,
             )
             with self._lock:
-                if self._closed:
+                if self._closing.is_set():
                     connection.close()
                     return
                 self._connections[connection] = thread
