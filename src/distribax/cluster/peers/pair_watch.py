@@ -69,6 +69,7 @@ class PairWatch:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self._listener.setblocking(False)
+        self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="distribax-pairs", daemon=True)
 
     @property
@@ -94,6 +95,8 @@ class PairWatch:
     def close(self) -> None:
         """Ends the watch; may be called twice."""
         self._ended.set()
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_SECONDS)
         self._close_all()
@@ -107,7 +110,8 @@ class PairWatch:
         with self._lock:
             links, self._links = dict(self._links), {}
             callers, self._callers = self._callers, []
-        for each in [self._listener, *links.values(), *(one.connection for one in callers)]:
+        calls = [one.connection for one in callers]
+        for each in (self._listener, self._wake, self._woken, *links.values(), *calls):
             each.close()
 
     # The thread.
@@ -131,6 +135,7 @@ class PairWatch:
         with selectors.DefaultSelector() as selector:
             try:
                 selector.register(self._listener, selectors.EVENT_READ)
+                selector.register(self._woken, selectors.EVENT_READ)
                 for number, link in list(self._links.items()):
                     selector.register(link, selectors.EVENT_READ, number)
                 for caller in self._callers:
@@ -141,6 +146,8 @@ class PairWatch:
         for key, _ in ready:
             if key.fileobj is self._listener:
                 self._accept()
+            elif key.fileobj is self._woken:
+                return
             elif isinstance(key.data, _Caller):
                 self._hear_hello(key.data)
             else:
