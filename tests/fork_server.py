@@ -8,7 +8,6 @@ its program at the top of the stack: it ends as any Python process does, with it
 from __future__ import annotations
 
 import array
-import gc
 import importlib
 import json
 import os
@@ -23,8 +22,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.lowering import share_contexts
+from tests.memory import collect_seldom, freeze
 
-MODULES = ("numpy", "jax", "jax.numpy", "optax", "distribax", "orbax.checkpoint")
+MODULES = (
+    "numpy",
+    "jax.numpy",
+    "jaxlib.mlir.dialects.mhlo",
+    "optax",
+    "orbax.checkpoint",
+    "distribax",
+    "distribax.data.execution.pipeline",
+)
 """What nearly all programs of the tests import; together more than a second of processor time."""
 
 _LONGEST_REQUEST = 1 << 20
@@ -102,8 +110,8 @@ def main() -> None:
     for name in MODULES:
         importlib.import_module(name)
     share_contexts()
-    gc.collect()
-    gc.freeze()
+    collect_seldom()
+    freeze()
     with warnings.catch_warnings():
         # JAX warns of forks: threads that it starts later do not exist here yet.
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")

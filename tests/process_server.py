@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
-import gc
 import importlib
 import importlib.machinery
 import importlib.util
@@ -34,16 +33,24 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tests.memory import collect_seldom, freeze
+
 _MODULES = (
     "jax.numpy",
+    "jaxlib.mlir.dialects.mhlo",
     "optax",
     "orbax.checkpoint",
     "distribax.coordinator.worker",
+    "distribax.data.execution.pipeline",
     "distribax.parameter_server.actor",
     # What Ray imports. Ray itself reads variables when it is loaded: each fork does that.
     "aiohttp.web",
     "jsonschema",
+    "kubernetes.config",
     "psutil",
+    "pyarrow.json",
+    "pydantic.fields",
+    "pydantic.v1",
     "requests",
     "yaml",
 )
@@ -92,6 +99,8 @@ class _Server:
         self.selector.register(self.owner, selectors.EVENT_READ)
         while True:
             for key, _ in self.selector.select():
+                if self.selector.get_map().get(key.fd) is not key:
+                    continue  # What came before it has closed this one, too.
                 if key.fd == self.owner:
                     return None
                 react: Callable[[], _Task | None] = key.data
@@ -235,8 +244,8 @@ def _import_modules() -> None:
     importlib.import_module("tests.lowering").share_contexts()
     if importlib.util.find_spec("keras"):
         _HiddenModules("keras")
-    gc.collect()
-    gc.freeze()
+    collect_seldom()
+    freeze()
 
 
 def main() -> None:
