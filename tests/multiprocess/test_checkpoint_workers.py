@@ -334,3 +334,30 @@ def test_all_workers_leave_out_a_damaged_checkpoint(tmp_path: Path) -> None:
         tmp_path,
     )
     assert told == [{"path": "ckpt-1", "first": 1.0}] * 2
+
+
+# The disk of the first worker is slow to make directories.
+OF_THEIR_OWN = """
+if worker == 0:
+    quickly = {"mkdir": os.mkdir, "makedirs": os.makedirs}
+
+    def slowly(name):
+        def make(path, *args, **kwargs):
+            if "orbax-checkpoint-tmp/" in os.fspath(path):
+                time.sleep(1.0)
+            return quickly[name](path, *args, **kwargs)
+        return make
+
+    os.mkdir, os.makedirs = slowly("mkdir"), slowly("makedirs")
+with strategy.scope():
+    w = dx.Variable([3.0])
+checkpoint = dx.Checkpoint(w=w)
+path = checkpoint.write(os.path.join(directory, str(worker), "own"))
+w.assign([4.0])
+checkpoint.read(path)
+tell(w=w.numpy().tolist())
+"""
+
+
+def test_workers_write_to_paths_of_their_own_at_the_same_time(tmp_path: Path) -> None:
+    assert run(OF_THEIR_OWN, tmp_path) == [{"w": [3.0]}] * 2

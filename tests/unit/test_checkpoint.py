@@ -493,3 +493,10 @@ def test_numbers_keep_their_fraction(tmp_path: Path) -> None:
     dx.Checkpoint(state=state).read(path)
     assert state == {"rate": 0.5, "step": 3.0}
     assert [type(value) for value in state.values()] == [float, float]
+
+
+def test_a_value_without_elements_is_refused(tmp_path: Path) -> None:
+    checkpoint = dx.Checkpoint(rows=dx.Variable(np.zeros((0, 4))))
+    with pytest.raises(ValueError, match=r"the value 'rows' has shape \(0, 4\).*leave it out"):
+        checkpoint.write(tmp_path / "empty")
+    assert not list(tmp_path.iterdir())

@@ -10,15 +10,14 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 
 from distribax.errors import DamagedCheckpointError
 
 _MARKER = "_CHECKPOINT_METADATA"
+_VARIABLES = "variables"
 _NOTES = "notes"
 _ASIDE = re.compile(r"\.(?P<name>.+)\.(part|old|gone)-(?P<token>[0-9a-f]{8})(\..*)?")
 _NOTHING = {"": np.zeros(())}
@@ -30,19 +29,22 @@ def write(
     target: Path, values: Mapping[str, np.ndarray], notes: Mapping[str, Any], overwrite: bool
 ) -> None:
     """Writes a checkpoint from this process alone; an error leaves everything as it was."""
+    for name, value in values.items():
+        if not value.size:
+            raise ValueError(
+                f"Checkpoint.save: the value {name!r} has shape {value.shape}. Orbax cannot store "
+                "arrays without elements: leave it out of the checkpoint."
+            )
     target.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     part = target.with_name(f".{target.name}.part-{token}")
-    ocp = _orbax()
+    # Imported on use: Orbax would make `import distribax` a good deal slower.
+    from distribax.training.checkpoints import orbax_files
+
     try:
-        with _make_checkpointer(ocp) as checkpointer:
-            checkpointer.save(
-                part,
-                args=ocp.args.Composite(
-                    variables=ocp.args.StandardSave(dict(values) or _NOTHING),
-                    notes=ocp.args.JsonSave(_seal(notes, values)),
-                ),
-            )
+        orbax_files.save(
+            part, (_VARIABLES, dict(values) or _NOTHING), (_NOTES, _seal(notes, values))
+        )
         _publish(part, target, target.with_name(f".{target.name}.old-{token}"), overwrite)
     except BaseException:
         # Orbax may have made a directory whose name begins with the one it was given.
@@ -92,17 +94,14 @@ def read(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{notes.get('version')!r}, but this version of distribax reads {_VERSIONS}. Use the "
             "one it was saved with."
         )
-    ocp = _orbax()
+    from distribax.training.checkpoints import orbax_files
+
     try:
-        with _make_checkpointer(ocp) as checkpointer:
-            found = checkpointer.restore(
-                place, args=ocp.args.Composite(variables=ocp.args.StandardRestore())
-            )
+        values = orbax_files.restore_arrays(place, _VARIABLES)
     except (PermissionError, MemoryError):
         raise
     except Exception as error:  # What Orbax raises depends on what is damaged.
         raise _make_error(source, f"{type(error).__name__}: {error}") from error
-    values = dict(found["variables"])
     values.pop("", None)
     checksums = notes.get("checksums", dict.fromkeys(values))
     if checksums.keys() != values.keys():
@@ -218,32 +217,8 @@ def remove_leftovers(directory: Path, name_begins: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _make_checkpointer(ocp: ModuleType) -> Any:
-    """Returns a checkpointer of this process alone: others are waited for elsewhere, with a bound.
-
-    Without this Orbax would wait for all processes of `jax.distributed`.
-    """
-    process = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=process,
-        active_processes={process},
-        barrier_sync_key_prefix=f"distribax_{process}",
-    )
-    handler = ocp.CompositeCheckpointHandler(
-        composite_options=ocp.CompositeOptions(multiprocessing_options=alone)
-    )
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
 def _crc32c(data: bytes | np.ndarray) -> int:
     # Imported on use, as Orbax is.
     import google_crc32c
 
     return int(google_crc32c.value(data))
-
-
-def _orbax() -> ModuleType:
-    # Imported on use: it would make `import distribax` a good deal slower.
-    import orbax.checkpoint as ocp
-
-    return ocp
