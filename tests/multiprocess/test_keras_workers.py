@@ -15,7 +15,11 @@ import pytest
 
 import distribax as dx
 from distribax.testing import WorkerResult
-from tests.multidevice.keras.features import check_features, train_features, train_random
+from tests.multidevice.keras.features import (
+    check_features,
+    train_alone,
+    train_random,
+)
 from tests.multiprocess.launchers import finish, launchers
 from tests.multiprocess.workers import run_workers
 from tests.process_forks import WITH_WORKERS
@@ -207,7 +211,7 @@ def test_workers_train_all_layers_and_optimizers(
     trained: tuple[Path, list[WorkerResult]],
 ) -> None:
     folder, results = trained
-    alone = train_features(None)
+    alone = train_alone()
     alike = train_random(dx.MirroredStrategy([f"CPU:{i}" for i in range(4)]))
 
     for result in results:

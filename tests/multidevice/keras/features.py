@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,12 @@ class Outcome:
 
     history: dict[str, list[float]]
     numbers: list[np.ndarray]
+
+
+@functools.cache
+def train_alone() -> dict[str, Outcome]:
+    """Returns models after training without a strategy; all who compare share them."""
+    return train_features(None)
 
 
 def train_features(strategy: dx.Strategy | None) -> dict[str, Outcome]:

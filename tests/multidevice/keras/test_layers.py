@@ -20,7 +20,12 @@ from tests.multidevice.keras.comparison import (
     make_pair,
     train,
 )
-from tests.multidevice.keras.features import check_features, train_features, train_random
+from tests.multidevice.keras.features import (
+    check_features,
+    train_alone,
+    train_features,
+    train_random,
+)
 
 FOUR = STRATEGIES["mirrored3"]
 
@@ -152,7 +157,7 @@ def test_overflow_in_one_replica_is_seen_by_all() -> None:
 
 
 def test_layers_and_optimizers_are_alike_under_all_strategies() -> None:
-    alone = train_features(None)
+    alone = train_alone()
 
     check_features(train_features(STRATEGIES["one_device"]()), alone, alone["random"])
     check_features(train_features(STRATEGIES["central2"]()), alone, train_random(make_pair()))
