@@ -355,9 +355,10 @@ checkpoint = dx.Checkpoint(w=w)
 path = checkpoint.write(os.path.join(directory, str(worker), "own"))
 w.assign([4.0])
 checkpoint.read(path)
-tell(w=w.numpy().tolist())
+saved = dx.CheckpointManager(checkpoint, os.path.join(directory, str(worker), "all")).save()
+tell(w=w.numpy().tolist(), saved=dx.train.load_variable(saved, "w").tolist())
 """
 
 
 def test_workers_write_to_paths_of_their_own_at_the_same_time(tmp_path: Path) -> None:
-    assert run(OF_THEIR_OWN, tmp_path) == [{"w": [3.0]}] * 2
+    assert run(OF_THEIR_OWN, tmp_path) == [{"w": [3.0], "saved": [3.0]}] * 2

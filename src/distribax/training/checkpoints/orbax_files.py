@@ -39,7 +39,11 @@ async def _write_array(value: np.ndarray, info: Any) -> None:
         arg=ocp.SaveArgs(),
     )
     store = await tensorstore.open(
-        tensorstore.Spec(spec), create=True, open=True, context=info.ts_context
+        tensorstore.Spec(spec),
+        create=True,
+        open=True,
+        dtype=value.dtype,  # Before Orbax 0.12.5, it is not in the spec.
+        context=info.ts_context,
     )
     await store.write(value, can_reference_source_data_indefinitely=True)
 
