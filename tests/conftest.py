@@ -24,7 +24,7 @@ from tests import forked, memory, process_forks
 
 environment_of_tests.prepare()
 memory.collect_seldom()
-process_forks.start_server()
+process_forks.start_servers()
 # Leaving JAX's frames out of the traceback of each expected error takes a thirtieth of the time.
 jax.config.update("jax_traceback_filtering", "off")
 
@@ -195,40 +195,34 @@ def _threads() -> set[threading.Thread]:
 
 def _children() -> dict[int, str]:
     """Returns the command lines of this process' children by process id, zombies included."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return {}  # There are none; to look at the list of every thread would take milliseconds.
-    commands: dict[int, str] = {}
-    pids = _children_of(os.getpid())
-    while pids:
-        pid = pids.pop()
+    commands = dict.fromkeys(forked.list_running(), "a program of the test")
+    for pid in _list_children():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
         except OSError:
             continue  # The process has ended meanwhile.
-        if forked.is_server(pid):
-            pids += _children_of(pid)
-        elif not any(helper in command for helper in _HELPERS):
+        if not any(helper in command for helper in _HELPERS):
             commands[pid] = command or "a zombie: it has ended and nobody has waited for it"
     return commands
 
 
-def _children_of(parent: int) -> list[int]:
-    """Returns the process ids of a process' children, as quickly as Python can.
+def _list_children() -> list[int]:
+    """Returns the process ids of this process' children, as quickly as Python can.
 
     It is asked before and after each test, and a test process has a hundred threads to look at.
     """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []  # There are none; to look at the list of every thread would take milliseconds.
     pids: list[int] = []
-    folder = f"/proc/{parent}/task"
-    with contextlib.suppress(OSError):  # The process has ended meanwhile.
-        for thread in os.listdir(folder):
-            with contextlib.suppress(OSError):  # The thread has ended meanwhile.
-                descriptor = os.open(f"{folder}/{thread}/children", os.O_RDONLY)
-                try:
-                    pids += map(int, os.read(descriptor, _LONGEST_LIST).split())
-                finally:
-                    os.close(descriptor)
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # The thread has ended meanwhile.
+            descriptor = os.open(f"/proc/self/task/{thread}/children", os.O_RDONLY)
+            try:
+                pids += map(int, os.read(descriptor, _LONGEST_LIST).split())
+            finally:
+                os.close(descriptor)
     return pids
 
 

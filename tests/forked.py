@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import array
-import atexit
 import contextlib
-import functools
 import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
 
-from tests.environment import inherited
+from tests import process_forks
 
-NUM_SERVERS = 2
-"""Processes of one cluster come from several servers: the order of a set differs in them."""
+_LONGEST_ANSWER = 1 << 12
 
-_ROOT = Path(__file__).parents[1]
-_servers: set[int] = set()
+_started: set[ForkedProcess] = set()
+"""Processes whose end nobody has seen."""
 
 
 class ForkedProcess:
-    """A process of a fork server, with the most needed methods of `subprocess.Popen`.
+    """A fork of a server, with the most needed methods of `subprocess.Popen`.
 
     Args:
         pid: Its process id.
         pidfd: A descriptor of the process.
-        status: A pipe that its exit code comes through.
+        server: What its exit code comes through; the server kills the process when it is closed.
         stdin: What it reads from its standard input.
         stdout: What it writes to its standard output, if that is not a file.
         stderr: What it writes to its standard error, if that is not a file.
@@ -43,7 +38,7 @@ class ForkedProcess:
         self,
         pid: int,
         pidfd: int,
-        status: int,
+        server: socket.socket,
         stdin: TextIO,
         stdout: TextIO | None,
         stderr: TextIO | None,
@@ -54,7 +49,8 @@ class ForkedProcess:
         self.stdout = stdout
         self.stderr = stderr
         self._pidfd = pidfd
-        self._status = status
+        self._server = server
+        _started.add(self)
 
     def poll(self) -> int | None:
         """Returns the exit code, or None if the process runs."""
@@ -69,15 +65,16 @@ class ForkedProcess:
             subprocess.TimeoutExpired: It still runs after so many seconds.
         """
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not select.select([self._server], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            code = os.read(self._status, 16)
-            assert code, "the fork server has died"
+            code = self._server.recv(16)
+            assert code, "the server of forks has died"
             self.returncode = int(code)
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()
-            os.close(self._status)
+            self._server.close()
             os.close(self._pidfd)
+            _started.remove(self)
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
@@ -119,7 +116,7 @@ def start_forked(
 ) -> ForkedProcess:
     """Starts a process that runs a program.
 
-    Variables that JAX reads when it is imported have no effect.
+    If it needs variables that are read by imports, start a fresh Python instead.
 
     Args:
         source: The program.
@@ -137,20 +134,20 @@ def start_forked(
         "source": source,
         "arguments": [name, *arguments],
         "environment": dict(environment),
+        "folder": os.getcwd(),
+        "descriptors": [0, 1, 2],
     }
-    status, for_status = os.pipe()
     for_in, stdin = os.pipe()
     stdout, for_out = _open(out)
     stderr, for_err = _open(err)
-    given = [for_in, for_out, for_err, for_status]
-    server = _start_server(number % NUM_SERVERS)
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))
-    server.sendmsg([json.dumps(request).encode()], [rights])
+    given = [for_in, for_out, for_err]
+    server = process_forks.connect(number)
+    socket.send_fds(server, [json.dumps(request).encode()], given)
     for descriptor in given:
         os.close(descriptor)
-    answer, descriptors, _, _ = socket.recv_fds(server, 16, 1)
-    assert answer, "the fork server has died"
-    return ForkedProcess(int(answer), descriptors[0], status, open(stdin, "w"), stdout, stderr)
+    answer, descriptors, _, _ = socket.recv_fds(server, _LONGEST_ANSWER, 1)
+    assert answer.isdigit(), answer.decode() or "the server of forks has died"
+    return ForkedProcess(int(answer), descriptors[0], server, open(stdin, "w"), stdout, stderr)
 
 
 def _open(path: Path | None) -> tuple[TextIO | None, int]:
@@ -161,29 +158,6 @@ def _open(path: Path | None) -> tuple[TextIO | None, int]:
     return open(ours), theirs
 
 
-@functools.cache
-def _start_server(number: int) -> socket.socket:
-    """Starts a server, which lives as long as this process; returns a connection with it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
-            cwd=_ROOT,
-            env=inherited(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-
-    def end() -> None:
-        ours.close()
-        server.wait()
-
-    atexit.register(end)
-    _servers.add(server.pid)
-    return ours
-
-
-def is_server(pid: int) -> bool:
-    """Returns whether a process is a fork server: it stays, but its children must not."""
-    return pid in _servers
+def list_running() -> list[int]:
+    """Returns the process ids of the processes that this one has started and that still run."""
+    return [process.pid for process in [*_started] if process.poll() is None]

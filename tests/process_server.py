@@ -1,12 +1,15 @@
-"""A process that has imported JAX and forks: each fork is a process that others have started.
+"""A process that has imported JAX and Keras, and forks: a fork runs as a fresh Python would.
 
+It has one thread while it forks, and JAX has not started in it, so that nothing which a fork would
+break is there. A fork leaves the server's loop and runs its program at the top of the stack: it
+ends as any Python process does, with its exit functions.
+
+There are two kinds of programs: those of tests (`tests/forked.py`), and scripts that others start.
 To start a worker, Ray starts two Pythons, one after the other, which both import Ray; then the
-worker imports JAX. That takes three seconds of processor time, and a fork a fifth of that. A worker
-of `distribax run` takes two seconds, and two more if it imports Keras. A fork runs the script that
-was started, with its arguments, variables, folder and descriptors.
-
-The process that was started (`tests/startup`) waits for the end of its fork, and forwards signals.
-When it is killed, its fork is, too. Ray learns a worker's process id from the worker itself.
+worker imports JAX. That takes three seconds of processor time, and a fork a tenth of that. A worker
+of `distribax run` takes two seconds, and two more if it imports Keras. The Python that was started
+(`tests/startup`) waits for the end of its fork, and forwards signals. When it is killed, its fork
+is, too. Ray learns a worker's process id from the worker itself.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import contextlib
 import ctypes
 import fcntl
 import importlib
-import importlib.machinery
 import importlib.util
 import io
 import json
@@ -30,12 +32,15 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 
 from tests.memory import collect_seldom, freeze
 
 _MODULES = (
+    "numpy",
     "jax.numpy",
     "jaxlib.mlir.dialects.mhlo",
     "optax",
@@ -54,7 +59,8 @@ _MODULES = (
     "requests",
     "yaml",
 )
-_READ_BY_IMPORTS = ("PYTHON", "JAX_", "KERAS_")
+_READ_BY_IMPORTS = ("PYTHON", "JAX_")
+_READ_BY_KERAS = "KERAS_"
 _READ_LATER = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SETTINGS = {"JAX_PLATFORMS": str, "JAX_NUM_CPU_DEVICES": int}
 """Variables of JAX that a fork heeds all the same."""
@@ -71,15 +77,17 @@ class _Task:
 
     Attributes:
         arguments: The script, and its arguments.
-        environment: All variables.
+        environment: All variables; what is read by imports has to be as in the server.
         folder: The working directory.
         descriptors: The numbers that the descriptors which come with this have in the fork.
+        source: The program of a test; its first argument is only a name then.
     """
 
     arguments: list[str]
     environment: dict[str, str]
     folder: str
     descriptors: list[int]
+    source: str | None = None
 
 
 @dataclass
@@ -129,21 +137,30 @@ class _Server:
             self.selector.unregister(key)
             return None
         task = _read_task(data) if data else None
-        if task is not None and self._fork(key, dict(zip(task.descriptors, received, strict=True))):
+        if task is None:
+            answer = "only a fresh Python does this as it should"
+        elif unlike := _find_unlike(task.environment):
+            answer = f"read by imports, and not as in the server of forks: {unlike}"
+        elif self._fork(key, dict(zip(task.descriptors, received, strict=True))):
             return task
+        else:
+            answer = ""
         for descriptor in received:
             os.close(descriptor)
-        if task is None:
+        if answer:
+            with contextlib.suppress(OSError):
+                connection.send(answer.encode())
             self._forget(key)
         return None
 
     def _fork(self, key: int, descriptors: Mapping[int, int]) -> bool:
         """Returns whether this is the fork, which has these descriptors and none of the server."""
         if pid := os.fork():
-            self.forks[key] = pid, os.pidfd_open(pid)
-            self._watch(self.forks[key][1], lambda: self._reap(key))
+            pidfd = os.pidfd_open(pid)
+            self.forks[key] = pid, pidfd
+            self._watch(pidfd, lambda: self._reap(key))
             with contextlib.suppress(OSError):
-                self.connections[key].send(str(pid).encode())
+                socket.send_fds(self.connections[key], [str(pid).encode()], [pidfd])
             return False
         self.selector.close()
         self.listener.close()
@@ -192,49 +209,51 @@ def _read_task(data: bytes) -> _Task | None:
         if context.pop("py_executable", sys.executable) != sys.executable or any(context.values()):
             return None
         task = replace(task, arguments=arguments, environment=task.environment | variables)
-    return task if _select(task.environment) == _select(os.environ) else None
+    return task
 
 
-def _select(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that are read by imports: distribax reads its time limits then."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if (name.startswith(_READ_BY_IMPORTS) and name not in (*_READ_LATER, *_SETTINGS))
-        or (name.startswith("DISTRIBAX_") and name.endswith("_SECONDS"))
-    }
+def _find_unlike(environment: Mapping[str, str]) -> str:
+    """Returns the variables that are not as here, of those that are read by imports."""
+    return ", ".join(sorted(filter(_is_read_by_imports, _compare(environment))))
 
 
-class _HiddenModules:
-    """A package that has been imported, but looks as if it were not until it is imported.
+def _is_read_by_imports(variable: str) -> bool:
+    if variable in _READ_LATER or variable in _SETTINGS:
+        return False
+    # distribax reads its time limits then.
+    is_time_limit = variable.startswith("DISTRIBAX_") and variable.endswith("_SECONDS")
+    return is_time_limit or variable.startswith(_READ_BY_IMPORTS)
 
-    Args:
-        name: The package's name.
-    """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        importlib.import_module(name)
-        names = [each for each in sys.modules if each == name or each.startswith(f"{name}.")]
-        self._modules = {each: sys.modules.pop(each) for each in names}
-        sys.meta_path.insert(0, self)
+def _compare(environment: Mapping[str, str]) -> set[str]:
+    """Returns the names of the variables that are not as here."""
+    return {name for name, _ in environment.items() ^ os.environ.items()}
+
+
+class _HiddenKeras(MetaPathFinder, Loader):
+    """Keras has been imported, but looks as if it were not until the program imports it."""
+
+    def __init__(self) -> None:
+        package = importlib.import_module("keras")
+        self._spec, self._loader = package.__spec__, package.__loader__
+        names = [name for name in sys.modules if name.partition(".")[0] == "keras"]
+        self._modules = {name: sys.modules.pop(name) for name in names}
 
     def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Brings all modules of the package back when one asks for the package."""
-        if name != self._name:
-            return None
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns how to import Keras."""
+        return ModuleSpec(fullname, self, is_package=True) if fullname == "keras" else None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        """Brings all modules of Keras back."""
         sys.meta_path.remove(self)
         sys.modules.update(self._modules)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Returns the package."""
-        return self._modules[spec.name]
+        return self._modules["keras"]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Does nothing: the package was executed when it was imported first."""
+        """Does not execute Keras, which was done when it was imported first."""
+        module.__spec__, module.__loader__ = self._spec, self._loader
 
 
 def _import_modules() -> None:
@@ -242,8 +261,11 @@ def _import_modules() -> None:
     for name in _MODULES:
         importlib.import_module(name)
     importlib.import_module("tests.lowering").share_contexts()
+    finders = sys.meta_path[:]
     if importlib.util.find_spec("keras"):
-        _HiddenModules("keras")
+        finders.insert(-1, _HiddenKeras())
+    # distribax waits for Keras there, and has to see it once more.
+    sys.meta_path[:] = finders
     collect_seldom()
     freeze()
 
@@ -272,10 +294,13 @@ def main() -> None:
 
 
 def _run(task: _Task) -> None:
-    """Runs a script as the main module of this process, which ends with the server."""
+    """Runs a program as the main module of this process, which ends with the server."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if any(name.startswith(_READ_BY_KERAS) for name in _compare(task.environment)):
+        # The program will import Keras itself.
+        sys.meta_path[:] = [it for it in sys.meta_path if not isinstance(it, _HiddenKeras)]
     os.environ.clear()
     os.environ.update(task.environment)
     for name, kind in _SETTINGS.items():
@@ -283,16 +308,21 @@ def _run(task: _Task) -> None:
             importlib.import_module("jax").config.update(name.lower(), kind(os.environ[name]))
     tempfile.tempdir = None  # Of another TMPDIR, if somebody has asked for it.
     os.chdir(task.folder)
-    # As with the option -u, which all of these scripts are started with.
-    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
     sys.argv = task.arguments
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    name = sys.argv[0]
+    if task.source is not None:
+        del sys.path[0]  # The folder of the tests.
+        code = compile(task.source, name, "exec")
+    else:
+        sys.path[0] = os.path.dirname(name)
+        with open(name, "rb") as file:
+            code = compile(file.read(), name, "exec")
+        # As with the option -u, which all of these scripts are started with.
+        sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
     program = types.ModuleType("__main__")
-    program.__file__ = sys.argv[0]
+    program.__file__ = name
     sys.modules["__main__"] = program
-    with open(sys.argv[0], "rb") as file:
-        code = compile(file.read(), sys.argv[0], "exec")
     exec(code, program.__dict__)
 
 
