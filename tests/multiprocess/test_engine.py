@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ from distribax.cluster.ray import engine
 class Actor:
     def ask(self):
         return {"pid": os.getpid(), "threads": os.environ.get("PJRT_NPROC"),
-                "platform": os.environ.get("JAX_PLATFORMS")}
+                "platform": os.environ.get("JAX_PLATFORMS"),
+                "tunables": os.environ.get("GLIBC_TUNABLES")}
 
 def start(options):
     import ray
@@ -163,7 +165,8 @@ def _shared_memory() -> list[str]:
 def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     programs: MarkedPrograms,
 ) -> None:
-    program = programs.start(EMBEDDED, **WITHOUT)
+    of_the_user = "glibc.malloc.check=0"
+    program = programs.start(EMBEDDED, GLIBC_TUNABLES=of_the_user, **WITHOUT)
     code, out, err = program.finish()
     assert (code, err) == (0, "")
     assert programs.left() == [] and _shared_memory() == []
@@ -172,6 +175,8 @@ def test_embedded_is_this_machines_alone_and_ends_with_the_program(
     cores = len(os.sched_getaffinity(0))
     assert [answer["threads"] for answer in told["answers"][:2]] == [str(max(1, cores // 2))] * 2
     assert told["answers"][2]["platform"] == "cpu"
+    for answer in told["answers"]:
+        assert re.fullmatch(rf"glibc\..*threshold=\d+:{of_the_user}", answer["tunables"])
     assert told["rest"] == told["answers"][2]["pid"]
     assert set(told["hosts"]) <= {"127.0.0.1", "::ffff:127.0.0.1"} and told["hosts"]
     assert "AuthenticationError" in told["refused"]

@@ -23,6 +23,16 @@ def test_jax_takes_aligned_copies_as_they_are() -> None:
     assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "V1000001"])
+def test_large_copies_are_whole(dtype: str) -> None:
+    value = aligned_empty((3, (2 << 20) // np.dtype(dtype).itemsize + 1), dtype)
+    value.view(np.uint8)[...] = np.arange(value.nbytes).reshape(3, -1) % 251
+    for array in (value, value[1], value[:, ::-1], np.asfortranarray(value)):
+        copy = aligned_copy(array)
+        assert copy.shape == array.shape and copy.dtype == array.dtype
+        assert copy.tobytes() == array.tobytes()
+
+
 def test_freed_memory_is_kept_where_the_system_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keep_freed_memory()
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,12 @@ ALIGNMENT: Final = 64
 """JAX takes an array on the CPU as it is, without a copy, if it begins at such an address."""
 LARGE_BYTES: Final = 64 << 10
 """To copy fewer bytes once more takes less time than to align them."""
+
+_STREAMED_BYTES: Final = 1 << 20
+"""Copies from this size on go past the caches, where `stream_large_copies` has seen to it."""
+_LARGEST_CACHED: Final = 16 << 20
+"""Of what is larger, too little would still be in the caches when it is used."""
+_TUNABLES_VARIABLE: Final = "GLIBC_TUNABLES"
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -40,7 +47,14 @@ def view_array(
 def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns a copy that JAX can use as it is, if it is large enough for that to matter."""
     copy = aligned_empty(array.shape, array.dtype)
-    np.copyto(copy, array)
+    if not array.flags.c_contiguous or not _STREAMED_BYTES <= array.nbytes <= _LARGEST_CACHED:
+        np.copyto(copy, array)
+        return copy
+    # In pieces, so that it is in the caches: this process uses it next.
+    source, target = array.reshape(-1), copy.reshape(-1)
+    step = max(1, _STREAMED_BYTES // 2 // array.itemsize)
+    for start in range(0, len(source), step):
+        np.copyto(target[start : start + step], source[start : start + step])
     return copy
 
 
@@ -65,3 +79,21 @@ def keep_freed_memory() -> bool:
     mallopt.restype = ctypes.c_int
     settings = (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
     return all(bool(mallopt(setting, _LARGEST_THRESHOLD)) for setting in settings)
+
+
+def stream_large_copies(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a process that is to write large copies past the caches.
+
+    They are for processes that hand arrays to others through shared memory. Where another process
+    has read before, a write through the caches takes several times as long, because each line has
+    to be taken away from the other core first. By default glibc writes past the caches only what
+    is larger than most of the processor's caches together, which may be hundreds of megabytes. It
+    reads the variable when a process starts; other C libraries do not know it.
+
+    Args:
+        inherited: The variables that the process would have; settings for glibc are kept.
+    """
+    ours = f"glibc.cpu.x86_non_temporal_threshold={_STREAMED_BYTES}"
+    # What comes later counts.
+    theirs = inherited.get(_TUNABLES_VARIABLE)
+    return {_TUNABLES_VARIABLE: f"{ours}:{theirs}" if theirs else ours}

@@ -45,6 +45,7 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 from distribax.cluster.spec.roles import check_member, list_tasks
+from distribax.topology.host_memory import stream_large_copies
 
 _logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ class Engine:
             "num_cpus": 0,
             "max_restarts": -1,
             "max_task_retries": 0,
-            "runtime_env": {"env_vars": variables},
+            "runtime_env": {"env_vars": variables | stream_large_copies(os.environ)},
         }
         return options | dict(place.options)
 

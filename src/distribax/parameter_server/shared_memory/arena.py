@@ -7,7 +7,9 @@ together if the number was even before and is the same after. So a reader never 
 server, not even one that is stopped or dies while it reads.
 
 This relies on the order in which x86 processors make stores visible. On others, values travel by
-socket.
+socket. Large values may be written past the caches (`topology/host_memory.py`), and such stores are
+in no order with others, so that there is a fence after the first change of the number and before
+the second.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import mmap
 import os
 import platform
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,6 +82,7 @@ class Arena:
         self.segments: list[Segment] = []
         self._open: Segment | None = None
         self._depth = 0
+        self._fence = threading.Lock()
         control = self._add_segment(mmap.PAGESIZE).memory
         control[:] = 0
         self._sequence = view_words(control)
@@ -100,12 +104,20 @@ class Arena:
         """Tells readers that what they copy until the end of the block is not valid."""
         if not self._depth:
             self._sequence[0] += 1
+            self._order_stores()
         self._depth += 1
 
     def __exit__(self, *error: object) -> None:
         self._depth -= 1
         if not self._depth:
+            self._order_stores()
             self._sequence[0] += 1
+
+    def _order_stores(self) -> None:
+        """Makes all stores so far visible before those that follow."""
+        # To take a lock is an atomic instruction, which is a fence on these processors.
+        with self._fence:
+            pass
 
     def close(self) -> None:
         """Closes all files; the memory goes when nobody uses it any more."""
