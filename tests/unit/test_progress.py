@@ -119,8 +119,9 @@ def test_compiling_saving_and_restoring_are_shown(
     checkpoint.notes["slow"] = Slow()
     path = checkpoint.save(os.fspath(tmp_path / "ckpt"))
     checkpoint.restore(path)
-    assert f"saving {path}" in terminal.getvalue()
-    assert f"restoring {path}" in terminal.getvalue()
+    for doing in ("saving", "restoring"):
+        # What is longer than a line is cut.
+        assert f"{doing} {path}"[:60] in terminal.getvalue()
 
 
 def test_joining_shows_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
