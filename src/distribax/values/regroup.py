@@ -110,12 +110,13 @@ def _merge(
     # Over several processes, what is one object here may be another one elsewhere.
     alone = mesh is None or not mesh.is_multi_process
     same = all(piece is first for piece in pieces)
-    if wrap or not same or (not alone and is_slices(first)):
+    if wrap or not same or not alone:
         if is_slices(first):
             return _merge_slices(cast("Sequence[IndexedSlices]", pieces), origins, mesh)
         opened = [nests.open_container(piece, _is_unit, of_results=True) for piece in pieces]
         if all(new is not old for new, old in zip(opened, pieces, strict=True)):
-            return regroup(opened, origins, wrap=wrap, mesh=mesh, idle=idle)
+            merged = regroup(opened, origins, wrap=wrap, mesh=mesh, idle=idle)
+            return first if same and _holds_same(first, merged) else merged
     if not wrap:
         if same and (alone or not is_number(first)):
             return first
@@ -128,6 +129,12 @@ def _merge(
         if whole is not None:
             return whole
     return PerReplica.of(Pieces(tuple(pieces), mesh), idle)
+
+
+def _holds_same(container: object, other: object) -> bool:
+    """Tells whether two containers of one structure hold the same objects."""
+    both = (nests.flatten(each, _is_unit, of_results=True)[0] for each in (container, other))
+    return all(mine is others for mine, others in zip(*both, strict=True))
 
 
 def _merge_slices(

@@ -18,8 +18,10 @@ CONTRACT = ROOT / "tests" / "multidevice" / "contract"
 SHAPES = {"2x1": 1, "2x2": 2}
 """The devices of each worker, by the shape of the cluster: workers times devices."""
 
-# Files with tests that are all about one process: its devices, its threads.
-APART = {"test_cross_device_ops.py", "test_devices.py", "test_threads.py"}
+# Files with tests that are all about one process: its devices, its mesh, its threads.
+APART = {"test_cross_device_ops.py", "test_devices.py", "test_set_mesh.py", "test_threads.py"}
+# Half of the tests in it are about replicas of one process that wait for each other.
+_OFTEN_SKIPPED = {"test_failures.py"}
 FILES = sorted(path.name for path in CONTRACT.glob("test_*.py") if path.name not in APART)
 
 # Their metrics are those of another file: that they are Keras's is the same in a worker.
@@ -28,12 +30,12 @@ _OFTEN_ENOUGH = {"test_keras_metrics.py"}
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(1600)]
 
 
-def _check(report: Report, at_least: int) -> None:
+def _check(report: Report, at_least: int, most_skipped: float = 0.1) -> None:
     if report.failures or report.trouble:
         pytest.fail(str(report), pytrace=False)
     passed, skipped = len(report.names("passed")), len(report.names("skipped"))
     assert passed >= at_least
-    assert skipped <= 0.1 * passed + 1, report.names("skipped")
+    assert skipped <= most_skipped * passed + 1, report.names("skipped")
 
 
 # Takes half a minute: hundreds of cases, each of which two workers trace and compile.
@@ -49,4 +51,4 @@ def test_half_of_the_contract() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_the_contract(file: str, shape: str) -> None:
     report = run_contract(Assignment(SHAPES[shape], (str(CONTRACT / file),)), seconds=1500)
-    _check(report, at_least=5)
+    _check(report, at_least=5, most_skipped=1.0 if file in _OFTEN_SKIPPED else 0.1)
