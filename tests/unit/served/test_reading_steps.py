@@ -62,6 +62,36 @@ def test_each_call_reads_what_is_there(variables: list[Any]) -> None:
     assert step.trace_count == 1
 
 
+@pytest.mark.parametrize("looks_up", [False, True], ids=["reads", "looks up"])
+def test_the_first_call_fetches_when_it_is_compiled(variables: list[Any], looks_up: bool) -> None:
+    """What other workers write while a step is being compiled is not lost on it."""
+    large, *_, count = variables
+    rows = np.zeros(1, np.int32)
+    has_compiled = False
+
+    def write(event: str, seconds: float, **labels: object) -> None:
+        nonlocal has_compiled
+        if event.endswith("backend_compile_duration") and is_first_call and not has_compiled:
+            has_compiled = True
+            large.assign(np.ones(LARGE, np.float32))
+
+    is_first_call = False
+    jax.monitoring.register_event_duration_secs_listener(write)
+
+    @dx.function
+    def step() -> Any:
+        count.assign_add(1.0)
+        value = dx.embedding_lookup(large, rows) if looks_up else large.value()[:1]
+        return jnp.tanh(value * 0.5).sum()
+
+    is_first_call = True
+    result = step()
+    is_first_call = False
+    assert has_compiled
+    np.testing.assert_allclose(result, LARGE[1] * np.tanh(0.5), rtol=1e-6)
+    assert count.numpy() == 1.0
+
+
 def test_what_a_step_returns_stays_as_it_is(variables: list[Any]) -> None:
     large, small, _, count = variables
 

@@ -289,7 +289,9 @@ class Function:
         with progress.show(f"compiling {self._name}"):
             program, first = self._prepare(known, call)
             if isinstance(program, Program):
-                return (first or program)(call.read_inputs()[1])
+                program, inputs = first or program, call.read_inputs()[1]
+                program.compile(inputs)
+                return program(inputs)
         return self._call_on_host(program, call)
 
     def _prepare(self, known: KnownCalls, call: Call) -> tuple[Program | HostMode, Program | None]:

@@ -21,7 +21,7 @@ from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
 from distribax.execution.calls.call import Call, rebuild
 from distribax.execution.programs.results import Results, constrain
-from distribax.execution.programs.row_lookups import StagedCall
+from distribax.execution.programs.row_lookups import ReadyCall, StagedCall
 from distribax.execution.state.remote_writes import Effects
 from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces import frames, trace_errors
@@ -66,7 +66,7 @@ class Lift:
 class Program:
     """A compiled function with what it reads and writes."""
 
-    call: Callable[..., Any]
+    call: jax.stages.Wrapped | StagedCall
     lift: Lift
     results: Results
     effects: Effects
@@ -152,18 +152,9 @@ class Program:
 
         No other thread may use the variables in between: the program overwrites their memory.
         """
-        lift, call = self.lift, self.call
-        device = (
-            contextlib.nullcontext() if lift.device is None else jax.default_device(lift.device)
-        )
-        with device:
-            if isinstance(call, StagedCall):
-
-                def look() -> list[Any]:
-                    given = [variable.program_value() for variable in lift.donated]
-                    return jax.tree.leaves((given, own, self._read(far), dynamic))
-
-                call = functools.partial(call, call.fetch_rows(look))
+        lift = self.lift
+        with self._enter_device():
+            call = self._prepare(own, far, dynamic)
             with launch_lock:
                 given = [variable.take_program_value() for variable in lift.donated]
                 read = self._read(far)
@@ -175,18 +166,52 @@ class Program:
                     variable.store_program_value(value)
         return arrays, new, done
 
+    def compile(self, dynamic: list[Any]) -> None:
+        """Compiles the program for some inputs, if it is one that fetches what it computes with.
+
+        The first call would compile it between the fetch and the computation: for so long, what it
+        has fetched grows old.
+        """
+        if self.fetches or isinstance(self.call, StagedCall):
+            self._lower(dynamic).compile()
+
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX has it before it is compiled, for some inputs."""
-        if not isinstance(self.call, jax.stages.Wrapped):
+        if isinstance(self.call, StagedCall):
             raise ValueError(
                 f"lower: {self.name} looks up rows of tables on parameter servers, which is "
                 "several programs. Lower the part that computes with the rows."
             )
-        given = [variable.program_value() for variable in self.lift.donated]
+        return self._lower(dynamic)
+
+    def _lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         own, rest = _split(dynamic, self.donated)
-        with jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext():
+        with (
+            jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext(),
+            self._enter_device(),
+        ):
             far = self._fetch() if self.fetches else None
-            return self.call.lower(given, own, self._read(far), rest)
+            call = self._prepare(own, far, rest)
+            return call.lower(*self._peek(own, far, rest))
+
+    def _prepare(
+        self, own: list[Any], far: list[Any] | None, dynamic: list[Any]
+    ) -> jax.stages.Wrapped | ReadyCall:
+        """Returns what is called with the inputs, with the rows that it looks up."""
+        if isinstance(self.call, StagedCall):
+            return self.call.prepare(lambda: self._peek(own, far, dynamic))
+        return self.call
+
+    def _enter_device(self) -> contextlib.AbstractContextManager[Any]:
+        device = self.lift.device
+        return contextlib.nullcontext() if device is None else jax.default_device(device)
+
+    def _peek(
+        self, own: list[Any], far: list[Any] | None, dynamic: list[Any]
+    ) -> tuple[list[Any], ...]:
+        """Returns the inputs as they are now, which other threads may overwrite."""
+        given = [variable.program_value() for variable in self.lift.donated]
+        return given, own, self._read(far), dynamic
 
     def _record(
         self, dynamic: list[Any]
@@ -363,7 +388,7 @@ def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[A
 
 def _compile(
     fn: Callable[..., object], recorded: jax_private.Recorded, num_donated: int, form: PyTreeDef
-) -> Callable[..., Any]:
+) -> jax.stages.Wrapped | StagedCall:
     """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
     cut = jaxprs.Cut(recorded)
     if cut.tables:

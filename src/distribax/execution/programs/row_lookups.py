@@ -50,6 +50,29 @@ class _Stage:
     compute: Callable[..., list[jax.Array]] | None
 
 
+@dataclass(frozen=True)
+class ReadyCall:
+    """Calls a program with rows that were fetched for it."""
+
+    whole: jax.stages.Wrapped
+    num_donated: int
+    form: PyTreeDef
+    rows: list[jax.Array]
+
+    def __call__(self, *nests: object) -> Any:
+        """Runs the program with its inputs, and returns its results."""
+        return jax.tree.unflatten(self.form, self.whole(*self._split(nests), self.rows))
+
+    def lower(self, *nests: object) -> jax.stages.Lowered:
+        """Returns what computes with the rows as JAX has it before it is compiled."""
+        return self.whole.lower(*self._split(nests), self.rows)
+
+    def _split(self, nests: object) -> tuple[list[Any], list[Any]]:
+        """Returns the inputs that may be overwritten, and the others."""
+        inputs: list[Any] = jax.tree.leaves(nests)
+        return inputs[: self.num_donated], inputs[self.num_donated :]
+
+
 class StagedCall:
     """Calls a program that looks up rows.
 
@@ -91,7 +114,7 @@ class StagedCall:
         made._tables = [exchange(table) for table in self._tables]
         return made
 
-    def fetch_rows(self, look: Callable[[], list[Any]]) -> list[jax.Array]:
+    def prepare(self, look: Callable[[], tuple[list[Any], ...]]) -> ReadyCall:
         """Fetches the rows that a call needs.
 
         Args:
@@ -99,26 +122,12 @@ class StagedCall:
                 variables while rows are fetched.
 
         Returns:
-            The rows, for the call.
+            What the call needs no more than its inputs for.
         """
         rows: list[Any] = [None] * len(self._tables)
         for stage in self._stages:
-            self._fetch(stage, look, rows)
-        return rows
-
-    def __call__(self, rows: list[jax.Array], *nests: object) -> Any:
-        """Runs the program.
-
-        Args:
-            rows: The rows that it looks up.
-            *nests: Its inputs.
-
-        Returns:
-            Its results.
-        """
-        inputs: list[Any] = jax.tree.leaves(nests)
-        given, others = inputs[: self._num_donated], inputs[self._num_donated :]
-        return jax.tree.unflatten(self._form, self._whole(given, others, rows))
+            self._fetch(stage, lambda: jax.tree.leaves(look()), rows)
+        return ReadyCall(self._whole, self._num_donated, self._form, rows)
 
     def _fetch(self, stage: _Stage, look: Callable[[], list[Any]], rows: list[Any]) -> None:
         """Fetches the rows of a stage, those of one source together, into `rows`."""
