@@ -68,3 +68,7 @@ def __getattr__(name: str) -> Any:
     if name not in _ON_USE:
         raise AttributeError(explain_missing("distribax.experimental", name))
     return getattr(importlib.import_module(_ON_USE[name]), _OTHER_NAMES.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -36,6 +36,12 @@ def test_what_the_table_names_exists(row: tensorflow_names.Name) -> None:
         assert " " in row.here  # A phrase.
 
 
+@pytest.mark.parametrize("module", [dx, dx.experimental], ids=["dx", "dx.experimental"])
+def test_what_is_loaded_on_use_is_listed(module: Any) -> None:
+    """A notebook completes the names that `dir` returns."""
+    assert {"ParameterServerStrategy", "TPUStrategy", "partitioners"} <= set(dir(module))
+
+
 def test_names_are_given_once() -> None:
     names = [row.tensorflow for row in tensorflow_names.read_table()]
     assert len(names) == len(set(names))
