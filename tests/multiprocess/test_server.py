@@ -176,6 +176,8 @@ def test_servers_die_and_come_back_and_end_with_the_chief(programs: MarkedProgra
     other["worker"].reverse()
     config = {"cluster": other, "task": {"type": "worker", "index": 1}}
     first.process.kill()
+    # Until it has ended, it has the address.
+    first.process.wait()
     liar = cluster.start(SERVER, "worker", TF_CONFIG=json.dumps(config))
     liar.hear()
     assert "worker 1 and chief 0 have different cluster specs" in liar.hear()["error"]
