@@ -1,6 +1,6 @@
-"""Cells: where the value of another library's variable lives once a strategy has used it.
+"""Foreign variables: variables of other libraries whose values strategies place.
 
-Outside of steps a cell gives plain arrays of one device, as the library expects them; in between
+Outside of steps they give plain arrays of one device, as the library expects them; in between
 the value is wherever the strategy's steps want it, and it is moved only when somebody else asks.
 """
 
@@ -45,8 +45,8 @@ SUM: Final = Rule(VariableAggregation.SUM, _own_part)
 """For variables in which the replicas add up what they see."""
 
 
-class Cell:
-    """The value of one variable of another library: an array, or a nest of arrays."""
+class ForeignVariable:
+    """A variable of another library; the value is an array, or a nest of arrays."""
 
     def __init__(self, name: str, rule: Rule, value: Arrays) -> None:
         self.name = name
@@ -133,9 +133,9 @@ class Cell:
         return handle
 
     def handle_in(self, frame: frames.Frame, strategy: contracts.Strategy | None = None) -> Handle:
-        """Returns the one handle that stands for this cell while a function is traced.
+        """Returns the one handle that stands for this variable while a function is traced.
 
-        A `strategy` that runs replicas takes the cell over from code outside of replicas.
+        A `strategy` that runs replicas takes the variable over from code outside of replicas.
         """
         function = frame.function
         used = next((h for h in self._handles.values() if h in function.touched), None)
@@ -148,24 +148,24 @@ class Cell:
         return handle
 
     def __repr__(self) -> str:
-        return f"<Cell {self.name}>"
+        return f"<ForeignVariable {self.name}>"
 
 
 @dataclass(eq=False)
 class Handle:
-    """A cell as the variable of one strategy, which is what compiled programs take and return."""
+    """A foreign variable under one strategy, which is what compiled programs take and return."""
 
     per_replica = False
     source = None
 
-    cell: Cell
+    variable: ForeignVariable
     strategy: contracts.Strategy
     placement: Placement
 
     @property
     def described(self) -> str:
         """The variable as error messages name it."""
-        return self.cell.name
+        return self.variable.name
 
     @property
     def program_sharding(self) -> Any:
@@ -174,19 +174,19 @@ class Handle:
 
     def program_type(self) -> Any:
         """Returns the type of the value that a compiled program reads."""
-        return self.cell.types()
+        return self.variable.types()
 
     def program_value(self) -> Any:
         """Returns the value that a compiled program reads."""
-        return _each(self.placement.to_program, self.cell.place(self.placement))
+        return _each(self.placement.to_program, self.variable.place(self.placement))
 
     def take_program_value(self) -> Any:
         """Returns a value that a compiled program may overwrite."""
-        return _each(self.placement.to_program, self.cell.take(self.placement))
+        return _each(self.placement.to_program, self.variable.take(self.placement))
 
     def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
-        self.cell.keep(_each(self.placement.from_program, value), self.placement)
+        self.variable.keep(_each(self.placement.from_program, value), self.placement)
 
 
 def refuse_replacement(new: object) -> None:

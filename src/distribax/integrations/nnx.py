@@ -28,7 +28,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.execution import adapters, frames
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import SUM, Cell, Rule, refuse_replacement
+from distribax.integrations.foreign_variable import SUM, ForeignVariable, Rule, refuse_replacement
 from distribax.integrations.replacement import Function, replacement
 from distribax.training.checkpoints.tracked import Put, register_tracker
 from distribax.types import VariableAggregation
@@ -100,15 +100,15 @@ class _Slot:
 class _Value(_Slot):
     """Stands in for the slot of `nnx.Variable` that holds the value.
 
-    The slot holds the plain value, or the cell of a variable that a step has used.
+    The slot holds the plain value, or the foreign variable that a step has made of it.
     """
 
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
-        cell = self._find_cell(variable, held)
-        if cell is not None:
-            return replica_state.read(cell)
+        foreign = self._find_foreign(variable, held)
+        if foreign is not None:
+            return replica_state.read(foreign)
         return held.value if type(held) is _Made else held
 
     @override
@@ -119,9 +119,9 @@ class _Value(_Slot):
             where = _where()
             self._slot.__set__(variable, value if where is None else _Made(value, where))
             return
-        cell = self._find_cell(variable, held)
-        if cell is not None:
-            replica_state.write(cell, value)
+        foreign = self._find_foreign(variable, held)
+        if foreign is not None:
+            replica_state.write(foreign, value)
         elif type(held) is _Made:
             held.value = value
         else:
@@ -130,19 +130,19 @@ class _Value(_Slot):
     def is_lifted(self, variable: nnx.Variable[Any]) -> bool:
         """Tells whether the variable is state that the step which runs now may change."""
         held = self._slot.__get__(variable)
-        return type(held) is Cell or self._cell(variable, held) is not None
+        return type(held) is ForeignVariable or self._adopt(variable, held) is not None
 
-    def _find_cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
-        """Returns the cell of a variable; None for one that is not state of the running step."""
-        if type(held) is Cell:
+    def _find_foreign(self, variable: nnx.Variable[Any], held: object) -> ForeignVariable | None:
+        """Returns the foreign variable; None for one that is not state of the running step."""
+        if type(held) is ForeignVariable:
             return held
         where = _where()
         if where is None or (type(held) is _Made and held.where is where):
             return None
-        return self._cell(variable, held)
+        return self._adopt(variable, held)
 
-    def _cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
-        """Puts a value that was made elsewhere into a cell, unless it is not made of numbers."""
+    def _adopt(self, variable: nnx.Variable[Any], held: object) -> ForeignVariable | None:
+        """Makes a variable from elsewhere a foreign one, if its value is made of numbers."""
         value = held.value if type(held) is _Made else held
         leaves = jax.tree.leaves(value)
         if variable.ref:
@@ -160,9 +160,9 @@ class _Value(_Slot):
                 "what a module has sown out of it in the same step, with nnx.pop()."
             )
         rule = next(rule for kind, rule in _RULES if isinstance(variable, kind))
-        cell = Cell(name, rule, value)
-        self._slot.__set__(variable, cell)
-        return cell
+        foreign = ForeignVariable(name, rule, value)
+        self._slot.__set__(variable, foreign)
+        return foreign
 
 
 class _VariableTrace(_Slot):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from distribax.execution import overlay
 from distribax.execution.traces.lookup_gradients import Inflow, Taps, open_taps
 from distribax.training import eager_gradients
-from distribax.training.foreign_variables import as_differentiable
+from distribax.training.variable_kinds import as_differentiable
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 

@@ -21,7 +21,7 @@ from distribax.integrations.keras import (
     variables,
 )
 from distribax.integrations.keras.private_names import find_private_names
-from distribax.training import foreign_variables
+from distribax.training import variable_kinds
 from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
 
@@ -66,8 +66,8 @@ def _connect() -> None:
         register_tracker(kind, checkpoints.track_variables)
     adapters.add_commit(replica_state.commit)
     adapters.add_watch(variables.watch_promotions)
-    foreign_variables.register(
-        keras.Variable, foreign_variables.Kind(variables.get_cell, variables.promote)
+    variable_kinds.register(
+        keras.Variable, variable_kinds.VariableKind(variables.adopt, variables.promote)
     )
     make_opaque(keras.Variable)
 

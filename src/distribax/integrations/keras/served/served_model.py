@@ -19,7 +19,7 @@ from distribax.execution import Function, named_objects
 from distribax.integrations.keras.served.model_pickle import dump_model
 from distribax.integrations.keras.served.predictions import Predictions
 from distribax.integrations.keras.served.served_variables import (
-    SeedCell,
+    SeedVariable,
     find_target,
     keep_seed,
     serve,
@@ -77,7 +77,7 @@ class ServedModel:
         self._coordinator = ClusterCoordinator(strategy, view="none")
         self._is_busy = False
         # The states of the random generators, which go on when the model is compiled again.
-        self._seeds: list[SeedCell] = []
+        self._seeds: list[SeedVariable] = []
         self._next_look = 0.0
         self._last: tuple[Logs, RemoteValue] | None = None
         self._seen: dict[str, Logs] = {}
@@ -182,7 +182,7 @@ class ServedModel:
             self._functions[kind] = method if self._is_eager else Function(method)
         data = jax.tree.map(np.asarray, batch) if iterator is None else iterator
         self._is_busy = True
-        seeds = [cell.draw() for cell in self._seeds]
+        seeds = [seed.draw() for seed in self._seeds]
         with self._settling():
             return self._coordinator.schedule(self._functions[kind], (data, seeds))
 
