@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distribax.data.dataset import Dataset
-from distribax.data.execution import runner
+from distribax.data.runtime import runner
 
 
 class NumpyRows(Dataset):

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from distribax.data.dataset_options import Options
 from distribax.data.elements import DatasetLeaf
-from distribax.data.execution import runner
 from distribax.data.iterator import DatasetIterator
 from distribax.data.plan import transforms
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
+from distribax.data.runtime import runner
 from distribax.execution import require_host
 
 

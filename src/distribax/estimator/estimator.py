@@ -16,10 +16,10 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from distribax.estimator.model_spec import ModeKeys
 from distribax.estimator.model_state import ModelState
+from distribax.estimator.model_steps import Model, OwnSteps, ScheduledSteps, make_step, open_input
 from distribax.estimator.run_config import RunConfig, StrategyOrMaker
-from distribax.estimator.spec import ModeKeys
-from distribax.estimator.steps import Model, OwnSteps, ScheduledSteps, make_step, open_input
 from distribax.execution import Function
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.strategies import OneDeviceStrategy, Strategy, get_strategy

@@ -12,7 +12,7 @@ from distribax import context
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
-from distribax.data.distributed.steps import Steps
+from distribax.data.distributed.step_batches import Steps
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.errors import OutOfRangeError, ReplicaInputError

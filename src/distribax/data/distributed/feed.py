@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import jax_private
-from distribax.data.distributed.steps import Step
+from distribax.data.distributed.step_batches import Step
 from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS, InputTarget
 from distribax.values import Global, Padded, PerReplica, Pieces

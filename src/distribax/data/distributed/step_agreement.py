@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
-from distribax.data.distributed.steps import Step, empty_like, is_static
+from distribax.data.distributed.step_batches import Step, empty_like, is_static
 from distribax.data.element_spec import Spec, zeros
 from distribax.data.elements import Element
 from distribax.topology import InputTarget

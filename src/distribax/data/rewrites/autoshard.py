@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
-from distribax.data.execution import runner
 from distribax.data.plan.order import Repeat, Shard
 from distribax.data.plan.pieces import Share, WorkerPart
 from distribax.data.plan.plan_node import Node, walk
@@ -19,6 +18,7 @@ from distribax.data.rewrites.file_sharding import (
     reads_files,
     shard_files,
 )
+from distribax.data.runtime import runner
 
 _logger = logging.getLogger(__name__)
 

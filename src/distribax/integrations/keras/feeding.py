@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax import contracts
 from distribax.data.distributed.feed import Feeder
-from distribax.data.distributed.steps import Step
+from distribax.data.distributed.step_batches import Step
 from distribax.values import is_wrapped
 
 

@@ -94,7 +94,7 @@ def _find_served(strategy: contracts.Strategy) -> Any | None:
     if strategy.extended.source is None:
         return None
     # It needs Ray, which only programs with parameter servers have.
-    return importlib.import_module("distribax.integrations.keras.served.steps")
+    return importlib.import_module("distribax.integrations.keras.served.served_step")
 
 
 def make_function(kind: str) -> Callable[[Function], Function]:

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.formats.saved import SavedWriter, has_catalogue
 from distribax.data.plan.transforms import Snapshot
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import State
 
 
 class SnapshotIterator(PipelineIterator):

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import State
 
 # Handing work to another thread costs some 30 microseconds. Quick calls are handed over several
 # at a time; where the choice is ours, quicker ones than this run in place.

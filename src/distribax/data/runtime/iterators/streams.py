@@ -16,14 +16,14 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.data import elements as nests
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import (
+from distribax.data.plan.order import Take
+from distribax.data.plan.transforms import Enumerate, Filter
+from distribax.data.runtime.iterators.pipeline_iterator import (
     PipelineIterator,
     Stage,
     StatefulStage,
 )
-from distribax.data.plan.order import Take
-from distribax.data.plan.transforms import Enumerate, Filter
+from distribax.data.runtime.pass_context import State
 
 
 class UserCall:

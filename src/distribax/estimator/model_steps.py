@@ -14,9 +14,9 @@ from distribax import data
 from distribax.context import get_strategy
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed import InputContext
+from distribax.estimator.model_spec import EstimatorSpec, ModeKeys
 from distribax.estimator.model_state import ModelState
 from distribax.estimator.run_config import RunConfig
-from distribax.estimator.spec import EstimatorSpec, ModeKeys
 from distribax.execution import Function
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.strategies import Strategy

@@ -10,15 +10,6 @@ from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.iterators.pipeline_iterator import (
-    PipelineIterator,
-    ReplayStage,
-    Stage,
-    StatefulStage,
-)
-from distribax.data.execution.iterators.streams import UserCall, as_bool
-from distribax.data.execution.permutation import Key
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
 from distribax.data.plan.selection import (
     AssertCardinality,
@@ -27,6 +18,15 @@ from distribax.data.plan.selection import (
     Scan,
     TakeWhile,
 )
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import (
+    PipelineIterator,
+    ReplayStage,
+    Stage,
+    StatefulStage,
+)
+from distribax.data.runtime.iterators.streams import UserCall, as_bool
+from distribax.data.runtime.permutation import Key
 
 _logger = logging.getLogger(__name__)
 

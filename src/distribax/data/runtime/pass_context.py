@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from distribax.data.execution.permutation import Key
 from distribax.data.plan.passes import RandomStep, SeededStep, find_random, find_unseeded
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, walk
+from distribax.data.runtime.permutation import Key
 
 
 class State(dict[str, Any]):

@@ -14,55 +14,6 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.elements import Element
-from distribax.data.execution import indexed
-from distribax.data.execution.batching import cut_aligned, cut_in_turn, pad_and_stack
-from distribax.data.execution.context import Context, Seeds
-from distribax.data.execution.iterators.cache import CacheIterator
-from distribax.data.execution.iterators.combine import (
-    ChooseIterator,
-    ConcatenateIterator,
-    EmptyIterator,
-    RepeatIterator,
-    ZipIterator,
-)
-from distribax.data.execution.iterators.grouping import (
-    GroupByWindowIterator,
-    RebatchIterator,
-    WindowIterator,
-)
-from distribax.data.execution.iterators.interleave import InterleaveIterator
-from distribax.data.execution.iterators.parallel import ParallelMapIterator
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.execution.iterators.selection import (
-    AssertCardinalityIterator,
-    IgnoreErrorsIterator,
-    ResampleIterator,
-    ScanIterator,
-    TakeWhileIterator,
-    UniqueIterator,
-)
-from distribax.data.execution.iterators.shuffle import ShuffleIterator
-from distribax.data.execution.iterators.snapshot import SnapshotIterator
-from distribax.data.execution.iterators.source_iterators import (
-    CounterIterator,
-    FileIterator,
-    ForeignIterator,
-    GeneratorIterator,
-    RandomNumbersOf,
-)
-from distribax.data.execution.iterators.streams import (
-    EnumerateIterator,
-    FilterIterator,
-    ManyIterator,
-    MapIterator,
-    MappedCall,
-    Rows,
-    SettingsIterator,
-    StrideIterator,
-    TakeIterator,
-    UserCall,
-)
-from distribax.data.execution.iterators.worker_processes import ProcessMapIterator
 from distribax.data.formats.saved import SavedFormat, read_catalogue
 from distribax.data.plan import (
     choose,
@@ -74,6 +25,55 @@ from distribax.data.plan import (
     transforms,
 )
 from distribax.data.plan.plan_node import Node, UnaryNode, walk
+from distribax.data.runtime import indexed
+from distribax.data.runtime.batching import cut_aligned, cut_in_turn, pad_and_stack
+from distribax.data.runtime.iterators.cache import CacheIterator
+from distribax.data.runtime.iterators.combine import (
+    ChooseIterator,
+    ConcatenateIterator,
+    EmptyIterator,
+    RepeatIterator,
+    ZipIterator,
+)
+from distribax.data.runtime.iterators.grouping import (
+    GroupByWindowIterator,
+    RebatchIterator,
+    WindowIterator,
+)
+from distribax.data.runtime.iterators.interleave import InterleaveIterator
+from distribax.data.runtime.iterators.parallel import ParallelMapIterator
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.iterators.selection import (
+    AssertCardinalityIterator,
+    IgnoreErrorsIterator,
+    ResampleIterator,
+    ScanIterator,
+    TakeWhileIterator,
+    UniqueIterator,
+)
+from distribax.data.runtime.iterators.shuffle import ShuffleIterator
+from distribax.data.runtime.iterators.snapshot import SnapshotIterator
+from distribax.data.runtime.iterators.source_iterators import (
+    CounterIterator,
+    FileIterator,
+    ForeignIterator,
+    GeneratorIterator,
+    RandomNumbersOf,
+)
+from distribax.data.runtime.iterators.streams import (
+    EnumerateIterator,
+    FilterIterator,
+    ManyIterator,
+    MapIterator,
+    MappedCall,
+    Rows,
+    SettingsIterator,
+    StrideIterator,
+    TakeIterator,
+    UserCall,
+)
+from distribax.data.runtime.iterators.worker_processes import ProcessMapIterator
+from distribax.data.runtime.pass_context import Context, Seeds
 
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
 _DEFAULT_PREFETCH = 2

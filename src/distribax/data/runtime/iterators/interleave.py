@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import State
 
 OpenInner: TypeAlias = Callable[[Element, int, int], PipelineIterator]
 """Starts the data set made of an element, given the element, its number and its place."""

@@ -13,14 +13,14 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.execution.context import Context, State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.execution.permutation import shuffled_order
 from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.sources import IndexedSource
 from distribax.data.plan.transforms import Batch, PaddedBatch, strip_options
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import Context, State
+from distribax.data.runtime.permutation import shuffled_order
 
 Order: TypeAlias = "range | np.ndarray[Any, np.dtype[np.int64]]"
 

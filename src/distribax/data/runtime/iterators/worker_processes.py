@@ -11,11 +11,11 @@ from absl import flags
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import BuildIterator, Context, Seeds, State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.plan.order import Shard
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.transforms import Map
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import BuildIterator, Context, Seeds, State
 
 _BUFFERED_ELEMENTS = 4
 

@@ -11,14 +11,14 @@ from typing_extensions import override
 
 from distribax.data import elements as nests
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import (
+from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
+from distribax.data.runtime.iterators.pipeline_iterator import (
     PipelineIterator,
     ReplayStage,
     Stage,
 )
-from distribax.data.execution.iterators.streams import UserCall
-from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
+from distribax.data.runtime.iterators.streams import UserCall
+from distribax.data.runtime.pass_context import State
 
 
 class WindowIterator(Stage):

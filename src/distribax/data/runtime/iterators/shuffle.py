@@ -9,10 +9,10 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.execution.permutation import Key
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.permutation import Key
 
 
 class ShuffleIterator(Stage):

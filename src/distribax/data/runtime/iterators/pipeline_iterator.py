@@ -9,7 +9,7 @@ import grain
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
+from distribax.data.runtime.pass_context import State
 
 
 class PipelineIterator(grain.DatasetIterator[Any]):

@@ -9,15 +9,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import Seeds
 from distribax.data.plan.plan_node import Node
+from distribax.data.runtime.pass_context import Seeds
 
 if TYPE_CHECKING:
-    from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
+    from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
 
 
 def _load_engine() -> ModuleType:
-    from distribax.data.execution import pipeline
+    from distribax.data.runtime import pipeline
 
     return pipeline
 

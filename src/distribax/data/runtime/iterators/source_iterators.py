@@ -13,12 +13,12 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.execution.permutation import Key
 from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, Generator
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.permutation import Key
 from distribax.data.write_protection import copy_changeable
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.plan.stores import CacheStore, CacheWriter
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import State
 
 
 class CacheIterator(PipelineIterator):
