@@ -107,7 +107,7 @@ class Dataset(PlannedDataset):
             raise TypeError(f"args={args!r} is not a tuple of arguments for the generator.")
         signature, types = parse_signature(output_signature, output_types, output_shapes)
         make = functools.partial(generator, *(args or ()))
-        return Dataset(sources.Generator(make, signature, types))
+        return Dataset(sources.GeneratorSource(make, signature, types))
 
     @staticmethod
     def range(

@@ -9,12 +9,12 @@ from distribax.data.dataset import Dataset
 from distribax.data.iterator import DatasetIterator
 from distribax.execution import LiftedIterator, Optional
 
-Step: TypeAlias = Callable[[Dataset], Dataset]
+DatasetFunction: TypeAlias = Callable[[Dataset], Dataset]
 """What `dataset.apply` takes."""
 
 
-def _make_step(method: Callable[..., Dataset]) -> Callable[..., Step]:
-    def make(*args: Any, **kwargs: Any) -> Step:
+def _make_function(method: Callable[..., Dataset]) -> Callable[..., DatasetFunction]:
+    def make(*args: Any, **kwargs: Any) -> DatasetFunction:
         return lambda dataset: method(dataset, *args, **kwargs)
 
     make.__name__ = make.__qualname__ = method.__name__
@@ -26,21 +26,23 @@ def _make_step(method: Callable[..., Dataset]) -> Callable[..., Step]:
     return make
 
 
-assert_cardinality = _make_step(Dataset.assert_cardinality)
-bucket_by_sequence_length = _make_step(Dataset.bucket_by_sequence_length)
-dense_to_ragged_batch = _make_step(Dataset.ragged_batch)
-enumerate_dataset = _make_step(Dataset.enumerate)
-group_by_window = _make_step(Dataset.group_by_window)
-ignore_errors = _make_step(Dataset.ignore_errors)
-rejection_resample = _make_step(Dataset.rejection_resample)
-scan = _make_step(Dataset.scan)
-snapshot = _make_step(Dataset.snapshot)
-take_while = _make_step(Dataset.take_while)
-unbatch = _make_step(Dataset.unbatch)
-unique = _make_step(Dataset.unique)
+assert_cardinality = _make_function(Dataset.assert_cardinality)
+bucket_by_sequence_length = _make_function(Dataset.bucket_by_sequence_length)
+dense_to_ragged_batch = _make_function(Dataset.ragged_batch)
+enumerate_dataset = _make_function(Dataset.enumerate)
+group_by_window = _make_function(Dataset.group_by_window)
+ignore_errors = _make_function(Dataset.ignore_errors)
+rejection_resample = _make_function(Dataset.rejection_resample)
+scan = _make_function(Dataset.scan)
+snapshot = _make_function(Dataset.snapshot)
+take_while = _make_function(Dataset.take_while)
+unbatch = _make_function(Dataset.unbatch)
+unique = _make_function(Dataset.unique)
 
 
-def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Step:
+def shuffle_and_repeat(
+    buffer_size: int, count: int | None = None, seed: int | None = None
+) -> DatasetFunction:
     """Returns a function for `dataset.apply` that shuffles and then repeats.
 
     Args:

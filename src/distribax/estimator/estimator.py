@@ -38,7 +38,7 @@ Hook = Callable[[int, Any], object]
 
 
 @dataclasses.dataclass(eq=False)
-class _Opened:
+class _OpenedModel:
     """A model under one strategy, in one mode: its state, its checkpoint and its step."""
 
     state: ModelState
@@ -52,7 +52,7 @@ class _Training:
     def __init__(
         self,
         config: RunConfig,
-        opened: _Opened,
+        opened: _OpenedModel,
         driver: OwnSteps | ScheduledSteps,
         hooks: Sequence[Hook],
         listeners: Sequence[Callable[[str], object]],
@@ -191,7 +191,7 @@ class Estimator:
         self._config = dataclasses.replace(config, model_dir=folder)
         self._model = Model(model_fn, dict(params or {}), self._config)
         self._made: dict[StrategyOrMaker | None, Strategy] = {}
-        self._opened: dict[tuple[Strategy, str], _Opened] = {}
+        self._opened: dict[tuple[Strategy, str], _OpenedModel] = {}
 
     @property
     def config(self) -> RunConfig:
@@ -382,7 +382,7 @@ class Estimator:
 
     def _open(
         self, strategy: Strategy, mode: str, path: str | None
-    ) -> tuple[_Opened, Callable[[], object]]:
+    ) -> tuple[_OpenedModel, Callable[[], object]]:
         """Returns the model with a checkpoint's values, and what ends the wait for variables."""
         found = directory.find_checkpoints(Path(self.model_dir), _NAME) if path is None else [path]
         # Each is apart: a model may be evaluated while it is trained, or while it predicts.
@@ -390,7 +390,7 @@ class Estimator:
         if not found or key not in self._opened:
             state = ModelState()
             step = make_step(self._model, state, strategy, mode)
-            self._opened[key] = _Opened(state, Checkpoint(state), step)
+            self._opened[key] = _OpenedModel(state, Checkpoint(state), step)
         opened = self._opened[key]
         paths = opened.checkpoint.workers().exchange("checkpoints", [str(each) for each in found])
         if not paths[0]:

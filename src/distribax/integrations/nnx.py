@@ -78,7 +78,7 @@ def _where() -> object | None:
     return None if state is None else state.entry
 
 
-class _Slot:
+class _ReplacedSlot:
     """Stands in for a slot of a class of NNX; it does what the slot does."""
 
     def __init__(self, slot: MemberDescriptorType) -> None:
@@ -97,7 +97,7 @@ class _Slot:
         return self._slot.__get__(thing)
 
 
-class _Value(_Slot):
+class _VariableValue(_ReplacedSlot):
     """Stands in for the slot of `nnx.Variable` that holds the value.
 
     The slot holds the plain value, or the foreign variable that a step has made of it.
@@ -165,7 +165,7 @@ class _Value(_Slot):
         return foreign
 
 
-class _VariableTrace(_Slot):
+class _VariableTrace(_ReplacedSlot):
     """Stands in for the slot of `nnx.Variable` that says which trace may change it."""
 
     @override
@@ -182,7 +182,7 @@ def _at_step_level() -> bool:
     return frame is not None and jax_private.get_innermost_trace() is frame.trace
 
 
-class _ModuleTrace(_Slot):
+class _ModuleTrace(_ReplacedSlot):
     """Stands in for the slot of a module's bookkeeping that says which trace may change it.
 
     NNX rebuilds modules when it differentiates them, so a module from outside may get its
@@ -199,7 +199,7 @@ class _ModuleTrace(_Slot):
         self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
 
 
-class _Refused(_Slot):
+class _HijaxValue(_ReplacedSlot):
     """Stands in for the slot of a hijax variable that holds the value."""
 
     @override
@@ -335,10 +335,10 @@ def _track_module(module: nnx.Pytree) -> Iterator[tuple[str, Any, Put]]:
 _OUTSIDE = tracers.TraceState()
 _OUTSIDE._jax_trace = jax_private.get_outside_trace_state()
 
-_value = _Value(nnx.Variable.__dict__["_raw_value"])
+_value = _VariableValue(nnx.Variable.__dict__["_raw_value"])
 nnx.Variable._raw_value = _value
 nnx.Variable._trace_state = _VariableTrace(nnx.Variable.__dict__["_trace_state"])
-variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__["_leaves"])
+variablelib.HijaxVariable._leaves = _HijaxValue(variablelib.HijaxVariable.__dict__["_leaves"])
 pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])
 nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
 nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
-from distribax.data.distributed.step_batches import Step, empty_like, is_static
+from distribax.data.distributed.step_batches import StepBatches, empty_like, is_static
 from distribax.data.element_spec import Spec, zeros
 from distribax.data.elements import Element
 from distribax.topology import InputTarget
@@ -26,7 +26,7 @@ class StepAgreement:
         # All workers create their iterators in the same order.
         self._workers = WorkerAgreement("input", target.num_workers, target.worker_id)
 
-    def __call__(self, step: Step | None) -> Step:
+    def __call__(self, step: StepBatches | None) -> StepBatches:
         """Returns the step that all workers take, given this worker's; None at its end."""
         own = None if step is None else [_shapes(piece) for piece in step.pieces]
         shapes = self._workers.exchange("shapes", own)
@@ -38,7 +38,7 @@ class StepAgreement:
         empty = [_shapes(self._empty)] * self._num_local_replicas
         flat = [shape for their in shapes for shape in (empty if their is None else their)]
         even = all(shape == flat[0] for shape in flat)
-        return Step(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
+        return StepBatches(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
 
 
 def _shapes(piece: Element) -> list[list[int]]:

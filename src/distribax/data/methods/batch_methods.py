@@ -38,7 +38,7 @@ def batch(
     """
     size = check.positive(batch_size, "batch_size")
     return self.derive(
-        transforms.Batch(self.plan, size, check.flag(drop_remainder, "drop_remainder"))
+        transforms.Batching(self.plan, size, check.flag(drop_remainder, "drop_remainder"))
     )
 
 
@@ -71,7 +71,7 @@ def padded_batch(
     """
     size = check.positive(batch_size, "batch_size")
     shapes = None if padded_shapes is None else parse_padded_shapes(padded_shapes)
-    node = transforms.PaddedBatch(
+    node = transforms.PaddedBatching(
         self.plan, size, check.flag(drop_remainder, "drop_remainder"), shapes, padding_values
     )
     return self.derive(node)
@@ -287,7 +287,7 @@ def bucket_by_sequence_length(
         if not pad:
             return batch(group, size, drop)
         dims = None if shapes is None else parse_padded_shapes(shapes)
-        node = transforms.PaddedBatch(
+        node = transforms.PaddedBatching(
             group.plan, size, drop, buckets.fill(dims, bucket), padding_values
         )
         return group.derive(node)

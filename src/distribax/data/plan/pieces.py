@@ -24,7 +24,7 @@ class SplitBatch:
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """Which part of a global batch belongs to a worker's replicas."""
 
     num_workers: int
@@ -68,7 +68,7 @@ class WorkerPart(UnaryNode):
     With `split`, elements are of the class SplitBatch: the worker's batch and its pieces.
     """
 
-    share: Share
+    share: WorkerShare
     in_turn: bool = False
     split: bool = False
     # The size of a full batch where the plan says it: a last, smaller batch is cut no finer.

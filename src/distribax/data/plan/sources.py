@@ -272,7 +272,7 @@ class Batches(Items):
 
 
 @dataclass(frozen=True, eq=False)
-class Generator(Node):
+class GeneratorSource(Node):
     """What a Python function yields; it is called again for every iteration."""
 
     label_format = "from_generator()"

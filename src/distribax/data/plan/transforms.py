@@ -65,7 +65,7 @@ class Filter(UnaryNode):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(UnaryNode):
+class Batching(UnaryNode):
     """Consecutive elements stacked into one."""
 
     batch_size: int
@@ -98,8 +98,8 @@ class Batch(UnaryNode):
 
 
 @dataclass(frozen=True, eq=False)
-class PaddedBatch(Batch):
-    """Like Batch, for elements of different shapes, which are padded to one."""
+class PaddedBatching(Batching):
+    """Like Batching, for elements of different shapes, which are padded to one."""
 
     padded_shapes: Any = None
     padding_values: Any = None
@@ -146,7 +146,7 @@ class Unbatch(UnaryNode):
         if count <= 0:
             return count
         batches = strip_options(self.input)
-        if isinstance(batches, Batch) and batches.drop_remainder:
+        if isinstance(batches, Batching) and batches.drop_remainder:
             return count * batches.batch_size
         try:
             spec = self.input.spec(_refuse)

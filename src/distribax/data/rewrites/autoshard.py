@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
 from distribax.data.plan.order import Repeat, Shard
-from distribax.data.plan.pieces import Share, WorkerPart
+from distribax.data.plan.pieces import WorkerPart, WorkerShare
 from distribax.data.plan.plan_node import Node, walk
 from distribax.data.plan.transforms import Prefetch, WithOptions, replace_inputs
 from distribax.data.rewrites.file_sharding import (
@@ -87,7 +87,7 @@ def auto_shard(
         seed = None
     elif seed is None:
         seed = _COMMON_SEED
-    share = Share(num_workers, worker_id, replicas_per_worker)
+    share = WorkerShare(num_workers, worker_id, replicas_per_worker)
     in_turn = num_workers > 1 and not by_data
     batch_size = plan.static_batch_size(runner.first_element)
 

@@ -10,11 +10,11 @@ import numpy as np
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.plan.padding import PadTo
-from distribax.data.plan.pieces import Share, SplitBatch, WorkerPart
-from distribax.data.plan.transforms import PaddedBatch
+from distribax.data.plan.pieces import SplitBatch, WorkerPart, WorkerShare
+from distribax.data.plan.transforms import PaddedBatching
 
 
-def pad_and_stack(node: PaddedBatch, elements: Sequence[Element]) -> Element:
+def pad_and_stack(node: PaddedBatching, elements: Sequence[Element]) -> Element:
     """Returns a batch of elements of different shapes."""
     first = elements[0]
     shapes, values = node.padded_shapes, node.padding_values
@@ -93,5 +93,5 @@ def cut_in_turn(node: WorkerPart, batch: Element) -> list[Element]:
     parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
     if not node.split:
         return parts
-    alone = Share(1, 0, node.share.replicas_per_worker)
+    alone = WorkerShare(1, 0, node.share.replicas_per_worker)
     return [alone.split(part, nests.num_rows(part)) for part in parts]

@@ -17,9 +17,9 @@ from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.sources import IndexedSource
-from distribax.data.plan.transforms import Batch, PaddedBatch, strip_options
+from distribax.data.plan.transforms import Batching, PaddedBatching, strip_options
 from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.runtime.pass_context import Context, State
+from distribax.data.runtime.pass_context import IteratorState, PassContext
 from distribax.data.runtime.permutation import shuffled_order
 
 Order: TypeAlias = "range | np.ndarray[Any, np.dtype[np.int64]]"
@@ -35,7 +35,7 @@ class IndexedPlan:
     source: IndexedSource
     order: Node
     repeat: int | None = 1
-    batch: Batch | None = None
+    batch: Batching | None = None
     part: WorkerPart | None = None
 
 
@@ -46,9 +46,9 @@ def match(node: Node) -> IndexedPlan | None:
     node = strip_options(node)
     if isinstance(node, WorkerPart) and not node.in_turn:
         part, node = node, strip_options(node.input)
-        if not isinstance(node, Batch):
+        if not isinstance(node, Batching):
             return None
-    if isinstance(node, Batch) and not isinstance(node, PaddedBatch):
+    if isinstance(node, Batching) and not isinstance(node, PaddedBatching):
         batch, node = node, strip_options(node.input)
     if isinstance(node, Repeat):
         repeat, node = node.count, strip_options(node.input)
@@ -71,7 +71,7 @@ def _source_of(node: Node) -> IndexedSource | None:
     return None
 
 
-def positions(node: Node, context: Context) -> Order:
+def positions(node: Node, context: PassContext) -> Order:
     """Returns the positions in the source that one pass over `node` reads."""
     node = strip_options(node)
     if isinstance(node, IndexedSource):
@@ -105,7 +105,7 @@ def _as_array(order: Order) -> np.ndarray[Any, np.dtype[np.int64]]:
 class IndexedIterator(PipelineIterator):
     """Elements or batches of a source in a settled order; its state is two numbers."""
 
-    def __init__(self, plan: IndexedPlan, context: Context) -> None:
+    def __init__(self, plan: IndexedPlan, context: PassContext) -> None:
         super().__init__()
         self._plan = plan
         self._context = context
@@ -140,7 +140,7 @@ class IndexedIterator(PipelineIterator):
         self._position += 1
         return self._plan.source.element(int(index))
 
-    def _next_positions(self, batch: Batch) -> Order:
+    def _next_positions(self, batch: Batching) -> Order:
         # Batches run on across repetitions.
         start, stop = self._position, self._position + batch.batch_size
         found = self._order[start:stop]
@@ -162,8 +162,8 @@ class IndexedIterator(PipelineIterator):
         return True
 
     @override
-    def get_state(self) -> State:
-        return State(epoch=self._epoch, position=self._position)
+    def get_state(self) -> IteratorState:
+        return IteratorState(epoch=self._epoch, position=self._position)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ adapt = replica_state.with_state
 
 def _connect() -> None:
     private = find_private_names()
-    keras.Variable._value = variables.Value()
+    keras.Variable._value = variables.ValueDescriptor()
     keras.Variable.__getstate__ = variables.get_plain_state
     model = keras.Model
     private.trainer.__init__ = models.note_scope(private.trainer.__init__)

@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax import contracts
 from distribax.data.distributed.feed import Feeder
-from distribax.data.distributed.step_batches import Step
+from distribax.data.distributed.step_batches import StepBatches
 from distribax.values import is_wrapped
 
 
@@ -38,9 +38,9 @@ class BatchFeeder:
         ]
         if num_rows % num_replicas == 0:
             own = _take_rows(arrays, self._first * size, size * len(pieces))
-            return self._feed(Step(pieces, True, jax.tree.unflatten(tree, own)))
+            return self._feed(StepBatches(pieces, True, jax.tree.unflatten(tree, own)))
         shapes = [_find_shapes(arrays, index * size, size) for index in range(num_replicas)]
-        return self._feed(Step(pieces, False, shapes=shapes))
+        return self._feed(StepBatches(pieces, False, shapes=shapes))
 
     def _starts(self, size: int) -> list[int]:
         """Returns the first rows of this process's pieces."""
@@ -69,7 +69,7 @@ class BatchFeeder:
             )
             for start in self._starts(size)
         ]
-        return pieces[0] if num_replicas == 1 else self._feed(Step(pieces, True))
+        return pieces[0] if num_replicas == 1 else self._feed(StepBatches(pieces, True))
 
 
 def _as_array(leaf: Any) -> Any:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from distribax import context
 from distribax.integrations.keras import shares
-from distribax.integrations.keras.shares import Share
+from distribax.integrations.keras.shares import ReplicaShare
 from distribax.integrations.replacement import Function, replacement
 from distribax.types import ReduceOp
 
@@ -82,7 +82,7 @@ def mask_together(
     return weights * _compare(share, jnp.sum(mask)).astype(weights.dtype)
 
 
-def _compare(share: Share, own: jax.Array) -> jax.Array:
+def _compare(share: ReplicaShare, own: jax.Array) -> jax.Array:
     """Returns how a replica's part of what counts compares with its share of the examples."""
     replica = context.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:

@@ -21,12 +21,12 @@ from distribax.execution import function
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
 from distribax.integrations.keras.feeding import BatchFeeder, join_outputs, take
-from distribax.integrations.keras.shares import Share
+from distribax.integrations.keras.shares import ReplicaShare
 from distribax.types import ReduceOp
 from distribax.values import Global, Mirrored, is_wrapped
 
 Logs: TypeAlias = dict[str, Any]
-State: TypeAlias = tuple[list[Any], ...]
+ModelValues: TypeAlias = tuple[list[Any], ...]
 """The values of the variables of a model, by their kinds."""
 Write: TypeAlias = tuple[keras.Variable, Any, bool]
 """A variable, its new value, and whether that is the same in all replicas."""
@@ -46,7 +46,7 @@ class MeasuringStep:
         self,
         model: keras.Model,
         strategy: contracts.Strategy,
-        call: Callable[[State, Any], tuple[Logs, State]],
+        call: Callable[[ModelValues, Any], tuple[Logs, ModelValues]],
         kinds: Sequence[str],
     ) -> None:
         self._model = model
@@ -63,9 +63,9 @@ class MeasuringStep:
         self._log_names: tuple[str, ...] = ()
         self._measuring: list[keras.Metric] = []
 
-    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Logs, State]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Logs, ModelValues]:
         """Runs the next steps; Keras's loop is told that its state is empty."""
-        nothing: State = tuple([] for _ in self._kinds)
+        nothing: ModelValues = tuple([] for _ in self._kinds)
         count = self._model.steps_per_execution
         if self._num_to_skip > 0:
             self._num_to_skip -= len(take(iterator, count))
@@ -108,7 +108,7 @@ class MeasuringStep:
     def _run_replica_several(self, batches: Any) -> Logs:
         writes: list[Write] = []
 
-        def step(state: State, batch: Any) -> tuple[State, Logs]:
+        def step(state: ModelValues, batch: Any) -> tuple[ModelValues, Logs]:
             logs, new = self._call(state, batch)
             writes[:] = self._find_writes(state, new, share)
             return new, self._average(logs, share)
@@ -132,10 +132,12 @@ class MeasuringStep:
     def _variables(self) -> list[keras.Variable]:
         return list(chain(*self._lists))
 
-    def _read(self) -> State:
+    def _read(self) -> ModelValues:
         return tuple([variable.value for variable in variables] for variables in self._lists)
 
-    def _find_writes(self, state: State, new: State, share: Share) -> list[Write]:
+    def _find_writes(
+        self, state: ModelValues, new: ModelValues, share: ReplicaShare
+    ) -> list[Write]:
         """Returns what a step has changed, and notes which metrics it has updated."""
         values = zip(self._variables, chain(*state), chain(*new), strict=True)
         writes = [(v, value, share.is_same(value)) for v, old, value in values if value is not old]
@@ -147,7 +149,7 @@ class MeasuringStep:
         ]
         return writes
 
-    def _average(self, logs: Logs, share: Share) -> Logs:
+    def _average(self, logs: Logs, share: ReplicaShare) -> Logs:
         """Returns what metrics do not tell of the logs, as averages over all examples."""
         self._log_names = tuple(logs)
         measured = _get_results(self._measuring)
@@ -171,7 +173,7 @@ class PredictingStep:
         is_compiled = model.jit_compile and not model.run_eagerly
         self._run = function(self._step) if is_compiled else self._step
 
-    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, State]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, ModelValues]:
         """Returns the outputs of the next steps, joined."""
         batches = take(iterator, self._model.steps_per_execution)
         parts = [self._collect(self._run(self._feed(batch))) for batch in batches]
@@ -215,7 +217,7 @@ def _get_results(metrics: Sequence[keras.Metric]) -> Logs:
     return results
 
 
-def _average(value: Any, share: Share) -> Any:
+def _average(value: Any, share: ReplicaShare) -> Any:
     state = replica_state.current()
     if state is None or state.replica.num_replicas_in_sync == 1:
         return value

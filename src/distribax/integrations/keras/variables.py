@@ -91,7 +91,7 @@ def mark_same(variable: keras.Variable) -> None:
         foreign.rule = _SAME
 
 
-class Value:
+class ValueDescriptor:
     """Stands in for `keras.Variable._value`, which all reads and writes of a variable pass."""
 
     def __get__(self, variable: keras.Variable | None, owner: type | None = None) -> Any:

@@ -18,7 +18,7 @@ from distribax.data.runtime.iterators.pipeline_iterator import (
     Stage,
 )
 from distribax.data.runtime.iterators.streams import UserCall
-from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class WindowIterator(Stage):
@@ -54,9 +54,9 @@ class WindowIterator(Stage):
                 return
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         origin = self._held[0][0] if self._held else self._input.get_state()
-        return State(origin=origin, held=len(self._held))
+        return IteratorState(origin=origin, held=len(self._held))
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

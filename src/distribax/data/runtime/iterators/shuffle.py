@@ -11,7 +11,7 @@ from typing_extensions import override
 from distribax.data.elements import Element
 from distribax.data.runtime import permutation
 from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.pass_context import IteratorState
 from distribax.data.runtime.permutation import Key
 
 
@@ -103,12 +103,12 @@ class ShuffleIterator(Stage):
         self._last = permutation.last_order(self._key, len(self._places)).tolist()
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if not self._given:
             # Nothing was given out: what was read can be read again.
             origin = self._origins[0][1] if self._origins else self._input.get_state()
-            return State(given=0, read=0, ended=False, origin=[0, origin])
-        return State(
+            return IteratorState(given=0, read=0, ended=False, origin=[0, origin])
+        return IteratorState(
             given=self._given,
             read=self._read,
             ended=self._ended,

@@ -14,10 +14,10 @@ from distribax.data import elements as nests
 from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
 from distribax.data.formats.record_format import RecordReader
-from distribax.data.plan.sources import FileReader, Foreign, Generator
+from distribax.data.plan.sources import FileReader, Foreign, GeneratorSource
 from distribax.data.runtime import permutation
 from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.pass_context import IteratorState
 from distribax.data.runtime.permutation import Key
 from distribax.data.write_protection import copy_changeable
 
@@ -53,8 +53,8 @@ class CountingSource(PipelineIterator):
         self._iterator = None
 
     @override
-    def get_state(self) -> State:
-        return State(given=self._given)
+    def get_state(self) -> IteratorState:
+        return IteratorState(given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class CountingSource(PipelineIterator):
 class GeneratorIterator(CountingSource):
     """What a user's generator function yields, checked against its signature."""
 
-    def __init__(self, node: Generator) -> None:
+    def __init__(self, node: GeneratorSource) -> None:
         super().__init__()
         self._node = node
 
@@ -156,8 +156,8 @@ class CounterIterator(PipelineIterator):
         return self._make(self._given - 1)
 
     @override
-    def get_state(self) -> State:
-        return State(given=self._given)
+    def get_state(self) -> IteratorState:
+        return IteratorState(given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -212,9 +212,9 @@ class FileIterator(PipelineIterator):
         self._reader = None
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         offset = self._offset if self._reader is None else self._reader.offset
-        return State(file=self._file, offset=offset)
+        return IteratorState(file=self._file, offset=offset)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -239,12 +239,12 @@ class ForeignIterator(CountingSource):
         return copy_changeable(element) if self._node.reuses_arrays else element
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if self._node.save is None:
-            return State(given=self._given)
+            return IteratorState(given=self._given)
         if self._iterator is None:
             self._iterator = self._start()
-        return State(given=self._given, saved=self._node.save(self._iterator))
+        return IteratorState(given=self._given, saved=self._node.save(self._iterator))
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

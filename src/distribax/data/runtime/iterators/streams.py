@@ -23,7 +23,7 @@ from distribax.data.runtime.iterators.pipeline_iterator import (
     Stage,
     StatefulStage,
 )
-from distribax.data.runtime.pass_context import State
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class UserCall:
@@ -201,10 +201,10 @@ class ManyIterator(Stage):
         self._before, self._given = before, 0
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if self._given >= len(self._parts):
-            return State(parent=self._input.get_state(), given=0)
-        return State(parent=self._before, given=self._given)
+            return IteratorState(parent=self._input.get_state(), given=0)
+        return IteratorState(parent=self._before, given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ class ManyIterator(Stage):
             self._given = state["given"]
 
 
-class Rows:
+class BatchRows:
     """The rows of a batch, as a sequence of elements."""
 
     def __init__(self, batch: Element) -> None:
