@@ -21,6 +21,7 @@ from distribax.integrations.keras import (
     variables,
 )
 from distribax.integrations.keras.private_names import find_private_names
+from distribax.integrations.keras.step_kinds import StepKind
 from distribax.training import variable_kinds
 from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
@@ -36,9 +37,9 @@ def _connect() -> None:
     model = keras.Model
     private.trainer.__init__ = models.note_scope(private.trainer.__init__)
     model._get_jax_state = training.keep_state(model._get_jax_state)
-    for step in ("train", "test", "predict"):
-        maker = f"make_{step}_function"
-        setattr(model, maker, training.make_function(step)(getattr(model, maker)))
+    for kind in StepKind:
+        maker = f"make_{kind.value}_function"
+        setattr(model, maker, training.make_function(kind)(getattr(model, maker)))
     epochs = private.epoch_iterator
     epochs._get_iterator = training.take_from_host(epochs._get_iterator)
     for name in _LOOPS:
@@ -62,8 +63,8 @@ def _connect() -> None:
     batch = keras.layers.BatchNormalization
     batch.__new__ = staticmethod(normalization.refuse_synchronized(batch.__new__))
     register_tracker(keras.Variable, checkpoints.track_variable)
-    for kind in (keras.Layer, keras.optimizers.Optimizer, keras.Metric):
-        register_tracker(kind, checkpoints.track_variables)
+    for base in (keras.Layer, keras.optimizers.Optimizer, keras.Metric):
+        register_tracker(base, checkpoints.track_variables)
     adapters.add_commit(replica_state.commit)
     adapters.add_watch(variables.watch_promotions)
     variable_kinds.register(
