@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
 from distribax.data.iterator import DatasetIterator
 from distribax.execution import LiftedIterator, Optional
@@ -104,12 +105,20 @@ def get_next_as_optional(iterator: LiftedIterator) -> Optional:
     return iterator.get_next_as_optional()
 
 
-def save(dataset: Dataset, path: str, **options: Any) -> None:
-    """Writes all elements to a directory.
+def save(
+    dataset: Dataset,
+    path: check.Path,
+    compression: str | None = None,
+    shard_func: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> None:
+    """Writes all elements to a directory, from which `Dataset.load` reads them.
 
     Args:
         dataset: The data set.
-        path: The directory.
-        **options: As for `Dataset.save`.
+        path: The directory; a data set that was saved there before is replaced.
+        compression: "GZIP", or None.
+        shard_func: Returns the number of the file that an element is written to; None for one file.
+        name: Accepted, without effect.
     """
-    dataset.save(path, **options)
+    dataset.save(path, compression, shard_func, name)

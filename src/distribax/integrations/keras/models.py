@@ -106,5 +106,5 @@ def _check_layers(model: keras.Model, strategy: contracts.Strategy, what: str) -
             )
 
 
-def _name(strategy: Any) -> str:
+def _name(strategy: contracts.Strategy) -> str:
     return type(strategy).__name__
