@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset import Dataset
 from distribax.data.element_spec import TensorSpec
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
@@ -77,7 +77,7 @@ def as_dataset(value: object) -> Dataset:
 def _is_nest_of_arrays(value: object) -> bool:
     if isinstance(value, (tuple, dict)):
         return all(
-            _is_nest_of_arrays(leaf) or isinstance(leaf, list) for leaf in nests.leaves(value)
+            _is_nest_of_arrays(leaf) or isinstance(leaf, list) for leaf in elements.leaves(value)
         )
     return hasattr(value, "__array__") and np.ndim(value) > 0
 
@@ -85,9 +85,9 @@ def _is_nest_of_arrays(value: object) -> bool:
 def _of_batches(batches: list[Any]) -> Dataset:
     if not batches:
         raise ValueError("the list of batches is empty. Expected at least one batch.")
-    items = tuple(nests.from_return(batch) for batch in batches)
+    items = tuple(elements.from_return(batch) for batch in batches)
     for item in items:
-        nests.num_rows(item)
+        elements.num_rows(item)
     return Dataset(Batches(items))
 
 
@@ -157,11 +157,11 @@ def _of_tensorflow(value: Any) -> Dataset:
         return None if shape is None else TensorSpec(shape, leaf.dtype.as_numpy_dtype)
 
     try:
-        signature = nests.map_leaves(find_spec, value.element_spec)
+        signature = elements.map_leaves(find_spec, value.element_spec)
     except AttributeError:
         # Ragged and sparse components have no shape of this kind.
         signature = None
-    if signature is not None and None in nests.leaves(signature):
+    if signature is not None and None in elements.leaves(signature):
         signature = None
     kind, start = "a tf.data data set", value.as_numpy_iterator
     return Dataset(Foreign(kind, start, length=length, signature=signature))

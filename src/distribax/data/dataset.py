@@ -12,7 +12,7 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec
 from distribax.data.formats.saved import SavedFormat, read_catalogue
 from distribax.data.methods import batch_methods, element_methods, order_methods, run_methods
@@ -58,7 +58,7 @@ class Dataset(PlannedDataset):
         >>> list(Dataset.from_tensor_slices(([1, 2], ["a", "b"])))
         [(np.int32(1), b'a'), (np.int32(2), b'b')]
         """
-        return Dataset(sources.Slices(nests.to_element(tensors)))
+        return Dataset(sources.Slices(elements.to_element(tensors)))
 
     @staticmethod
     def from_tensors(tensors: object, name: str | None = None) -> Dataset:
@@ -71,7 +71,7 @@ class Dataset(PlannedDataset):
         Returns:
             The data set.
         """
-        return Dataset(sources.Tensors(nests.to_element(tensors)))
+        return Dataset(sources.Tensors(elements.to_element(tensors)))
 
     @staticmethod
     def from_generator(
@@ -162,7 +162,7 @@ class Dataset(PlannedDataset):
         names = sorted({name for pattern in patterns for name in glob.glob(pattern)})
         if not names:
             raise ValueError(f"file_pattern={file_pattern!r} matches no file.")
-        dataset = Dataset(sources.FileNames(nests.to_element(names)))
+        dataset = Dataset(sources.FileNames(elements.to_element(names)))
         return dataset if in_order else dataset.shuffle(len(names), seed=seed)
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan import grouping, transforms
 from distribax.data.plan.buckets import Buckets
 from distribax.data.plan.padding import parse_padded_shapes
@@ -279,7 +279,7 @@ def bucket_by_sequence_length(
     pad = not check.flag(no_padding, "no_padding")
     shapes = padded_shapes
     if shapes is None and pad_to_bucket_boundary:
-        shapes = nests.map_leaves(lambda leaf: list(leaf.shape), self.element_spec)
+        shapes = elements.map_leaves(lambda leaf: list(leaf.shape), self.element_spec)
 
     def make_batch(key: np.int64, group: D) -> D:
         bucket = int(key)

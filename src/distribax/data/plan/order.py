@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import SHARD_HINT
 from distribax.data.element_spec import Spec, infer_spec, zeros
 from distribax.data.plan.passes import Passes
@@ -146,7 +146,7 @@ class Zip(CombiningNode):
 
 def zip_plans(nest: object) -> Zip:
     """Returns a step that reads a nest of data sets side by side, in the structure of the nest."""
-    parts = nests.leaves(nest)
+    parts = elements.leaves(nest)
     for part in parts:
         if not isinstance(part, HasPlan):
             raise TypeError(
@@ -158,7 +158,7 @@ def zip_plans(nest: object) -> Zip:
 
     def build(values: list[Any]) -> Any:
         given = iter(values)
-        return nests.map_leaves(lambda _: next(given), nest)
+        return elements.map_leaves(lambda _: next(given), nest)
 
     return Zip(tuple(part.plan for part in parts), build)
 
@@ -190,8 +190,8 @@ class Interleave(UnaryNode):
             )
         return made.plan
 
-    def _inner(self, element: nests.Element) -> Node:
-        return self.plan_of(nests.call_with_element(self.fn, element))
+    def _inner(self, element: elements.Element) -> Node:
+        return self.plan_of(elements.call_with_element(self.fn, element))
 
     def first_inner(self, probe: Probe) -> Node | None:
         """Returns the plan made of the first element, if there is one."""

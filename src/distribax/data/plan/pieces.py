@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec, TensorSpec
 from distribax.data.plan.passes import Worker
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
@@ -17,8 +17,8 @@ from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
 class SplitBatch:
     """A worker's batch and its pieces, one for each replica, which are views of the batch."""
 
-    batch: nests.Element
-    pieces: tuple[nests.Element, ...]
+    batch: elements.Element
+    pieces: tuple[elements.Element, ...]
     # Whether the pieces of all workers have the same size.
     even: bool = True
 
@@ -49,11 +49,11 @@ class WorkerShare:
         start = self.worker_id * step
         return min(start, num_rows), min(start + step, num_rows)
 
-    def split(self, part: nests.Element, num_rows: int) -> SplitBatch:
+    def split(self, part: elements.Element, num_rows: int) -> SplitBatch:
         """Splits this worker's part of a global batch of `num_rows` over its replicas."""
         size = self.piece_size(num_rows)
         pieces = tuple(
-            nests.take_rows(part, number * size, (number + 1) * size)
+            elements.take_rows(part, number * size, (number + 1) * size)
             for number in range(self.replicas_per_worker)
         )
         return SplitBatch(part, pieces, num_rows % self.num_pieces == 0)
@@ -87,7 +87,7 @@ class WorkerPart(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        part: Any = nests.map_leaves(self._part_of, self.input.spec(probe))
+        part: Any = elements.map_leaves(self._part_of, self.input.spec(probe))
         return (part,) * self.share.replicas_per_worker if self.split else part
 
     def _part_of(self, batch: TensorSpec) -> TensorSpec:

@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec, infer_spec, spec_of
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Probe, UnaryNode
@@ -57,19 +57,19 @@ class Scan(UnaryNode):
     """Every element through a function that passes a state on."""
 
     label_format = "scan()"
-    initial_state: nests.Element
+    initial_state: elements.Element
     fn: Callable[..., Any]
 
-    def call(self, state: nests.Element, element: nests.Element) -> tuple[Any, Any]:
+    def call(self, state: elements.Element, element: elements.Element) -> tuple[Any, Any]:
         """Returns the next state and the new element."""
         made = self.fn(state, element)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise TypeError(
-                f"the function given to Dataset.scan returned {nests.short(made)}. Expected a "
+                f"the function given to Dataset.scan returned {elements.short(made)}. Expected a "
                 "tuple of the next state and the new element."
             )
-        after = nests.check_state(state, nests.to_element(made[0]), "scan_func")
-        return after, nests.from_return(made[1])
+        after = elements.check_state(state, elements.to_element(made[0]), "scan_func")
+        return after, elements.from_return(made[1])
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -96,7 +96,7 @@ class Resample(UnaryNode):
     @override
     def spec(self, probe: Probe) -> Spec:
         sample, given = self.sample_input(probe)
-        label = nests.to_element(nests.call_with_element(self.class_func, sample))
+        label = elements.to_element(elements.call_with_element(self.class_func, sample))
         return (spec_of(label), given)
 
     @override

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import (
     Spec,
     TensorSpec,
@@ -37,14 +37,14 @@ class IndexedSource(Node):
     """A source of known length that can give any element: order is chosen before reading."""
 
     @abc.abstractmethod
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         """Returns one element."""
 
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         """Returns a batch of the elements at `indices`."""
         if not len(indices):
-            return nests.take_rows(nests.stack([self.element(0)]), 0, 0)
-        return nests.stack([self.element(int(index)) for index in indices])
+            return elements.take_rows(elements.stack([self.element(0)]), 0, 0)
+        return elements.stack([self.element(int(index)) for index in indices])
 
 
 def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -61,25 +61,25 @@ class Slices(IndexedSource):
     """The rows of arrays in memory."""
 
     label_format = "from_tensor_slices({node.size})"
-    arrays: nests.Element
+    arrays: elements.Element
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        arrays = nests.leaves(self.arrays)
+        arrays = elements.leaves(self.arrays)
         if not arrays:
             raise ValueError(
                 f"tensors={self.arrays!r} has no component. Expected at least one array."
             )
         if any(np.ndim(array) == 0 for array in arrays):
             raise ValueError(
-                f"tensors has a component without rows: {nests.describe(self.arrays)}. Every "
+                f"tensors has a component without rows: {elements.describe(self.arrays)}. Every "
                 "component needs at least one dimension; for a single element use from_tensors."
             )
         sizes = {len(array) for array in arrays}
         if len(sizes) != 1:
             raise ValueError(
                 "tensors has components with different numbers of rows: "
-                f"{nests.describe(self.arrays)}. They must agree in their first dimension."
+                f"{elements.describe(self.arrays)}. They must agree in their first dimension."
             )
         object.__setattr__(self, "arrays", align_rows(keep_as_given(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
@@ -89,17 +89,19 @@ class Slices(IndexedSource):
         return self.size
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         if type(self.arrays) is np.ndarray:
             return self.arrays[index]
-        return nests.map_leaves(lambda array: array[index], self.arrays)
+        return elements.map_leaves(lambda array: array[index], self.arrays)
 
     @override
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         if isinstance(indices, range):
             picked = _as_slice(indices)
-            return nests.map_leaves(lambda array: np.ascontiguousarray(array[picked]), self.arrays)
-        return nests.map_leaves(lambda array: _pick_rows(array, indices), self.arrays)
+            return elements.map_leaves(
+                lambda array: np.ascontiguousarray(array[picked]), self.arrays
+            )
+        return elements.map_leaves(lambda array: _pick_rows(array, indices), self.arrays)
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -117,7 +119,7 @@ class Tensors(IndexedSource):
     """One element."""
 
     label_format = "from_tensors()"
-    value: nests.Element
+    value: elements.Element
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", keep_as_given(self.value))
@@ -127,7 +129,7 @@ class Tensors(IndexedSource):
         return 1
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.value
 
     @override
@@ -145,7 +147,7 @@ class Tensors(IndexedSource):
     @property
     def _num_rows(self) -> int | None:
         """The rows of the element, if it is a batch: all components have as many."""
-        sizes = {np.shape(leaf)[:1] for leaf in nests.leaves(self.value)}
+        sizes = {np.shape(leaf)[:1] for leaf in elements.leaves(self.value)}
         (size,) = sizes if len(sizes) == 1 else ((),)
         return size[0] if size else None
 
@@ -163,11 +165,11 @@ class Range(IndexedSource):
         return len(self.values)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.dtype.type(self.values[index])
 
     @override
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         if isinstance(indices, range):
             picked = self.values[_as_slice(indices)]
             return np.arange(picked.start, picked.stop, picked.step, dtype=self.dtype)
@@ -182,14 +184,14 @@ class Range(IndexedSource):
 class Items(IndexedSource):
     """Elements that other steps have made: those of a window, or data sets of files."""
 
-    items: tuple[nests.Element, ...]
+    items: tuple[elements.Element, ...]
 
     @override
     def cardinality(self) -> int:
         return len(self.items)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.items[index]
 
     @override
@@ -263,7 +265,7 @@ class Batches(Items):
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
-        return nests.num_rows(self.items[0])
+        return elements.num_rows(self.items[0])
 
     @property
     @override
@@ -342,7 +344,7 @@ class RandomAccessFiles(IndexedSource):
         return len(self.source)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.source[index]
 
     @override

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import Options
 from distribax.data.element_spec import (
     Spec,
@@ -110,11 +110,11 @@ class PaddedBatching(Batching):
         rows = self.input.spec(probe)
         if self.padded_shapes is None:
             # The sizes of the first element say nothing about those of the others.
-            padded = nests.map_leaves(
+            padded = elements.map_leaves(
                 lambda leaf: TensorSpec((None,) * len(leaf.shape), leaf.dtype), rows
             )
         else:
-            padded = nests.map_leaves(
+            padded = elements.map_leaves(
                 lambda leaf, dims: TensorSpec(dims.dims, leaf.dtype), rows, self.padded_shapes
             )
         return add_batch_dim(padded, size)
@@ -129,7 +129,7 @@ class _NeedsRunning(Exception):
     """Only running the pipeline could tell."""
 
 
-def _refuse(node: Node) -> nests.Element | None:
+def _refuse(node: Node) -> elements.Element | None:
     raise _NeedsRunning
 
 
@@ -152,7 +152,7 @@ class Unbatch(UnaryNode):
             spec = self.input.spec(_refuse)
         except _NeedsRunning:
             return UNKNOWN_CARDINALITY
-        sizes = {leaf.shape[0] if leaf.shape else None for leaf in nests.leaves(spec)}
+        sizes = {leaf.shape[0] if leaf.shape else None for leaf in elements.leaves(spec)}
         size = sizes.pop() if len(sizes) == 1 else None
         return UNKNOWN_CARDINALITY if size is None else count * size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
@@ -95,7 +95,7 @@ class _FileSharder:
     def _own_names(self, node: FileNames) -> Node:
         self._check_enough(node.size, node.label)
         own = slice(self._worker_id, None, self._num_workers)
-        return FileNames(nests.map_leaves(lambda names: names[own], node.arrays))
+        return FileNames(elements.map_leaves(lambda names: names[own], node.arrays))
 
     def _check_enough(self, num_files: int, label: str) -> None:
         if num_files < self._num_workers:

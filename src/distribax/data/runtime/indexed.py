@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.order import Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node
@@ -120,7 +120,7 @@ class IndexedIterator(PipelineIterator):
         self._order: Order = range(0) if ended else positions(plan.order, context)
 
     @override
-    def __next__(self) -> nests.Element:
+    def __next__(self) -> elements.Element:
         plan = self._plan
         if plan.batch is None:
             return self._element()
@@ -133,7 +133,7 @@ class IndexedIterator(PipelineIterator):
         rows = plan.source.rows(order[start:stop])
         return share.split(rows, len(order)) if plan.part.split else rows
 
-    def _element(self) -> nests.Element:
+    def _element(self) -> elements.Element:
         if self._position >= len(self._order) and not self._next_epoch():
             raise StopIteration
         index = self._order[self._position]

@@ -11,7 +11,7 @@ import grain
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.elements import Element
 from distribax.data.formats.saved import SavedFormat, read_catalogue
@@ -203,7 +203,7 @@ def _(node: transforms.Map, context: PassContext) -> PipelineIterator:
 
 @_build.register
 def _(node: transforms.Batching, context: PassContext) -> PipelineIterator:
-    make: Callable[[Sequence[Any]], Any] = nests.stack
+    make: Callable[[Sequence[Any]], Any] = elements.stack
     if isinstance(node, transforms.PaddedBatching):
         make = functools.partial(pad_and_stack, node)
     batches: Any = _Started(node.input, context).batch(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
 from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
 from distribax.data.runtime.iterators.pipeline_iterator import (
@@ -36,14 +36,14 @@ class WindowIterator(Stage):
         self._fill(node.span)
         if not self._held or (node.drop_remainder and len(self._held) < node.span):
             raise StopIteration
-        elements = [element for _, element in self._held][:: node.stride]
+        window = [element for _, element in self._held][:: node.stride]
         for _ in range(node.shift):
             if not self._held:
                 self._fill(1)
             if not self._held:
                 break
             self._held.popleft()
-        return node.make(elements)
+        return node.make(window)
 
     def _fill(self, count: int) -> None:
         while len(self._held) < count:
@@ -169,8 +169,8 @@ class RebatchIterator(ReplayStage):
             if not self._num_left and not self._read():
                 break
             taken = min(missing, self._num_left)
-            parts.append(nests.take_rows(self._left, 0, taken))
-            self._left = nests.take_rows(self._left, taken, self._num_left)
+            parts.append(elements.take_rows(self._left, 0, taken))
+            self._left = elements.take_rows(self._left, taken, self._num_left)
             self._num_left -= taken
             missing -= taken
         if not parts or (missing and self._node.drop_remainder):
@@ -178,7 +178,7 @@ class RebatchIterator(ReplayStage):
         self._turn = (self._turn + 1) % len(self._node.sizes)
         if len(parts) == 1:
             return parts[0]
-        return nests.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
+        return elements.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
 
     def _read(self) -> bool:
         while not self._num_left:
@@ -186,5 +186,5 @@ class RebatchIterator(ReplayStage):
                 self._left = self._next()
             except StopIteration:
                 return False
-            self._num_left = nests.num_rows(self._left)
+            self._num_left = elements.num_rows(self._left)
         return True

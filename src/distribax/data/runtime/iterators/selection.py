@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
 from distribax.data.plan.selection import (
@@ -84,7 +84,7 @@ class UniqueIterator(ReplayStage):
             if isinstance(element, (tuple, dict)) or np.ndim(element):  # type: ignore[arg-type]
                 raise ValueError(
                     f"unique takes single numbers or texts; an element is "
-                    f"{nests.describe(element)}. Choose one component with map."
+                    f"{elements.describe(element)}. Choose one component with map."
                 )
             value = element if isinstance(element, bytes) else np.asarray(element).item()
             if value not in self._seen:
@@ -168,7 +168,7 @@ class ResampleIterator(ReplayStage):
     def _make(self) -> Element:
         while True:
             element = self._next()
-            label = nests.to_element(self._call(element))
+            label = elements.to_element(self._call(element))
             number = int(np.asarray(label))
             if not 0 <= number < len(self._target):
                 raise ValueError(

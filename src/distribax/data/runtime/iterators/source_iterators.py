@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
 from distribax.data.formats.record_format import RecordReader
@@ -87,12 +87,12 @@ class GeneratorIterator(CountingSource):
     @override
     def _convert(self, value: object) -> Element:
         if self._node.signature is not None:
-            return copy_changeable(nests.map_leaves(_fit, self._node.signature, _as_nest(value)))
+            return copy_changeable(elements.map_leaves(_fit, self._node.signature, _as_nest(value)))
         if self._node.types is not None:
             return copy_changeable(
-                nests.map_leaves(_convert_dtype, self._node.types, _as_nest(value))
+                elements.map_leaves(_convert_dtype, self._node.types, _as_nest(value))
             )
-        return copy_changeable(nests.from_return(value))
+        return copy_changeable(elements.from_return(value))
 
 
 def _as_nest(value: object) -> Element:
@@ -103,7 +103,7 @@ def _fit(spec: TensorSpec, value: object) -> Element:
     leaf = _convert_dtype(spec.dtype, value)
     if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
         raise ValueError(
-            f"the generator yielded {nests.describe(leaf)}, which does not fit its "
+            f"the generator yielded {elements.describe(leaf)}, which does not fit its "
             f"output_signature {spec}. Yield what it says, or change output_signature."
         )
     return leaf
@@ -124,7 +124,7 @@ def _convert_dtype(dtype: np.dtype[Any], value: object) -> Any:
     if harmless or np.array_equal(converted, leaf):
         return converted
     raise TypeError(
-        f"the generator yielded {nests.short(value)} of dtype {leaf.dtype} where its "
+        f"the generator yielded {elements.short(value)} of dtype {leaf.dtype} where its "
         f"output_signature or output_types says {dtype}, and it cannot be converted without loss. "
         "Change one of the two."
     )
@@ -139,7 +139,7 @@ def _widen(value: object) -> Element:
             array = np.asarray(value)
             if array.dtype.kind in "iuf":
                 return array[()]
-    return nests.to_element(value)
+    return elements.to_element(value)
 
 
 class CounterIterator(PipelineIterator):
@@ -260,8 +260,8 @@ def _to_nest(value: object) -> Element:
     # Loaders collate pairs into lists, where a list stands for a tuple at every level.
     if isinstance(value, list) and any(hasattr(item, "__array__") for item in value):
         return tuple(_to_nest(item) for item in value)
-    if isinstance(value, tuple) and not nests.is_namedtuple(value):
+    if isinstance(value, tuple) and not elements.is_namedtuple(value):
         return tuple(_to_nest(item) for item in value)
     if isinstance(value, dict):
         return {key: _to_nest(item) for key, item in value.items()}
-    return nests.to_element(value)
+    return elements.to_element(value)

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
 from distribax.data.plan.order import Take
 from distribax.data.plan.transforms import Enumerate, Filter
@@ -35,12 +35,12 @@ class UserCall:
 
     def __call__(self, element: Element) -> Any:
         try:
-            return nests.call_with_element(self._fn, element)
+            return elements.call_with_element(self._fn, element)
         except StopIteration as error:
             # Let through, it would end the data set early and silently.
             raise RuntimeError(f"{self._name()} raised StopIteration") from error
         except Exception as error:
-            error.add_note(f"in {self._name()}, given an element {nests.describe(element)}")
+            error.add_note(f"in {self._name()}, given an element {elements.describe(element)}")
             raise
 
     def _name(self) -> str:
@@ -59,7 +59,7 @@ class MappedCall(UserCall):
     @override
     def __call__(self, element: Element) -> Element:
         result = super().__call__(element)
-        return result if type(result) is np.ndarray else nests.from_return(result)
+        return result if type(result) is np.ndarray else elements.from_return(result)
 
 
 class MapIterator(Stage):
@@ -220,10 +220,10 @@ class BatchRows:
 
     def __init__(self, batch: Element) -> None:
         self._batch = batch
-        self._size = nests.num_rows(batch)
+        self._size = elements.num_rows(batch)
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, row: int) -> Element:
-        return nests.map_leaves(lambda leaf: leaf[row], self._batch)
+        return elements.map_leaves(lambda leaf: leaf[row], self._batch)
