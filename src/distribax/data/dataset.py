@@ -226,7 +226,7 @@ class Dataset(PlannedDataset):
         Returns:
             The data set.
         """
-        return Dataset(_random_numbers(seed, rerandomize_each_iteration))
+        return Dataset(_make_random_numbers(seed, rerandomize_each_iteration))
 
     @staticmethod
     def choose_from_datasets(
@@ -286,7 +286,7 @@ class Dataset(PlannedDataset):
         """
         stop = check.flag(stop_on_empty_dataset, "stop_on_empty_dataset")
         parts = choose.parse_parts(datasets)
-        numbers = _random_numbers(seed, rerandomize_each_iteration)
+        numbers = _make_random_numbers(seed, rerandomize_each_iteration)
         if isinstance(weights, HasPlan):
             choice = choose.draw(numbers, weights.plan, len(parts))
         else:
@@ -375,7 +375,7 @@ class Dataset(PlannedDataset):
     get_single_element = run_methods.get_single_element
 
 
-def _random_numbers(seed: int | None, again: bool | None) -> sources.RandomNumbers:
+def _make_random_numbers(seed: int | None, again: bool | None) -> sources.RandomNumbers:
     number = None if seed is None else check.whole_number(seed, "seed")
     each = again is not None and check.flag(again, "rerandomize_each_iteration")
     return sources.RandomNumbers(number, each)

@@ -57,7 +57,7 @@ class TensorSpec:
             Whether it fits. A dimension of None fits any size.
         """
         shape = value.shape if isinstance(value, TensorSpec) else np.shape(value)
-        dtype = value.dtype if isinstance(value, TensorSpec) else elements.leaf_dtype(value)
+        dtype = value.dtype if isinstance(value, TensorSpec) else elements.get_dtype(value)
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
@@ -83,15 +83,15 @@ class DatasetSpec(TensorSpec):
         object.__setattr__(self, "element_spec", element_spec)
 
 
-def spec_of(element: elements.Element) -> Spec:
+def find_spec(element: elements.Element) -> Spec:
     """Returns the nest of TensorSpecs that describes one element exactly."""
-    return elements.map_leaves(_spec_of_leaf, element)
+    return elements.map_leaves(_find_leaf_spec, element)
 
 
-def _spec_of_leaf(leaf: Any) -> TensorSpec:
+def _find_leaf_spec(leaf: Any) -> TensorSpec:
     if isinstance(leaf, elements.DatasetLeaf):
         return DatasetSpec(leaf.element_spec)  # type: ignore[attr-defined]
-    return TensorSpec(np.shape(leaf), elements.leaf_dtype(leaf))
+    return TensorSpec(np.shape(leaf), elements.get_dtype(leaf))
 
 
 def merge_specs(first: Spec, second: Spec) -> Spec:
@@ -183,7 +183,7 @@ def infer_spec(
     return merge_specs(result, second)
 
 
-def zeros(spec: Spec) -> elements.Element:
+def make_zeros(spec: Spec) -> elements.Element:
     """Returns an element of zeros that fits a spec, with 1 for dimensions that vary."""
 
     def make(leaf: TensorSpec) -> elements.Leaf:

@@ -62,7 +62,7 @@ class DatasetIterator(LiftedIterator):
     @property
     def element_spec(self) -> Any:
         """The shapes and data types of the elements."""
-        return self._plan.spec(runner.first_element)
+        return self._plan.spec(runner.read_first_element)
 
     @override
     def fetch(self) -> Element:

@@ -139,7 +139,7 @@ class DequeueSteps(Steps):
         found = [batch for batch in batches if batch is not None]
         if not found or (self._is_static and len(found) < self._num_replicas):
             raise StopIteration
-        pieces = [empty_like(found[0]) if batch is None else batch for batch in batches]
+        pieces = [make_empty(found[0]) if batch is None else batch for batch in batches]
         return StepBatches(pieces, len(found) == len(batches))
 
     @override
@@ -182,7 +182,7 @@ def _has_static_elements(dataset: Dataset) -> bool:
         return False  # It has no element, and so nothing to leave out.
 
 
-def empty_like(piece: Element) -> Element:
+def make_empty(piece: Element) -> Element:
     """Returns a batch of the same form without any example; a scalar becomes zero."""
 
     def empty(leaf: object) -> Element:

@@ -36,7 +36,7 @@ _classes: dict[tuple[str, tuple[str, ...]], Callable[..., Any]] = {}
 
 def encode(element: elements.Element) -> bytes:
     """Returns an element as bytes."""
-    leaves = elements.leaves(element)
+    leaves = elements.list_leaves(element)
     described, parts = [], []
     for leaf in leaves:
         entry, payload = _encode_leaf(leaf)
@@ -65,7 +65,7 @@ def decode(record: bytes) -> elements.Element:
         element = _load_structure(header["structure"], lambda: next(left, None))
     except MALFORMED as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if start > len(record) or len(elements.leaves(element)) != len(leaves):
+    if start > len(record) or len(elements.list_leaves(element)) != len(leaves):
         raise ValueError("its length does not fit its header")
     return element
 
@@ -106,7 +106,7 @@ def save_spec(spec: Spec) -> dict[str, Any]:
     """Returns a nest of TensorSpecs as data that JSON can hold."""
     leaves = [
         {"shape": leaf.shape, "dtype": None if leaf.dtype.hasobject else leaf.dtype.name}
-        for leaf in elements.leaves(spec)
+        for leaf in elements.list_leaves(spec)
     ]
     return {"structure": _save_structure(spec), "leaves": leaves}
 
@@ -115,7 +115,7 @@ def load_spec(saved: dict[str, Any]) -> Spec:
     """Returns the nest of TensorSpecs that `save_spec` was given."""
     leaves = iter([TensorSpec(leaf["shape"], leaf["dtype"] or bytes) for leaf in saved["leaves"]])
     spec = _load_structure(saved["structure"], lambda: next(leaves, None))
-    if None in elements.leaves(spec):
+    if None in elements.list_leaves(spec):
         raise ValueError("it has fewer leaves than its structure")
     return spec
 

@@ -18,7 +18,7 @@ def parse_signature(
                 "output_signature and output_types or output_shapes were both given; they mean the "
                 "same. Keep output_signature."
             )
-        for leaf in elements.leaves(signature):
+        for leaf in elements.list_leaves(signature):
             if not isinstance(leaf, TensorSpec):
                 raise TypeError(
                     f"output_signature={signature!r} has {leaf!r} in it. Expected a "

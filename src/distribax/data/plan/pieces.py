@@ -36,22 +36,22 @@ class WorkerShare:
         """The number of replicas of all workers."""
         return self.num_workers * self.replicas_per_worker
 
-    def piece_size(self, num_rows: int) -> int:
+    def find_piece_size(self, num_rows: int) -> int:
         """Returns the rows of a full piece: those of the global batch over the pieces, rounded up.
 
         The last pieces may be shorter or empty.
         """
         return -(-num_rows // self.num_pieces)
 
-    def rows(self, num_rows: int) -> tuple[int, int]:
+    def find_rows(self, num_rows: int) -> tuple[int, int]:
         """Returns the first row of this worker's part of a batch, and the one after its last."""
-        step = self.replicas_per_worker * self.piece_size(num_rows)
+        step = self.replicas_per_worker * self.find_piece_size(num_rows)
         start = self.worker_id * step
         return min(start, num_rows), min(start + step, num_rows)
 
     def split(self, part: elements.Element, num_rows: int) -> SplitBatch:
         """Splits this worker's part of a global batch of `num_rows` over its replicas."""
-        size = self.piece_size(num_rows)
+        size = self.find_piece_size(num_rows)
         pieces = tuple(
             elements.take_rows(part, number * size, (number + 1) * size)
             for number in range(self.replicas_per_worker)
@@ -87,10 +87,10 @@ class WorkerPart(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        part: Any = elements.map_leaves(self._part_of, self.input.spec(probe))
+        part: Any = elements.map_leaves(self._cut_spec, self.input.spec(probe))
         return (part,) * self.share.replicas_per_worker if self.split else part
 
-    def _part_of(self, batch: TensorSpec) -> TensorSpec:
+    def _cut_spec(self, batch: TensorSpec) -> TensorSpec:
         if self.share.num_pieces == 1:
             return batch
         rows = batch.shape[0] if batch.shape else None
@@ -100,18 +100,18 @@ class WorkerPart(UnaryNode):
         size = rows // self.share.num_pieces * pieces if rows is not None and even else None
         return TensorSpec((size, *batch.shape[1:]), batch.dtype)
 
-    def turn_size(self, num_rows: int) -> int:
+    def find_turn_size(self, num_rows: int) -> int:
         """Returns the rows of one of the batches that a batch of `num_rows` is cut into."""
         nominal = self.batch_size or num_rows
-        return self.share.replicas_per_worker * self.share.piece_size(nominal)
+        return self.share.replicas_per_worker * self.share.find_piece_size(nominal)
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
         size = self.input.static_batch_size(probe)
         if size is None:
             return None
-        start, stop = self.share.rows(size)
-        return self.turn_size(size) if self.in_turn else stop - start
+        start, stop = self.share.find_rows(size)
+        return self.find_turn_size(size) if self.in_turn else stop - start
 
     @property
     @override

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data import elements
-from distribax.data.element_spec import Spec, infer_spec, spec_of
+from distribax.data.element_spec import Spec, find_spec, infer_spec
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Probe, UnaryNode
 
@@ -65,7 +65,7 @@ class Scan(UnaryNode):
         made = self.fn(state, element)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise TypeError(
-                f"the function given to Dataset.scan returned {elements.short(made)}. Expected a "
+                f"the function given to Dataset.scan returned {elements.shorten(made)}. Expected a "
                 "tuple of the next state and the new element."
             )
         after = elements.check_state(state, elements.to_element(made[0]), "scan_func")
@@ -74,7 +74,7 @@ class Scan(UnaryNode):
     @override
     def spec(self, probe: Probe) -> Spec:
         return infer_spec(
-            lambda element: spec_of(self.call(self.initial_state, element)[1]),
+            lambda element: find_spec(self.call(self.initial_state, element)[1]),
             *self.sample_input(probe),
         )
 
@@ -97,7 +97,7 @@ class Resample(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         sample, given = self.sample_input(probe)
         label = elements.to_element(elements.call_with_element(self.class_func, sample))
-        return (spec_of(label), given)
+        return (find_spec(label), given)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

@@ -15,10 +15,10 @@ from distribax.data import elements
 from distribax.data.element_spec import (
     Spec,
     TensorSpec,
+    find_spec,
     merge_specs,
     remove_batch_dim,
     resize_batch_dim,
-    spec_of,
 )
 from distribax.data.formats.record_format import RecordFormat
 from distribax.data.plan.passes import Passes
@@ -65,7 +65,7 @@ class Slices(IndexedSource):
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        arrays = elements.leaves(self.arrays)
+        arrays = elements.list_leaves(self.arrays)
         if not arrays:
             raise ValueError(
                 f"tensors={self.arrays!r} has no component. Expected at least one array."
@@ -105,7 +105,7 @@ class Slices(IndexedSource):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return remove_batch_dim(spec_of(self.arrays))
+        return remove_batch_dim(find_spec(self.arrays))
 
 
 def _as_slice(indices: range) -> slice:
@@ -134,7 +134,7 @@ class Tensors(IndexedSource):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return spec_of(self.value)
+        return find_spec(self.value)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
@@ -147,7 +147,7 @@ class Tensors(IndexedSource):
     @property
     def _num_rows(self) -> int | None:
         """The rows of the element, if it is a batch: all components have as many."""
-        sizes = {np.shape(leaf)[:1] for leaf in elements.leaves(self.value)}
+        sizes = {np.shape(leaf)[:1] for leaf in elements.list_leaves(self.value)}
         (size,) = sizes if len(sizes) == 1 else ((),)
         return size[0] if size else None
 
@@ -196,7 +196,7 @@ class Items(IndexedSource):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        first, *others = map(spec_of, self.items)
+        first, *others = map(find_spec, self.items)
         return functools.reduce(merge_specs, others, first)
 
     @property
@@ -257,7 +257,7 @@ class Batches(Items):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return resize_batch_dim(spec_of(self.items[0]), None)
+        return resize_batch_dim(find_spec(self.items[0]), None)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
@@ -265,7 +265,7 @@ class Batches(Items):
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
-        return elements.num_rows(self.items[0])
+        return elements.count_rows(self.items[0])
 
     @property
     @override
@@ -300,7 +300,7 @@ def probe_spec(node: Node, probe: Probe) -> Spec:
             f"the element_spec of {node.label} cannot be known: it yields no element. Give its "
             "spec, for example from_generator(fn, output_signature=dx.data.TensorSpec(...))."
         )
-    return spec_of(first)
+    return find_spec(first)
 
 
 @dataclass(frozen=True, eq=False)

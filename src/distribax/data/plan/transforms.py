@@ -15,9 +15,9 @@ from distribax.data.element_spec import (
     Spec,
     TensorSpec,
     add_batch_dim,
+    find_spec,
     infer_spec,
     remove_batch_dim,
-    spec_of,
 )
 from distribax.data.elements import call_with_element, from_return
 from distribax.data.plan.plan_node import (
@@ -41,7 +41,7 @@ class Map(UnaryNode):
     @override
     def spec(self, probe: Probe) -> Spec:
         return infer_spec(
-            lambda element: spec_of(from_return(call_with_element(self.fn, element))),
+            lambda element: find_spec(from_return(call_with_element(self.fn, element))),
             *self.sample_input(probe),
         )
 
@@ -152,7 +152,7 @@ class Unbatch(UnaryNode):
             spec = self.input.spec(_refuse)
         except _NeedsRunning:
             return UNKNOWN_CARDINALITY
-        sizes = {leaf.shape[0] if leaf.shape else None for leaf in elements.leaves(spec)}
+        sizes = {leaf.shape[0] if leaf.shape else None for leaf in elements.list_leaves(spec)}
         size = sizes.pop() if len(sizes) == 1 else None
         return UNKNOWN_CARDINALITY if size is None else count * size
 

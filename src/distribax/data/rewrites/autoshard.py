@@ -89,7 +89,7 @@ def auto_shard(
         seed = _COMMON_SEED
     share = WorkerShare(num_workers, worker_id, replicas_per_worker)
     in_turn = num_workers > 1 and not by_data
-    batch_size = plan.static_batch_size(runner.first_element)
+    batch_size = plan.static_batch_size(runner.read_first_element)
 
     def cut(node: Node) -> WorkerPart:
         return WorkerPart(node, share, in_turn, split, batch_size, seed)
@@ -99,7 +99,7 @@ def auto_shard(
 
 def _require_batched(plan: Node) -> None:
     """Refuses a plan whose elements are known not to be batches."""
-    if plan.is_batched(runner.first_element) is False:
+    if plan.is_batched(runner.read_first_element) is False:
         raise ValueError(
             "the data set is not batched, so there is no batch to divide among the replicas. "
             "Batch it by the global batch size first, for example "
@@ -128,7 +128,7 @@ def _shard(
         return plan, ShardDecision(AutoShardPolicy.DATA, "asked for")
     try:
         exact = wanted is AutoShardPolicy.AUTO
-        sharded = shard_files(plan, num_workers, worker_id, runner.first_element, exact=exact)
+        sharded = shard_files(plan, num_workers, worker_id, runner.read_first_element, exact=exact)
     except NotFileBased as error:
         if wanted is AutoShardPolicy.FILE:
             raise ValueError(

@@ -33,7 +33,7 @@ def pad_and_stack(node: PaddedBatching, rows: Sequence[Element]) -> Element:
 
 
 def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: object) -> np.ndarray[Any, Any]:
-    dtype = elements.leaf_dtype(leaves[0])
+    dtype = elements.get_dtype(leaves[0])
     target = pad_to.target([np.shape(leaf) for leaf in leaves])
     result = np.full((len(leaves), *target), _parse_padding(value, dtype), dtype)
     for row, leaf in zip(result, leaves, strict=True):
@@ -51,9 +51,9 @@ def _check_structure(nest: object, element: Element, name: str) -> None:
         )
     except ValueError:
         same = False
-    if not all(elements.leaves(same)):
+    if not all(elements.list_leaves(same)):
         raise ValueError(
-            f"{name}={elements.short(nest)} has another structure than the elements, which are "
+            f"{name}={elements.shorten(nest)} has another structure than the elements, which are "
             f"{elements.describe(element)}."
         )
 
@@ -83,17 +83,17 @@ def cut_aligned(node: WorkerPart, batch: Element) -> Element:
     if share.num_pieces == 1:
         # All of it, which need not be a batch.
         return SplitBatch(batch, (batch,)) if node.split else batch
-    size = elements.num_rows(batch)
-    part = elements.take_rows(batch, *share.rows(size))
+    size = elements.count_rows(batch)
+    part = elements.take_rows(batch, *share.find_rows(size))
     return share.split(part, size) if node.split else part
 
 
 def cut_in_turn(node: WorkerPart, batch: Element) -> list[Element]:
     """Returns a batch as the successive smaller batches of one worker."""
-    size = elements.num_rows(batch)
-    step = node.turn_size(size)
+    size = elements.count_rows(batch)
+    step = node.find_turn_size(size)
     parts = [elements.take_rows(batch, start, start + step) for start in range(0, size, step)]
     if not node.split:
         return parts
     alone = WorkerShare(1, 0, node.share.replicas_per_worker)
-    return [alone.split(part, elements.num_rows(part)) for part in parts]
+    return [alone.split(part, elements.count_rows(part)) for part in parts]

@@ -91,7 +91,7 @@ def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     return build(plan, context)
 
 
-def first_element(plan: Node) -> Element | None:
+def read_first_element(plan: Node) -> Element | None:
     """Runs a plan up to its first element; None if it has none."""
     for node in walk(plan):
         if isinstance(node, sources.Foreign) and not node.repeatable:
@@ -99,22 +99,22 @@ def first_element(plan: Node) -> Element | None:
                 f"the element_spec of {node.kind} cannot be known: it can be iterated only once, "
                 "so looking at its first element would lose it. Pass a function that makes it."
             )
-    iterator = build(_without_threads(plan), PassContext())
+    iterator = build(_remove_threads(plan), PassContext())
     try:
         return next(iterator, None)
     finally:
         iterator.close()
 
 
-def _without_threads(node: Node) -> Node:
+def _remove_threads(node: Node) -> Node:
     if isinstance(node, (transforms.Prefetch, transforms.Cache)):
-        return _without_threads(node.input)
-    return transforms.replace_inputs(node, _without_threads)
+        return _remove_threads(node.input)
+    return transforms.replace_inputs(node, _remove_threads)
 
 
 def build(node: Node, context: PassContext) -> PipelineIterator:
     """Makes the iterator of one pass over a node."""
-    plan = indexed.match(node)
+    plan = indexed.match_plan(node)
     if plan is not None:
         return indexed.IndexedIterator(plan, context)
     return _build(node, context)
@@ -251,7 +251,7 @@ def _(node: transforms.Snapshot, context: PassContext) -> PipelineIterator:
         node,
         lambda: build(node.input, context),
         open_saved,
-        lambda: node.input.spec(first_element),
+        lambda: node.input.spec(read_first_element),
     )
 
 
@@ -296,7 +296,7 @@ def _(node: choose.Choose, context: PassContext) -> PipelineIterator:
 @_build.register
 def _(node: grouping.GroupByWindow, context: PassContext) -> PipelineIterator:
     def open_group(key: np.int64, group: list[Element], number: int) -> PipelineIterator:
-        return build(node.plan_of(key, group), context.child(number))
+        return build(node.find_plan(key, group), context.child(number))
 
     return GroupByWindowIterator(build(node.input, context), node, open_group)
 
@@ -314,7 +314,7 @@ def _(node: order.Interleave, context: PassContext) -> PipelineIterator:
     num_threads = 0 if threads in (None, AUTOTUNE) else threads
 
     def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
-        inner = build(node.plan_of(call(element)), context.child(number))
+        inner = build(node.find_plan(call(element)), context.child(number))
         if place >= num_threads:
             return inner
         ahead = _read_ahead(inner, 2 * node.block_length)

@@ -27,6 +27,6 @@ def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     return _load_engine().start(plan, run, seeds)
 
 
-def first_element(plan: Node) -> Element | None:
+def read_first_element(plan: Node) -> Element | None:
     """Runs a plan up to its first element; None if it has none."""
-    return _load_engine().first_element(plan)
+    return _load_engine().read_first_element(plan)

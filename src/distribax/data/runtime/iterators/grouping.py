@@ -186,5 +186,5 @@ class RebatchIterator(ReplayStage):
                 self._left = self._next()
             except StopIteration:
                 return False
-            self._num_left = elements.num_rows(self._left)
+            self._num_left = elements.count_rows(self._left)
         return True

@@ -160,7 +160,7 @@ class ResampleIterator(ReplayStage):
 
     @override
     def _restart(self) -> None:
-        self._draws = permutation.uniforms(self._key)
+        self._draws = permutation.draw_uniforms(self._key)
         # As if each class had been seen once.
         self._counts = np.ones(len(self._target))
 

@@ -124,7 +124,7 @@ def _convert_dtype(dtype: np.dtype[Any], value: object) -> Any:
     if harmless or np.array_equal(converted, leaf):
         return converted
     raise TypeError(
-        f"the generator yielded {elements.short(value)} of dtype {leaf.dtype} where its "
+        f"the generator yielded {elements.shorten(value)} of dtype {leaf.dtype} where its "
         f"output_signature or output_types says {dtype}, and it cannot be converted without loss. "
         "Change one of the two."
     )
@@ -175,7 +175,7 @@ class RandomNumbersOf:
     def __call__(self, place: int) -> np.int64:
         number, offset = divmod(place, permutation.BLOCK_SIZE)
         if number != self._number:
-            self._number, self._block = number, permutation.random_block(self._key, number)
+            self._number, self._block = number, permutation.draw_block(self._key, number)
         return np.int64(self._block[offset])
 
 

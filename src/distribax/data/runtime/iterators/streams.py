@@ -220,7 +220,7 @@ class BatchRows:
 
     def __init__(self, batch: Element) -> None:
         self._batch = batch
-        self._size = elements.num_rows(batch)
+        self._size = elements.count_rows(batch)
 
     def __len__(self) -> int:
         return self._size
