@@ -36,12 +36,12 @@ class Rule:
     view: Callable[[Any, int | jax.Array], Any] | None = None
 
 
-def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
+def _take_own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
     """Returns a replica's part of a sum: the first one continues from what there is."""
     return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
 
 
-SUM: Final = Rule(VariableAggregation.SUM, _own_part)
+SUM: Final = Rule(VariableAggregation.SUM, _take_own_part)
 """For variables in which the replicas add up what they see."""
 
 
@@ -68,10 +68,10 @@ class ForeignVariable:
         if self._placement is None:
             return self._value
         if self._host is None:
-            self._host = self.piece(0)
+            self._host = self.get_piece(0)
         return self._host
 
-    def types(self) -> Any:
+    def get_types(self) -> Any:
         """Returns the types of the arrays, which are the same wherever they are placed."""
         return jax.tree.map(jax_private.get_array_type, self._value)
 
@@ -79,7 +79,7 @@ class ForeignVariable:
         """Replaces the value by one of code outside of steps, of whatever form."""
         self._value, self._placement, self._shared, self._host = value, None, True, None
 
-    def piece(self, index: int) -> Any:
+    def get_piece(self, index: int) -> Any:
         """Returns the copy of the device with this index, or the only one there is."""
         placement = self._placement
         assert placement is not None
@@ -122,7 +122,7 @@ class ForeignVariable:
             self._shared, self._host = False, None
         return value
 
-    def handle(self, strategy: contracts.Strategy) -> Handle:
+    def find_handle(self, strategy: contracts.Strategy) -> Handle:
         """Returns what the engine takes for a variable of `strategy`."""
         handle = self._handles.get(strategy)
         if handle is None:
@@ -132,7 +132,9 @@ class ForeignVariable:
             handle = self._handles[strategy] = Handle(self, strategy, placement)
         return handle
 
-    def handle_in(self, frame: frames.Frame, strategy: contracts.Strategy | None = None) -> Handle:
+    def find_handle_in(
+        self, frame: frames.Frame, strategy: contracts.Strategy | None = None
+    ) -> Handle:
         """Returns the one handle that stands for this variable while a function is traced.
 
         A `strategy` that runs replicas takes the variable over from code outside of replicas.
@@ -140,9 +142,9 @@ class ForeignVariable:
         function = frame.function
         used = next((h for h in self._handles.values() if h in function.touched), None)
         if strategy is None:
-            return used or self.handle(self.owner or context.get_strategy())
+            return used or self.find_handle(self.owner or context.get_strategy())
         self.owner = strategy
-        handle = self.handle(strategy)
+        handle = self.find_handle(strategy)
         if used is not None and used is not handle:
             function.rename(used, handle)
         return handle
@@ -174,7 +176,7 @@ class Handle:
 
     def program_type(self) -> Any:
         """Returns the type of the value that a compiled program reads."""
-        return self.variable.types()
+        return self.variable.get_types()
 
     def program_value(self) -> Any:
         """Returns the value that a compiled program reads."""

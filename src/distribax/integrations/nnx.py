@@ -43,7 +43,7 @@ adapt = replica_state.with_state
 # How replicas share variables.
 
 
-def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
+def _fold_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
     """Returns a random key that is different in each replica."""
     fold = lambda one: jax.random.fold_in(one, replica_id)  # noqa: E731
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key.ravel()).reshape(key.shape)
@@ -51,7 +51,7 @@ def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 _RULES: tuple[tuple[type, Rule], ...] = (
-    (nnx.RngKey, Rule(_FIRST, _own_key)),
+    (nnx.RngKey, Rule(_FIRST, _fold_key)),
     (nnx.RngCount, Rule(VariableAggregation.NONE)),
     (nnx.metrics.MetricState, SUM),
     (nnx.Variable, Rule(VariableAggregation.MEAN)),
@@ -69,7 +69,7 @@ class _Made:
     where: object
 
 
-def _where() -> object | None:
+def _find_place() -> object | None:
     """Returns the trace, or the eager replica, that the code runs in; None outside of steps."""
     frame = frames.current()
     if frame is not None:
@@ -116,7 +116,7 @@ class _VariableValue(_ReplacedSlot):
         try:
             held = self._slot.__get__(variable)
         except AttributeError:
-            where = _where()
+            where = _find_place()
             self._slot.__set__(variable, value if where is None else _Made(value, where))
             return
         foreign = self._find_foreign(variable, held)
@@ -136,7 +136,7 @@ class _VariableValue(_ReplacedSlot):
         """Returns the foreign variable; None for one that is not state of the running step."""
         if type(held) is ForeignVariable:
             return held
-        where = _where()
+        where = _find_place()
         if where is None or (type(held) is _Made and held.where is where):
             return None
         return self._adopt(variable, held)
@@ -204,7 +204,7 @@ class _HijaxValue(_ReplacedSlot):
 
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
-        if _where() is not None:
+        if _find_place() is not None:
             raise ValueError(
                 f"nnx.{variable._var_type.__name__} is a hijax variable, which replicas cannot "
                 "share yet. Create it with hijax=False, which is the default."

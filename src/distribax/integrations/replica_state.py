@@ -38,7 +38,7 @@ def read(variable: ForeignVariable) -> Any:
     if state is not None:
         return state.read(variable)
     frame = frames.current()
-    return variable.read() if frame is None else frame.read(_handle(variable, frame))
+    return variable.read() if frame is None else frame.read(_find_handle(variable, frame))
 
 
 def write(variable: ForeignVariable, value: Arrays) -> None:
@@ -49,8 +49,8 @@ def write(variable: ForeignVariable, value: Arrays) -> None:
         state.write(variable, value)
     elif frame is None:
         variable.write(value)
-    elif not _same_leaves(value, frame.read(_handle(variable, frame))):
-        frame.write(_handle(variable, frame), _arrays(variable, value))
+    elif not _have_same_leaves(value, frame.read(_find_handle(variable, frame))):
+        frame.write(_find_handle(variable, frame), _to_arrays(variable, value))
 
 
 def commit() -> None:
@@ -61,10 +61,10 @@ def commit() -> None:
         state.pending.clear()
 
 
-def _handle(variable: ForeignVariable, frame: frames.Frame) -> Handle:
+def _find_handle(variable: ForeignVariable, frame: frames.Frame) -> Handle:
     here = context.current()
     in_replica = here.replica_context is not None and context.has_strategy()
-    return variable.handle_in(frame, here.strategy if in_replica else None)
+    return variable.find_handle_in(frame, here.strategy if in_replica else None)
 
 
 def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,16 +115,18 @@ class ReplicaState:
 
     def read(self, variable: ForeignVariable) -> Any:
         """Returns the replica's own value."""
-        return self.pending[variable] if variable in self.pending else self._unwritten(variable)
+        return (
+            self.pending[variable] if variable in self.pending else self._read_unwritten(variable)
+        )
 
-    def _unwritten(self, variable: ForeignVariable) -> Any:
-        stored = self._stored(variable)
+    def _read_unwritten(self, variable: ForeignVariable) -> Any:
+        stored = self._read_stored(variable)
         if self.is_together:
             return stored
         known = self._views.get(variable)
         if known is not None and known[0] is stored:
             return known[1]
-        own = self._own(variable, stored)
+        own = self._make_own(variable, stored)
         if self._at_top_level():
             self._views[variable] = (stored, own)
         return own
@@ -132,26 +134,29 @@ class ReplicaState:
     def write(self, variable: ForeignVariable, value: Arrays) -> None:
         """Replaces the replica's own value."""
         self._same.discard(variable)
-        if _same_leaves(value, self._unwritten(variable)):
+        if _have_same_leaves(value, self._read_unwritten(variable)):
             # Libraries write back what a function has not changed, or what they had set aside.
             self.pending.pop(variable, None)
             return
-        self.pending[variable] = _arrays(variable, value)
+        self.pending[variable] = _to_arrays(variable, value)
         if self.is_together:
             self._same.add(variable)
 
-    def _stored(self, variable: ForeignVariable) -> Any:
+    def _read_stored(self, variable: ForeignVariable) -> Any:
         if self.frame is not None:
-            return self.frame.read(variable.handle_in(self.frame, self.strategy))
+            return self.frame.read(variable.find_handle_in(self.frame, self.strategy))
         variable.owner = self.strategy
-        placement = variable.handle(self.strategy).placement
+        placement = variable.find_handle(self.strategy).placement
         source = variable.place(placement)
         known = self._pieces.get(variable)
         if known is None or known[0] is not source:
-            known = self._pieces[variable] = (source, variable.piece(self.replica.runner.copy_id))
+            known = self._pieces[variable] = (
+                source,
+                variable.get_piece(self.replica.runner.copy_id),
+            )
         return known[1]
 
-    def _own(self, variable: ForeignVariable, stored: Arrays) -> Any:
+    def _make_own(self, variable: ForeignVariable, stored: Arrays) -> Any:
         if variable.rule.view is None or self.replica.num_replicas_in_sync == 1:
             return stored
         return variable.rule.view(stored, self.replica.replica_id_in_sync_group)
@@ -204,15 +209,15 @@ class ReplicaState:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         exchanged = exchange([leaves[index] for index in arrays]) if arrays else []
         for index, value in zip(arrays, exchanged, strict=True):
-            leaves[index] = self._shared(value)
+            leaves[index] = self._find_shared(value)
         return jax.tree.unflatten(tree, leaves)
 
-    def _shared(self, value: jax.Array) -> jax.Array:
+    def _find_shared(self, value: jax.Array) -> jax.Array:
         return value if self.frame is None else self.frame.find_shared(value)[0]
 
     def settle(self) -> None:
         """Makes the pending values one for all replicas, by the variables' rules."""
-        unsettled = self.unsettled()
+        unsettled = self.list_unsettled()
         if not unsettled:
             return
         if self.is_idle:
@@ -220,7 +225,10 @@ class ReplicaState:
         variables, values = self.replica.merge_call(_combine, args=(self,))
         for variable, leaves in zip(variables, values, strict=True):
             old, tree = jax.tree.flatten(self.pending[variable])
-            new = [_like(self._shared(leaf), was) for leaf, was in zip(leaves, old, strict=True)]
+            new = [
+                _restore_key(self._find_shared(leaf), was)
+                for leaf, was in zip(leaves, old, strict=True)
+            ]
             self.pending[variable] = jax.tree.unflatten(tree, new)
             self._same.add(variable)
 
@@ -233,9 +241,9 @@ class ReplicaState:
         """Makes the replica's parts of sums what they were before it ran."""
         for variable in variables:
             if variable.rule.aggregation is _SUM:
-                self.pending[variable] = _arrays(variable, self._unwritten(variable))
+                self.pending[variable] = _to_arrays(variable, self._read_unwritten(variable))
 
-    def unsettled(self) -> list[ForeignVariable]:
+    def list_unsettled(self) -> list[ForeignVariable]:
         """Returns the variables whose pending values may differ between replicas."""
         if self.replica.num_replicas_in_sync == 1:
             return []
@@ -255,7 +263,7 @@ class ReplicaState:
             self.replica.merge_call(_store, args=(self,))
             return
         for variable, value in self.pending.items():
-            self.frame.write(variable.handle_in(self.frame, self.strategy), value)
+            self.frame.write(variable.find_handle_in(self.frame, self.strategy), value)
 
 
 # What the replicas do together, outside of them.
@@ -264,18 +272,18 @@ class ReplicaState:
 def _combine(
     strategy: contracts.Strategy, states: PerReplica | ReplicaState
 ) -> tuple[tuple[ForeignVariable, ...], list[list[Any]]]:
-    replicas = _replicas(states)
+    replicas = _list_replicas(states)
     if isinstance(states, PerReplica):
         # All processes are here, so that they can tell each other.
         states.idle.find()
-    variables = tuple(replicas[0].unsettled())
+    variables = tuple(replicas[0].list_unsettled())
     values: list[list[Any]] = [[] for _ in variables]
     reduced: dict[ReduceOp, list[tuple[int, int, Any]]] = {ReduceOp.SUM: [], ReduceOp.MEAN: []}
     for index, variable in enumerate(variables):
-        for leaves in _leaves(variable, replicas):
-            op = _operation(variable, leaves[0])
+        for leaves in _list_leaves(variable, replicas):
+            op = _choose_operation(variable, leaves[0])
             if op is None:
-                values[index].append(_first(strategy, leaves, replicas[0].frame))
+                values[index].append(_take_first(strategy, leaves, replicas[0].frame))
                 continue
             if op is ReduceOp.MEAN:
                 leaves = _leave_out_idle(leaves, replicas)
@@ -291,14 +299,15 @@ def _combine(
 
 
 def _store(strategy: contracts.Strategy, states: PerReplica | ReplicaState) -> None:
-    replicas = _replicas(states)
+    replicas = _list_replicas(states)
     for variable in replicas[0].pending:
         variable.keep_pieces(
-            [replica.pending[variable] for replica in replicas], variable.handle(strategy).placement
+            [replica.pending[variable] for replica in replicas],
+            variable.find_handle(strategy).placement,
         )
 
 
-def _replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
+def _list_replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
     replicas = list(states.values) if isinstance(states, PerReplica) else [states]
     first = replicas[0].pending.keys()
     for replica_id, replica in enumerate(replicas):
@@ -312,7 +321,9 @@ def _replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
     return replicas
 
 
-def _leaves(variable: ForeignVariable, replicas: list[ReplicaState]) -> Iterator[tuple[Any, ...]]:
+def _list_leaves(
+    variable: ForeignVariable, replicas: list[ReplicaState]
+) -> Iterator[tuple[Any, ...]]:
     """Yields the replicas' values of each array of a variable."""
     flat: list[tuple[list[Any], Any]] = [
         jax.tree.flatten(replica.pending[variable]) for replica in replicas
@@ -327,7 +338,7 @@ def _leaves(variable: ForeignVariable, replicas: list[ReplicaState]) -> Iterator
     return zip(*(leaves for leaves, _ in flat), strict=True)
 
 
-def _operation(variable: ForeignVariable, leaf: jax.Array) -> ReduceOp | None:
+def _choose_operation(variable: ForeignVariable, leaf: jax.Array) -> ReduceOp | None:
     """Returns how an array is combined; None means that the first replica's is taken."""
     if variable.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
         return ReduceOp.SUM
@@ -357,7 +368,7 @@ def _wrap(
     return PerReplica.of(Pieces(leaves), idle)
 
 
-def _first(
+def _take_first(
     strategy: contracts.Strategy, leaves: tuple[jax.Array, ...], frame: frames.RunFrame | None
 ) -> Any:
     if jax_private.is_key(leaves[0]):
@@ -365,23 +376,23 @@ def _first(
     return strategy.extended.first_value(_wrap(leaves, frame), None)
 
 
-def _like(value: jax.Array, old: jax.Array) -> jax.Array:
+def _restore_key(value: jax.Array, old: jax.Array) -> jax.Array:
     """Returns a combined value as what it was before it was combined: a random key, or a number."""
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
 
 
-def _same_leaves(value: Arrays, known: Arrays) -> bool:
+def _have_same_leaves(value: Arrays, known: Arrays) -> bool:
     new, old = jax.tree.leaves(value), jax.tree.leaves(known)
     return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
 
 
-def _arrays(variable: ForeignVariable, value: Arrays) -> Any:
-    return jax.tree.map(lambda leaf: _array(variable, leaf), value)
+def _to_arrays(variable: ForeignVariable, value: Arrays) -> Any:
+    return jax.tree.map(lambda leaf: _to_array(variable, leaf), value)
 
 
-def _array(variable: ForeignVariable, leaf: object) -> Any:
+def _to_array(variable: ForeignVariable, leaf: object) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):

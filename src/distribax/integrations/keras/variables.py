@@ -50,7 +50,7 @@ class KerasVariable(ForeignVariable):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
-        return np.dtype(self.types().dtype)
+        return np.dtype(self.get_types().dtype)
 
     def read_value(self) -> Any:
         """Returns the value as the code that runs now sees it."""
