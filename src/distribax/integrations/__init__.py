@@ -14,7 +14,7 @@ from distribax.execution import adapters
 from distribax.integrations import keras_import
 
 
-def _adapter(module: str, library: str) -> adapters.Adapter:
+def _make_adapter(module: str, library: str) -> adapters.Adapter:
     try:
         return importlib.import_module(f"distribax.integrations.{module}").adapt
     except (AttributeError, ImportError, KeyError) as error:
@@ -27,7 +27,7 @@ def _adapter(module: str, library: str) -> adapters.Adapter:
         return lambda fn: fn
 
 
-adapters.register("flax.nnx", lambda: _adapter("nnx", "flax"))
+adapters.register("flax.nnx", lambda: _make_adapter("nnx", "flax"))
 adapters.register("keras", keras_import.load_adapter)
 keras_import.watch_import()
 

@@ -87,7 +87,7 @@ class ForeignVariable:
         # A program that another thread starts either copies the arrays or has replaced them.
         with launch_lock:
             self._shared = True
-            return _each(lambda array: placement.pieces(array)[local], self._value)
+            return _map_arrays(lambda array: placement.pieces(array)[local], self._value)
 
     def keep_pieces(self, pieces: list[Arrays], placement: Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
@@ -118,7 +118,7 @@ class ForeignVariable:
         """Returns the placed value as one that may be overwritten."""
         value = self.place(placement)
         if self._shared:
-            self._value = value = _each(jax_private.copy_array, value)
+            self._value = value = _map_arrays(jax_private.copy_array, value)
             self._shared, self._host = False, None
         return value
 
@@ -180,15 +180,15 @@ class Handle:
 
     def program_value(self) -> Any:
         """Returns the value that a compiled program reads."""
-        return _each(self.placement.to_program, self.variable.place(self.placement))
+        return _map_arrays(self.placement.to_program, self.variable.place(self.placement))
 
     def take_program_value(self) -> Any:
         """Returns a value that a compiled program may overwrite."""
-        return _each(self.placement.to_program, self.variable.take(self.placement))
+        return _map_arrays(self.placement.to_program, self.variable.take(self.placement))
 
     def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
-        self.variable.keep(_each(self.placement.from_program, value), self.placement)
+        self.variable.keep(_map_arrays(self.placement.from_program, value), self.placement)
 
 
 def refuse_replacement(new: object) -> None:
@@ -196,7 +196,7 @@ def refuse_replacement(new: object) -> None:
     raise AssertionError("variables are changed, not replaced")
 
 
-def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
+def _map_arrays(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
     """Applies `fn`, which moves arrays, to every array of `value`."""
     if jax_private.is_concrete_array(value):
         return fn(value)
@@ -209,7 +209,7 @@ def _move(fn: Callable[[jax.Array], jax.Array], leaf: jax.Array) -> jax.Array:
 
 def _store(value: Arrays, store: Callable[[jax.Array], jax.Array]) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), value)
-    return _each(store, arrays)
+    return _map_arrays(store, arrays)
 
 
 def _join(copies: tuple[jax.Array, ...], placement: Placement) -> jax.Array:

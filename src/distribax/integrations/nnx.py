@@ -171,12 +171,12 @@ class _VariableTrace(_ReplacedSlot):
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
-        if _at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
+        if _is_at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
             return tracers.TraceState()
         return held
 
 
-def _at_step_level() -> bool:
+def _is_at_step_level() -> bool:
     """Tells whether code of a compiled step runs, and no JAX transformation inside of it."""
     frame = frames.current()
     return frame is not None and jax_private.get_innermost_trace() is frame.trace
@@ -192,11 +192,11 @@ class _ModuleTrace(_ReplacedSlot):
     @override
     def _read(self, state: pytreelib.PytreeState) -> Any:
         held = self._slot.__get__(state)
-        return tracers.TraceState() if held == _OUTSIDE and _at_step_level() else held
+        return tracers.TraceState() if held == _OUTSIDE and _is_at_step_level() else held
 
     @override
     def __set__(self, state: pytreelib.PytreeState, trace: object) -> None:
-        self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
+        self._slot.__set__(state, _OUTSIDE if _is_at_step_level() else trace)
 
 
 class _HijaxValue(_ReplacedSlot):
@@ -312,7 +312,7 @@ def _watch() -> Iterator[_Attributes]:
 
 
 @replacement
-def _noting_changes(change: Function, module: nnx.Pytree, *args: object) -> None:
+def _note_changes(change: Function, module: nnx.Pytree, *args: object) -> None:
     change(module, *args)
     adapters.note_change()
 
@@ -342,8 +342,8 @@ variablelib.HijaxVariable._leaves = _HijaxValue(variablelib.HijaxVariable.__dict
 pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])
 nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
 nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)
-nnx.Pytree._setattr = _noting_changes(nnx.Pytree._setattr)
-nnx.Pytree.__delattr__ = _noting_changes(nnx.Pytree.__delattr__)
+nnx.Pytree._setattr = _note_changes(nnx.Pytree._setattr)
+nnx.Pytree.__delattr__ = _note_changes(nnx.Pytree.__delattr__)
 adapters.add_watch(_watch)
 adapters.add_commit(replica_state.commit)
 make_opaque(nnx.Pytree)

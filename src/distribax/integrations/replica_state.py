@@ -127,7 +127,7 @@ class ReplicaState:
         if known is not None and known[0] is stored:
             return known[1]
         own = self._make_own(variable, stored)
-        if self._at_top_level():
+        if self._is_at_top_level():
             self._views[variable] = (stored, own)
         return own
 
@@ -161,7 +161,7 @@ class ReplicaState:
             return stored
         return variable.rule.view(stored, self.replica.replica_id_in_sync_group)
 
-    def _at_top_level(self) -> bool:
+    def _is_at_top_level(self) -> bool:
         if self.frame is None:
             return not jax_private.is_tracing()
         return jax_private.get_innermost_trace() is self.frame.trace

@@ -34,7 +34,7 @@ class BatchFeeder:
         size = -(-num_rows // num_replicas)
         pieces = [
             jax.tree.unflatten(tree, _take_rows(arrays, start, size))
-            for start in self._starts(size)
+            for start in self._list_starts(size)
         ]
         if num_rows % num_replicas == 0:
             own = _take_rows(arrays, self._first * size, size * len(pieces))
@@ -42,7 +42,7 @@ class BatchFeeder:
         shapes = [_find_shapes(arrays, index * size, size) for index in range(num_replicas)]
         return self._feed(StepBatches(pieces, False, shapes=shapes))
 
-    def _starts(self, size: int) -> list[int]:
+    def _list_starts(self, size: int) -> list[int]:
         """Returns the first rows of this process's pieces."""
         first = self._first
         return [index * size for index in range(first, first + self._target.num_local_replicas)]
@@ -67,7 +67,7 @@ class BatchFeeder:
             jax.tree.unflatten(
                 tree, [np.stack([a[start : start + size] for a in c]) for c in columns]
             )
-            for start in self._starts(size)
+            for start in self._list_starts(size)
         ]
         return pieces[0] if num_replicas == 1 else self._feed(StepBatches(pieces, True))
 
