@@ -54,7 +54,7 @@ def copy_changeable(element: Element) -> Element:
 
 
 def keep_as_given(element: Element) -> Element:
-    """Returns arrays that stay as they are now, whatever their owner does with his.
+    """Returns arrays that stay as they are now, even if the user changes those that were given.
 
     What can change is copied, once; a file that is mapped into memory is not: it may be larger than
     the memory.

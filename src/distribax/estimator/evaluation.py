@@ -99,7 +99,7 @@ class _LastEvaluation:
             self._path, self._ended = path, time.monotonic()
 
     def evaluate_if_due(self, path: str) -> None:
-        """Evaluates a checkpoint if the last evaluation is long ago."""
+        """Evaluates a checkpoint if the last evaluation is long enough ago."""
         if time.monotonic() - self._ended >= self._spec.throttle_secs:
             self.evaluate(path)
 

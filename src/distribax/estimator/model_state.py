@@ -41,7 +41,7 @@ class ModelState(Mapping[str, Any]):
         self._given[asked] += 1
         key = (asked[0], f"{asked[1]}_{number}" if number else asked[1])
         if key not in self._kept:
-            # What it is made of is its own.
+            # What the object creates itself belongs to the object.
             with keeping.keep_in(None):
                 self._kept[key] = create()
         return self._kept[key]

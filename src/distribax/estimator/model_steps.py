@@ -87,7 +87,7 @@ def make_step(model: Model, state: ModelState, strategy: Strategy, mode: ModeKey
 def open_input(
     input_fn: Callable[..., Any], strategy: Strategy, mode: ModeKeys, model: Model
 ) -> Iterable[Any]:
-    """Returns the input of all replicas; the batches of an input function are those of one."""
+    """Returns the input of all replicas; each batch of the input function goes to one."""
 
     def make(context: InputContext) -> data.Dataset:
         given = {"input_context": context, "mode": mode}

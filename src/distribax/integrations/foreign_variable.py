@@ -76,7 +76,7 @@ class ForeignVariable:
         return jax.tree.map(jax_private.get_array_type, self._value)
 
     def write(self, value: Arrays) -> None:
-        """Replaces the value by one of code outside of steps, of whatever form."""
+        """Replaces the value by one that code outside of steps has set, in any form."""
         self._value, self._placement, self._shared, self._host = value, None, True, None
 
     def get_piece(self, index: int) -> Any:

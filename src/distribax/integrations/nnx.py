@@ -1,4 +1,4 @@
-"""Flax NNX modules and optimizers inside replicas, as they are.
+"""Flax NNX modules and optimizers inside replicas, unchanged.
 
 The variables of a module that a replica reads or writes are lifted like `dx.Variable`s: mirrored by
 the strategy, inputs and outputs of compiled steps. `nnx.Optimizer.update` in a replica adds up the
@@ -37,7 +37,7 @@ from distribax.values import make_opaque
 _NUMBERS = (jax.Array, bool, int, float, complex, np.ndarray, np.generic)
 
 
-# What runs in replicas has the variables of NNX modules in view.
+# Replicas keep their writes to variables of NNX modules apart until they end.
 adapt = replica_state.with_state
 
 # How replicas share variables.
@@ -63,7 +63,7 @@ _RULES: tuple[tuple[type, Rule], ...] = (
 
 @dataclass(slots=True)
 class _Made:
-    """The value of a variable that was made inside a step, and is no state of its own yet."""
+    """The value of a variable that was made inside a step, and is not part of its state yet."""
 
     value: object
     where: object

@@ -274,7 +274,7 @@ def _combine(
 ) -> tuple[tuple[ForeignVariable, ...], list[list[Any]]]:
     replicas = _list_replicas(states)
     if isinstance(states, PerReplica):
-        # All processes are here, so that they can tell each other.
+        # All processes come here, so they can tell each other.
         states.idle.find()
     variables = tuple(replicas[0].list_unsettled())
     values: list[list[Any]] = [[] for _ in variables]
@@ -377,7 +377,7 @@ def _take_first(
 
 
 def _restore_key(value: jax.Array, old: jax.Array) -> jax.Array:
-    """Returns a combined value as what it was before it was combined: a random key, or a number."""
+    """Returns a combined value in the type of the old one: a random key, or a number."""
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value

@@ -26,7 +26,7 @@ from distribax.training import variable_kinds
 from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
 
-# What runs in replicas has the variables of Keras in view.
+# Replicas keep their writes to variables of Keras apart until they end.
 adapt = replica_state.with_state
 
 

@@ -62,7 +62,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unsaved = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores what was saved, if something was.
+        """Restores the saved state, if there is one.
 
         Args:
             logs: As Keras passes them.

@@ -56,7 +56,7 @@ _share: ContextVar[ReplicaShare | None] = ContextVar("distribax_keras_share", de
 
 
 def current() -> ReplicaShare | None:
-    """Returns the share of the replica that runs now; None in a user's own loop."""
+    """Returns the share of the replica that runs now; None in a custom training loop."""
     return _share.get()
 
 

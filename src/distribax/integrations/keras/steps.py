@@ -66,7 +66,7 @@ class MeasuringStep(ResumableStep):
         self._is_compiled = model.jit_compile and not model.run_eagerly
         self._run = function(self._step) if self._is_compiled else self._step
         self._run_several = function(self._step_several)
-        # What the step that is traced, or run eagerly, has found out.
+        # Found while the step is traced, or runs eagerly.
         self._log_names: tuple[str, ...] = ()
         self._measuring: list[keras.Metric] = []
 
@@ -158,7 +158,7 @@ class MeasuringStep(ResumableStep):
         return writes
 
     def _average(self, logs: Logs, share: ReplicaShare) -> Logs:
-        """Returns what metrics do not tell of the logs, as averages over all examples."""
+        """Returns the logs that no metric computes, averaged over all examples."""
         self._log_names = tuple(logs)
         measured = _get_results(self._measuring)
         return {

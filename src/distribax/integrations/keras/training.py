@@ -44,7 +44,7 @@ def run_in_scope(method: Function, /, model: keras.Model, *args: Any, **kwargs: 
         return method(model, *args, **kwargs)
     bound = _get_signature(method).bind(model, *args, **kwargs)
     bound.apply_defaults()
-    # Those that are declared, and those that the method takes without naming them.
+    # The arguments that are declared, and those that the method takes as **kwargs.
     rest = bound.arguments.pop("kwargs", {})
     arguments = check_steps(name, bound.arguments)
     with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):

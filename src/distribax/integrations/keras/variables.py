@@ -85,7 +85,7 @@ def replace_foreign(variable: keras.Variable, foreign: KerasVariable) -> None:
 
 
 def mark_same(variable: keras.Variable) -> None:
-    """Says that all replicas write the same to a variable, by the way it is computed."""
+    """Notes that all replicas compute the same value for a variable."""
     foreign = adopt(variable)
     if isinstance(foreign, KerasVariable):
         foreign.rule = _SAME
@@ -177,13 +177,13 @@ class _Promotions:
         self._count = _Promotions.num_promoted
 
     def holds(self) -> bool:
-        """Tells whether no more have been since: a trace may have used what they were before."""
+        """Tells whether none has been since then: the trace may have used its old value."""
         return self._count == _Promotions.num_promoted
 
 
 @contextlib.contextmanager
 def watch_promotions() -> Iterator[_Promotions]:
-    """Notes which variables the code inside finds promoted."""
+    """Notes how many variables are promoted when the code inside begins."""
     yield _Promotions()
 
 
@@ -202,7 +202,7 @@ def promote(variable: keras.Variable) -> Variable:
     _Promotions.num_promoted += 1
     adapters.note_change()
     if frame is not None:
-        # What has been traced of the step up to here has used what it was before.
+        # The part of the step that has been traced has used the old value.
         frame.function.has_created = True
     return made
 

@@ -203,7 +203,7 @@ class ServedModel:
             logs.update(self._fetch(result))
             model = self._model()
             if model is not None and self.fits(model):
-                # The step itself knows its own batch alone.
+                # The step itself has seen only its own batch.
                 logs.update(self._look(logs))
 
     def _fetch(self, result: RemoteValue) -> Any:
@@ -212,7 +212,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def _settling(self, *, join: bool = True) -> Iterator[None]:
-        """Explains an error in it, after the steps that are under way have ended.
+        """Explains an error of the code inside, after the steps that are under way have ended.
 
         Args:
             join: Whether there may be such steps.
