@@ -85,7 +85,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 "dx.Optimizer(optax.adam, learning_rate=1e-3)."
             )
         transformation = accumulate(transformation, gradient_accumulation_steps)
-        # Imported on use: it would make `import distribax` a good deal slower.
+        # Imported on use: it would make `import distribax` much slower.
         import optax
 
         self._transformation = optax.with_extra_args_support(transformation)
@@ -190,7 +190,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         # Called outside the scope, the state still belongs where the variables are.
         slots: list[Target] = []
         names = {index: name for name, (index, _) in find_places(layout.structure).items()}
-        # Unlike variables of the user's, they are the same whether a trace creates or finds them.
+        # Unlike the user's variables, they are the same whether a trace creates or finds them.
         with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):
                 with strategy.extended.colocate_vars_with(targets[owner or 0]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import jax
 
 from distribax import context, contracts, jax_private
 
-Overlay: TypeAlias = dict[contracts.State, "jax.Array | Unread"]
+Overlay: TypeAlias = dict[Hashable, "jax.Array | Unread"]
 """The values that stand in for some variables."""
 
 
@@ -40,7 +40,7 @@ def lay_over(values: Mapping[contracts.Variable, jax.Array | Unread]) -> Iterato
         _overlays.reset(token)
 
 
-def find_stand_in(variable: contracts.State) -> jax.Array | None:
+def find_stand_in(variable: Hashable) -> jax.Array | None:
     """Returns the value that stands in for `variable` where the code runs now, or None."""
     values = find_overlay(variable)
     if values is not None:
@@ -54,7 +54,7 @@ def find_stand_in(variable: contracts.State) -> jax.Array | None:
     return None
 
 
-def _read(values: Overlay, variable: contracts.State) -> jax.Array:
+def _read(values: Overlay, variable: Hashable) -> jax.Array:
     value = values[variable]
     if isinstance(value, Unread):
         value = values[variable] = value.make()
@@ -67,7 +67,7 @@ def is_unread(variable: contracts.State) -> bool:
     return all(value is None or isinstance(value, Unread) for value in values)
 
 
-def find_overlay(variable: contracts.State) -> Overlay | None:
+def find_overlay(variable: Hashable) -> Overlay | None:
     """Returns the innermost overlay of this context that has a value for `variable`, or None."""
     overlays = _overlays.get()
     if not overlays:

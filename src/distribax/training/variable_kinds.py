@@ -1,4 +1,4 @@
-"""Variables of other libraries among those that gradients and optimizers are given."""
+"""The kinds of foreign variables that gradients and optimizers may be given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Differentiable(Hashable, Protocol):
 
 
 @dataclass(frozen=True)
-class Kind:
+class VariableKind:
     """How variables of another library are used here.
 
     Attributes:
@@ -42,10 +42,10 @@ class Kind:
     promote: Callable[[Any], Variable]
 
 
-_kinds: dict[type, Kind] = {}
+_kinds: dict[type, VariableKind] = {}
 
 
-def register(variable_type: type, kind: Kind) -> None:
+def register(variable_type: type, kind: VariableKind) -> None:
     """Says how variables of a type of another library are used here."""
     _kinds[variable_type] = kind
 
@@ -62,7 +62,7 @@ def as_target(variable: Any) -> Any:
     return variable if kind is None else kind.promote(variable)
 
 
-def _find_kind(leaf: object) -> Kind | None:
+def _find_kind(leaf: object) -> VariableKind | None:
     # There may have been no step and no scope yet.
     adapters.load_adapters()
     return next((_kinds[base] for base in type(leaf).__mro__ if base in _kinds), None)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import (
+from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
+from distribax.data.runtime.iterators.pipeline_iterator import (
     PipelineIterator,
     ReplayStage,
     Stage,
 )
-from distribax.data.execution.iterators.streams import UserCall
-from distribax.data.plan.grouping import GroupByWindow, Rebatch, Window
+from distribax.data.runtime.iterators.streams import UserCall
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class WindowIterator(Stage):
@@ -36,14 +36,14 @@ class WindowIterator(Stage):
         self._fill(node.span)
         if not self._held or (node.drop_remainder and len(self._held) < node.span):
             raise StopIteration
-        elements = [element for _, element in self._held][:: node.stride]
+        window = [element for _, element in self._held][:: node.stride]
         for _ in range(node.shift):
             if not self._held:
                 self._fill(1)
             if not self._held:
                 break
             self._held.popleft()
-        return node.make(elements)
+        return node.make(window)
 
     def _fill(self, count: int) -> None:
         while len(self._held) < count:
@@ -54,9 +54,9 @@ class WindowIterator(Stage):
                 return
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         origin = self._held[0][0] if self._held else self._input.get_state()
-        return State(origin=origin, held=len(self._held))
+        return IteratorState(origin=origin, held=len(self._held))
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -169,8 +169,8 @@ class RebatchIterator(ReplayStage):
             if not self._num_left and not self._read():
                 break
             taken = min(missing, self._num_left)
-            parts.append(nests.take_rows(self._left, 0, taken))
-            self._left = nests.take_rows(self._left, taken, self._num_left)
+            parts.append(elements.take_rows(self._left, 0, taken))
+            self._left = elements.take_rows(self._left, taken, self._num_left)
             self._num_left -= taken
             missing -= taken
         if not parts or (missing and self._node.drop_remainder):
@@ -178,7 +178,7 @@ class RebatchIterator(ReplayStage):
         self._turn = (self._turn + 1) % len(self._node.sizes)
         if len(parts) == 1:
             return parts[0]
-        return nests.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
+        return elements.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
 
     def _read(self) -> bool:
         while not self._num_left:
@@ -186,5 +186,5 @@ class RebatchIterator(ReplayStage):
                 self._left = self._next()
             except StopIteration:
                 return False
-            self._num_left = nests.num_rows(self._left)
+            self._num_left = elements.count_rows(self._left)
         return True

@@ -21,19 +21,19 @@ BLOCK_SIZE = 256
 """How many random numbers a block has that can be made by its number."""
 
 
-def _random(key: Key, stream: int) -> np.random.Generator:
+def _make_generator(key: Key, stream: int) -> np.random.Generator:
     words = [word & 0xFFFF_FFFF_FFFF_FFFF for word in key]
     return np.random.default_rng(np.random.SeedSequence(words, spawn_key=(stream,)))
 
 
 def _draw_blocks(key: Key, num_places: int) -> Iterator[Indices]:
     # Blocks of one size: however many draws are asked for at a time, they are the same draws.
-    random = _random(key, 0)
+    random = _make_generator(key, 0)
     while True:
         yield random.integers(0, num_places, _BLOCK)
 
 
-def draws(key: Key, num_places: int, skip: int = 0) -> Iterator[int]:
+def draw_places(key: Key, num_places: int, skip: int = 0) -> Iterator[int]:
     """Returns the endless sequence of drawn places, from number `skip` on."""
     for block in _draw_blocks(key, num_places):
         if skip >= _BLOCK:
@@ -43,32 +43,32 @@ def draws(key: Key, num_places: int, skip: int = 0) -> Iterator[int]:
         skip = 0
 
 
-def first_draws(key: Key, num_places: int, count: int) -> Indices:
+def draw_first_places(key: Key, num_places: int, count: int) -> Indices:
     """Returns the first `count` drawn places."""
     blocks = _draw_blocks(key, num_places)
     parts = [next(blocks) for _ in range(-(-count // _BLOCK))]
     return np.concatenate(parts)[:count] if parts else np.empty(0, np.int64)
 
 
-def last_order(key: Key, size: int) -> Indices:
+def draw_last_order(key: Key, size: int) -> Indices:
     """Returns the order in which `size` filled places are given out at the end."""
-    return _random(key, 1).permutation(size)
+    return _make_generator(key, 1).permutation(size)
 
 
-def filled_places(key: Key, num_places: int, steps: int) -> Indices:
+def fill_places(key: Key, num_places: int, steps: int) -> Indices:
     """Returns which element is in each place after so many steps of a full buffer."""
     places = np.arange(num_places)
     # Where a place was drawn several times, the last element put there stays.
-    places[first_draws(key, num_places, steps)] = num_places + np.arange(steps)
+    places[draw_first_places(key, num_places, steps)] = num_places + np.arange(steps)
     return places
 
 
-def shuffled_order(key: Key, size: int, num_places: int) -> Indices:
+def shuffle_order(key: Key, size: int, num_places: int) -> Indices:
     """Returns the order in which a pass over `size` elements gives them out."""
     if size <= num_places:
-        return last_order(key, size)
+        return draw_last_order(key, size)
     steps = size - num_places
-    drawn = first_draws(key, num_places, steps)
+    drawn = draw_first_places(key, num_places, steps)
     # A step gives out what the previous step at the same place put there; sorting the steps by
     # place brings each next to its predecessor.
     by_place = np.argsort(drawn, kind="stable")
@@ -77,17 +77,17 @@ def shuffled_order(key: Key, size: int, num_places: int) -> Indices:
     given[by_place] = sorted_places
     follows = sorted_places[1:] == sorted_places[:-1]
     given[by_place[1:][follows]] = num_places + by_place[:-1][follows]
-    rest = filled_places(key, num_places, steps)[last_order(key, num_places)]
+    rest = fill_places(key, num_places, steps)[draw_last_order(key, num_places)]
     return np.concatenate([given, rest])
 
 
-def uniforms(key: Key) -> Iterator[float]:
+def draw_uniforms(key: Key) -> Iterator[float]:
     """Returns an endless sequence of random numbers from 0 to below 1."""
-    random = _random(key, 2)
+    random = _make_generator(key, 2)
     while True:
         yield from random.random(_BLOCK).tolist()
 
 
-def random_block(key: Key, number: int) -> Indices:
+def draw_block(key: Key, number: int) -> Indices:
     """Returns one block of an endless sequence of random numbers of 32 bits."""
-    return _random((*key, number), 3).integers(0, 2**32, BLOCK_SIZE, dtype=np.int64)
+    return _make_generator((*key, number), 3).integers(0, 2**32, BLOCK_SIZE, dtype=np.int64)

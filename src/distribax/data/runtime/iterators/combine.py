@@ -9,8 +9,8 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class Opener(PipelineIterator):
@@ -37,9 +37,9 @@ class Opener(PipelineIterator):
             current.close()
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         assert self._current is not None
-        return State(number=self._number, input=self._current.get_state())
+        return IteratorState(number=self._number, input=self._current.get_state())
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -74,8 +74,8 @@ class RepeatIterator(Opener):
                 return element
 
     @override
-    def get_state(self) -> State:
-        return State(super().get_state(), gave=self._gave)
+    def get_state(self) -> IteratorState:
+        return IteratorState(super().get_state(), gave=self._gave)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -119,8 +119,8 @@ class ZipIterator(PipelineIterator):
         return self._build([next(parent) for parent in self._inputs])
 
     @override
-    def get_state(self) -> State:
-        return State(inputs=[parent.get_state() for parent in self._inputs])
+    def get_state(self) -> IteratorState:
+        return IteratorState(inputs=[parent.get_state() for parent in self._inputs])
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -159,8 +159,8 @@ class ChooseIterator(PipelineIterator):
         raise StopIteration
 
     @override
-    def get_state(self) -> State:
-        return State(
+    def get_state(self) -> IteratorState:
+        return IteratorState(
             choice=self._choice.get_state(),
             parts=[part.get_state() for part in self._parts],
             ended=list(self._ended),
@@ -182,8 +182,8 @@ class EmptyIterator(PipelineIterator):
         raise StopIteration
 
     @override
-    def get_state(self) -> State:
-        return State()
+    def get_state(self) -> IteratorState:
+        return IteratorState()
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

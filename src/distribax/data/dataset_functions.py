@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
 from distribax.data.iterator import DatasetIterator
 from distribax.execution import LiftedIterator, Optional
 
-Step: TypeAlias = Callable[[Dataset], Dataset]
+DatasetFunction: TypeAlias = Callable[[Dataset], Dataset]
 """What `dataset.apply` takes."""
 
 
-def _make_step(method: Callable[..., Dataset]) -> Callable[..., Step]:
-    def make(*args: Any, **kwargs: Any) -> Step:
+def _make_function(method: Callable[..., Dataset]) -> Callable[..., DatasetFunction]:
+    def make(*args: Any, **kwargs: Any) -> DatasetFunction:
         return lambda dataset: method(dataset, *args, **kwargs)
 
     make.__name__ = make.__qualname__ = method.__name__
@@ -26,21 +27,23 @@ def _make_step(method: Callable[..., Dataset]) -> Callable[..., Step]:
     return make
 
 
-assert_cardinality = _make_step(Dataset.assert_cardinality)
-bucket_by_sequence_length = _make_step(Dataset.bucket_by_sequence_length)
-dense_to_ragged_batch = _make_step(Dataset.ragged_batch)
-enumerate_dataset = _make_step(Dataset.enumerate)
-group_by_window = _make_step(Dataset.group_by_window)
-ignore_errors = _make_step(Dataset.ignore_errors)
-rejection_resample = _make_step(Dataset.rejection_resample)
-scan = _make_step(Dataset.scan)
-snapshot = _make_step(Dataset.snapshot)
-take_while = _make_step(Dataset.take_while)
-unbatch = _make_step(Dataset.unbatch)
-unique = _make_step(Dataset.unique)
+assert_cardinality = _make_function(Dataset.assert_cardinality)
+bucket_by_sequence_length = _make_function(Dataset.bucket_by_sequence_length)
+dense_to_ragged_batch = _make_function(Dataset.ragged_batch)
+enumerate_dataset = _make_function(Dataset.enumerate)
+group_by_window = _make_function(Dataset.group_by_window)
+ignore_errors = _make_function(Dataset.ignore_errors)
+rejection_resample = _make_function(Dataset.rejection_resample)
+scan = _make_function(Dataset.scan)
+snapshot = _make_function(Dataset.snapshot)
+take_while = _make_function(Dataset.take_while)
+unbatch = _make_function(Dataset.unbatch)
+unique = _make_function(Dataset.unique)
 
 
-def shuffle_and_repeat(buffer_size: int, count: int | None = None, seed: int | None = None) -> Step:
+def shuffle_and_repeat(
+    buffer_size: int, count: int | None = None, seed: int | None = None
+) -> DatasetFunction:
     """Returns a function for `dataset.apply` that shuffles and then repeats.
 
     Args:
@@ -102,12 +105,20 @@ def get_next_as_optional(iterator: LiftedIterator) -> Optional:
     return iterator.get_next_as_optional()
 
 
-def save(dataset: Dataset, path: str, **options: Any) -> None:
-    """Writes all elements to a directory.
+def save(
+    dataset: Dataset,
+    path: check.Path,
+    compression: str | None = None,
+    shard_func: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> None:
+    """Writes all elements to a directory, from which `Dataset.load` reads them.
 
     Args:
         dataset: The data set.
-        path: The directory.
-        **options: As for `Dataset.save`.
+        path: The directory; a data set that was saved there before is replaced.
+        compression: "GZIP", or None.
+        shard_func: Returns the number of the file that an element is written to; None for one file.
+        name: Accepted, without effect.
     """
-    dataset.save(path, **options)
+    dataset.save(path, compression, shard_func, name)

@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import IteratorState
 
 OpenInner: TypeAlias = Callable[[Element, int, int], PipelineIterator]
 """Starts the data set made of an element, given the element, its number and its place."""
 
 
 @dataclass
-class _Slot:
+class _CyclePlace:
     """A place of the cycle: an open iterator, and how to find its element again."""
 
     number: int
@@ -32,7 +32,7 @@ class InterleaveIterator(Stage):
     again, as in tf.data.
     """
 
-    _slots: list[_Slot | None] = []  # noqa: RUF012
+    _places: list[_CyclePlace | None] = []  # noqa: RUF012
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class InterleaveIterator(Stage):
         super().__init__(parent)
         self._open_inner = open_inner
         self._block_length = block_length
-        self._slots = [None] * cycle_length
+        self._places = [None] * cycle_length
         self._index = 0
         self._block = 0
         self._opened = 0
@@ -53,13 +53,13 @@ class InterleaveIterator(Stage):
     @override
     def __next__(self) -> Element:
         while True:
-            slot = self._slots[self._index]
-            if slot is not None:
+            place = self._places[self._index]
+            if place is not None:
                 try:
-                    element = next(slot.iterator)
+                    element = next(place.iterator)
                 except StopIteration:
-                    slot.iterator.close()
-                    self._slots[self._index] = None
+                    place.iterator.close()
+                    self._places[self._index] = None
                     self._advance()
                     continue
                 self._block += 1
@@ -67,17 +67,17 @@ class InterleaveIterator(Stage):
                     self._advance()
                 return element
             if not self._input_ended:
-                self._fill_slot()
-            elif any(self._slots):
+                self._fill_place()
+            elif any(self._places):
                 self._advance()
             else:
                 raise StopIteration
 
     def _advance(self) -> None:
         self._block = 0
-        self._index = (self._index + 1) % len(self._slots)
+        self._index = (self._index + 1) % len(self._places)
 
-    def _fill_slot(self) -> None:
+    def _fill_place(self) -> None:
         before = self._input.get_state()
         try:
             element = self._next()
@@ -85,16 +85,16 @@ class InterleaveIterator(Stage):
             self._input_ended = True
             return
         inner = self._open_inner(element, self._opened, self._index)
-        self._slots[self._index] = _Slot(self._opened, before, inner)
+        self._places[self._index] = _CyclePlace(self._opened, before, inner)
         self._opened += 1
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         cycle = [
-            None if slot is None else [slot.number, slot.before, slot.iterator.get_state()]
-            for slot in self._slots
+            None if place is None else [place.number, place.before, place.iterator.get_state()]
+            for place in self._places
         ]
-        return State(
+        return IteratorState(
             input=self._input.get_state(),
             cycle=cycle,
             index=self._index,
@@ -113,7 +113,7 @@ class InterleaveIterator(Stage):
             self._input.set_state(before)
             inner = self._open_inner(self._next(), number, index)
             inner.set_state(inner_state)
-            self._slots[index] = _Slot(number, before, inner)
+            self._places[index] = _CyclePlace(number, before, inner)
         self._input.set_state(state["input"])
         self._index = state["index"]
         self._block = state["block"]
@@ -122,7 +122,7 @@ class InterleaveIterator(Stage):
 
     @override
     def _stop(self) -> None:
-        for slot in self._slots:
-            if slot is not None:
-                slot.iterator.close()
-        self._slots = [None] * len(self._slots)
+        for place in self._places:
+            if place is not None:
+                place.iterator.close()
+        self._places = [None] * len(self._places)

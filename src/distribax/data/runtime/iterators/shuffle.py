@@ -9,10 +9,10 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
-from distribax.data.execution.permutation import Key
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import IteratorState
+from distribax.data.runtime.permutation import Key
 
 
 class ShuffleIterator(Stage):
@@ -96,19 +96,19 @@ class ShuffleIterator(Stage):
                 self._numbers.append(self._read - 1)
         self._filled = True
         if not self._ended:
-            self._draws = permutation.draws(self._key, len(self._places))
+            self._draws = permutation.draw_places(self._key, len(self._places))
 
     def _end(self) -> None:
         self._ended = True
-        self._last = permutation.last_order(self._key, len(self._places)).tolist()
+        self._last = permutation.draw_last_order(self._key, len(self._places)).tolist()
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if not self._given:
             # Nothing was given out: what was read can be read again.
             origin = self._origins[0][1] if self._origins else self._input.get_state()
-            return State(given=0, read=0, ended=False, origin=[0, origin])
-        return State(
+            return IteratorState(given=0, read=0, ended=False, origin=[0, origin])
+        return IteratorState(
             given=self._given,
             read=self._read,
             ended=self._ended,
@@ -129,7 +129,7 @@ class ShuffleIterator(Stage):
         read, given = state["read"], state["given"]
         size = read if self._limit is None else min(self._limit, read)
         # Until the input ends, each element given out was replaced by the next one read.
-        self._numbers = permutation.filled_places(self._key, size, read - size).tolist()
+        self._numbers = permutation.fill_places(self._key, size, read - size).tolist()
         self._places = [None] * size
         where = {number: place for place, number in enumerate(self._numbers)}
         self._given, self._ended, self._filled = given, state["ended"], True
@@ -143,4 +143,4 @@ class ShuffleIterator(Stage):
                 self._places[where[number]] = element
         self._read = read
         if not self._ended:
-            self._draws = permutation.draws(self._key, size, skip=read - size)
+            self._draws = permutation.draw_places(self._key, size, skip=read - size)

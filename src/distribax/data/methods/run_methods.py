@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import Options
 from distribax.data.formats.saved import SavedWriter
 from distribax.data.plan import selection, transforms
@@ -181,9 +181,11 @@ def reduce(
     10
     """
     function = check.function(reduce_func, "reduce_func")
-    state = nests.to_element(initial_state)
+    state = elements.to_element(initial_state)
     for element in self:
-        state = nests.check_state(state, nests.from_return(function(state, element)), "reduce_func")
+        state = elements.check_state(
+            state, elements.from_return(function(state, element)), "reduce_func"
+        )
     return state
 
 

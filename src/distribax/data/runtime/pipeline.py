@@ -11,58 +11,9 @@ import grain
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.elements import Element
-from distribax.data.execution import indexed
-from distribax.data.execution.batching import cut_aligned, cut_in_turn, pad_and_stack
-from distribax.data.execution.context import Context, Seeds
-from distribax.data.execution.iterators.cache import CacheIterator
-from distribax.data.execution.iterators.combine import (
-    ChooseIterator,
-    ConcatenateIterator,
-    EmptyIterator,
-    RepeatIterator,
-    ZipIterator,
-)
-from distribax.data.execution.iterators.grouping import (
-    GroupByWindowIterator,
-    RebatchIterator,
-    WindowIterator,
-)
-from distribax.data.execution.iterators.interleave import InterleaveIterator
-from distribax.data.execution.iterators.parallel import ParallelMapIterator
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.execution.iterators.selection import (
-    AssertCardinalityIterator,
-    IgnoreErrorsIterator,
-    ResampleIterator,
-    ScanIterator,
-    TakeWhileIterator,
-    UniqueIterator,
-)
-from distribax.data.execution.iterators.shuffle import ShuffleIterator
-from distribax.data.execution.iterators.snapshot import SnapshotIterator
-from distribax.data.execution.iterators.source_iterators import (
-    CounterIterator,
-    FileIterator,
-    ForeignIterator,
-    GeneratorIterator,
-    RandomNumbersOf,
-)
-from distribax.data.execution.iterators.streams import (
-    EnumerateIterator,
-    FilterIterator,
-    ManyIterator,
-    MapIterator,
-    MappedCall,
-    Rows,
-    SettingsIterator,
-    StrideIterator,
-    TakeIterator,
-    UserCall,
-)
-from distribax.data.execution.iterators.worker_processes import ProcessMapIterator
 from distribax.data.formats.saved import SavedFormat, read_catalogue
 from distribax.data.plan import (
     choose,
@@ -74,6 +25,55 @@ from distribax.data.plan import (
     transforms,
 )
 from distribax.data.plan.plan_node import Node, UnaryNode, walk
+from distribax.data.runtime import indexed
+from distribax.data.runtime.batching import cut_aligned, cut_in_turn, pad_and_stack
+from distribax.data.runtime.iterators.cache import CacheIterator
+from distribax.data.runtime.iterators.combine import (
+    ChooseIterator,
+    ConcatenateIterator,
+    EmptyIterator,
+    RepeatIterator,
+    ZipIterator,
+)
+from distribax.data.runtime.iterators.grouping import (
+    GroupByWindowIterator,
+    RebatchIterator,
+    WindowIterator,
+)
+from distribax.data.runtime.iterators.interleave import InterleaveIterator
+from distribax.data.runtime.iterators.parallel import ParallelMapIterator
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.iterators.selection import (
+    AssertCardinalityIterator,
+    IgnoreErrorsIterator,
+    ResampleIterator,
+    ScanIterator,
+    TakeWhileIterator,
+    UniqueIterator,
+)
+from distribax.data.runtime.iterators.shuffle import ShuffleIterator
+from distribax.data.runtime.iterators.snapshot import SnapshotIterator
+from distribax.data.runtime.iterators.source_iterators import (
+    CounterIterator,
+    FileIterator,
+    ForeignIterator,
+    GeneratorIterator,
+    RandomNumbersOf,
+)
+from distribax.data.runtime.iterators.streams import (
+    BatchRows,
+    EnumerateIterator,
+    FilterIterator,
+    ManyIterator,
+    MapIterator,
+    MappedCall,
+    SettingsIterator,
+    StrideIterator,
+    TakeIterator,
+    UserCall,
+)
+from distribax.data.runtime.iterators.worker_processes import ProcessMapIterator
+from distribax.data.runtime.pass_context import PassContext, Seeds
 
 # Two elements ahead keep the consumer busy while the next is made; more only costs memory.
 _DEFAULT_PREFETCH = 2
@@ -82,7 +82,7 @@ _DEFAULT_PREFETCH = 2
 def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     """Starts the `run`-th iteration of a plan."""
     options = transforms.merge_options(plan)
-    context = Context(
+    context = PassContext(
         run,
         threads=options.threading.private_threadpool_size or os.cpu_count() or 1,
         processes=options.worker_processes or 0,
@@ -91,7 +91,7 @@ def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     return build(plan, context)
 
 
-def first_element(plan: Node) -> Element | None:
+def read_first_element(plan: Node) -> Element | None:
     """Runs a plan up to its first element; None if it has none."""
     for node in walk(plan):
         if isinstance(node, sources.Foreign) and not node.repeatable:
@@ -99,22 +99,22 @@ def first_element(plan: Node) -> Element | None:
                 f"the element_spec of {node.kind} cannot be known: it can be iterated only once, "
                 "so looking at its first element would lose it. Pass a function that makes it."
             )
-    iterator = build(_without_threads(plan), Context())
+    iterator = build(_remove_threads(plan), PassContext())
     try:
         return next(iterator, None)
     finally:
         iterator.close()
 
 
-def _without_threads(node: Node) -> Node:
+def _remove_threads(node: Node) -> Node:
     if isinstance(node, (transforms.Prefetch, transforms.Cache)):
-        return _without_threads(node.input)
-    return transforms.replace_inputs(node, _without_threads)
+        return _remove_threads(node.input)
+    return transforms.replace_inputs(node, _remove_threads)
 
 
-def build(node: Node, context: Context) -> PipelineIterator:
+def build(node: Node, context: PassContext) -> PipelineIterator:
     """Makes the iterator of one pass over a node."""
-    plan = indexed.match(node)
+    plan = indexed.match_plan(node)
     if plan is not None:
         return indexed.IndexedIterator(plan, context)
     return _build(node, context)
@@ -123,7 +123,7 @@ def build(node: Node, context: Context) -> PipelineIterator:
 # The steps whose iterator depends on the one before it and on the node alone.
 _STAGES: dict[type[Node], Callable[[PipelineIterator, Any], PipelineIterator]] = {
     transforms.Filter: FilterIterator,
-    transforms.Unbatch: lambda parent, node: ManyIterator(parent, Rows),
+    transforms.Unbatch: lambda parent, node: ManyIterator(parent, BatchRows),
     transforms.Enumerate: EnumerateIterator,
     transforms.WithOptions: lambda parent, node: parent,
     order.Take: TakeIterator,
@@ -139,7 +139,7 @@ _STAGES: dict[type[Node], Callable[[PipelineIterator, Any], PipelineIterator]] =
 
 
 @functools.singledispatch
-def _build(node: Node, context: Context) -> PipelineIterator:
+def _build(node: Node, context: PassContext) -> PipelineIterator:
     assert isinstance(node, UnaryNode)
     return _STAGES[type(node)](build(node.input, context), node)
 
@@ -147,7 +147,7 @@ def _build(node: Node, context: Context) -> PipelineIterator:
 class _Started(grain.IterDataset[Any]):
     """A node as a Grain data set, for the steps that Grain itself carries out."""
 
-    def __init__(self, node: Node, context: Context) -> None:
+    def __init__(self, node: Node, context: PassContext) -> None:
         super().__init__()
         self._node = node
         self._context = context
@@ -158,12 +158,12 @@ class _Started(grain.IterDataset[Any]):
 
 
 @_build.register
-def _(node: sources.Generator, context: Context) -> PipelineIterator:
+def _(node: sources.GeneratorSource, context: PassContext) -> PipelineIterator:
     return GeneratorIterator(node)
 
 
 @_build.register
-def _(node: sources.FileReader, context: Context) -> PipelineIterator:
+def _(node: sources.FileReader, context: PassContext) -> PipelineIterator:
     if node.cycle_length == 1 or len(node.filenames) < 2:
         return FileIterator(node)
     names = build(sources.Batches(node.filenames), context)
@@ -175,22 +175,22 @@ def _(node: sources.FileReader, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: sources.Foreign, context: Context) -> PipelineIterator:
+def _(node: sources.Foreign, context: PassContext) -> PipelineIterator:
     return ForeignIterator(node)
 
 
 @_build.register
-def _(node: sources.Counter, context: Context) -> PipelineIterator:
+def _(node: sources.Counter, context: PassContext) -> PipelineIterator:
     return CounterIterator(lambda place: node.dtype.type(node.start + place * node.step))
 
 
 @_build.register
-def _(node: sources.RandomNumbers, context: Context) -> PipelineIterator:
+def _(node: sources.RandomNumbers, context: PassContext) -> PipelineIterator:
     return CounterIterator(RandomNumbersOf(context.key(node)))
 
 
 @_build.register
-def _(node: transforms.Map, context: Context) -> PipelineIterator:
+def _(node: transforms.Map, context: PassContext) -> PipelineIterator:
     threads = node.num_parallel_calls
     if threads is not None and context.processes:
         return ProcessMapIterator(node, context, build)
@@ -202,9 +202,9 @@ def _(node: transforms.Map, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.Batch, context: Context) -> PipelineIterator:
-    make: Callable[[Sequence[Any]], Any] = nests.stack
-    if isinstance(node, transforms.PaddedBatch):
+def _(node: transforms.Batching, context: PassContext) -> PipelineIterator:
+    make: Callable[[Sequence[Any]], Any] = elements.stack
+    if isinstance(node, transforms.PaddedBatching):
         make = functools.partial(pad_and_stack, node)
     batches: Any = _Started(node.input, context).batch(
         node.batch_size, drop_remainder=node.drop_remainder, batch_fn=make
@@ -213,7 +213,7 @@ def _(node: transforms.Batch, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.Prefetch, context: Context) -> PipelineIterator:
+def _(node: transforms.Prefetch, context: PassContext) -> PipelineIterator:
     parent = build(node.input, context)
     if node.buffer_size == 0:
         return parent
@@ -229,7 +229,7 @@ def _read_ahead(parent: PipelineIterator, buffer_size: int) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.Cache, context: Context) -> PipelineIterator:
+def _(node: transforms.Cache, context: PassContext) -> PipelineIterator:
     def open_input(origin: dict[str, Any]) -> PipelineIterator:
         return build(node.input, context.load(node.input, origin))
 
@@ -237,7 +237,7 @@ def _(node: transforms.Cache, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: transforms.Snapshot, context: Context) -> PipelineIterator:
+def _(node: transforms.Snapshot, context: PassContext) -> PipelineIterator:
     def open_saved() -> PipelineIterator:
         catalogue = read_catalogue(node.path)
         saved = SavedFormat(catalogue.spec, catalogue.compression)
@@ -251,24 +251,24 @@ def _(node: transforms.Snapshot, context: Context) -> PipelineIterator:
         node,
         lambda: build(node.input, context),
         open_saved,
-        lambda: node.input.spec(first_element),
+        lambda: node.input.spec(read_first_element),
     )
 
 
 @_build.register
-def _(node: order.Shuffle, context: Context) -> PipelineIterator:
+def _(node: order.Shuffle, context: PassContext) -> PipelineIterator:
     return ShuffleIterator(build(node.input, context), node.buffer_size, context.key(node))
 
 
 @_build.register
-def _(node: order.Repeat, context: Context) -> PipelineIterator:
+def _(node: order.Repeat, context: PassContext) -> PipelineIterator:
     if node.count == 0:
         return EmptyIterator()
     return RepeatIterator(lambda k: build(node.input, context.child(k)), node.count)
 
 
 @_build.register
-def _(node: order.Shard, context: Context) -> PipelineIterator:
+def _(node: order.Shard, context: PassContext) -> PipelineIterator:
     if node.is_hint:
         raise ValueError(
             "shard(SHARD_HINT, ...) only marks where to shard: distribute the data set with the "
@@ -278,43 +278,43 @@ def _(node: order.Shard, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: order.Concatenate, context: Context) -> PipelineIterator:
+def _(node: order.Concatenate, context: PassContext) -> PipelineIterator:
     return ConcatenateIterator(lambda k: build(node.parts[k], context), len(node.parts))
 
 
 @_build.register
-def _(node: order.Zip, context: Context) -> PipelineIterator:
+def _(node: order.Zip, context: PassContext) -> PipelineIterator:
     return ZipIterator([build(part, context) for part in node.parts], node.build)
 
 
 @_build.register
-def _(node: choose.Choose, context: Context) -> PipelineIterator:
+def _(node: choose.Choose, context: PassContext) -> PipelineIterator:
     parts = [build(part, context) for part in node.parts]
     return ChooseIterator(build(node.choice, context), parts, node.stop_on_empty)
 
 
 @_build.register
-def _(node: grouping.GroupByWindow, context: Context) -> PipelineIterator:
+def _(node: grouping.GroupByWindow, context: PassContext) -> PipelineIterator:
     def open_group(key: np.int64, group: list[Element], number: int) -> PipelineIterator:
-        return build(node.plan_of(key, group), context.child(number))
+        return build(node.find_plan(key, group), context.child(number))
 
     return GroupByWindowIterator(build(node.input, context), node, open_group)
 
 
 @_build.register
-def _(node: selection.Resample, context: Context) -> PipelineIterator:
+def _(node: selection.Resample, context: PassContext) -> PipelineIterator:
     return ResampleIterator(build(node.input, context), node, context.key(node))
 
 
 @_build.register
-def _(node: order.Interleave, context: Context) -> PipelineIterator:
+def _(node: order.Interleave, context: PassContext) -> PipelineIterator:
     call = UserCall(node.fn, node.step)
     threads = node.num_parallel_calls
     # Left to choose, no threads: handing over single records costs more than reading them.
     num_threads = 0 if threads in (None, AUTOTUNE) else threads
 
     def open_inner(element: Element, number: int, place: int) -> PipelineIterator:
-        inner = build(node.plan_of(call(element)), context.child(number))
+        inner = build(node.find_plan(call(element)), context.child(number))
         if place >= num_threads:
             return inner
         ahead = _read_ahead(inner, 2 * node.block_length)
@@ -327,7 +327,7 @@ def _(node: order.Interleave, context: Context) -> PipelineIterator:
 
 
 @_build.register
-def _(node: pieces.WorkerPart, context: Context) -> PipelineIterator:
+def _(node: pieces.WorkerPart, context: PassContext) -> PipelineIterator:
     parent = build(node.input, context)
     if node.in_turn:
         return ManyIterator(parent, functools.partial(cut_in_turn, node))

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.execution.permutation import Key
 from distribax.data.formats.record_format import RecordReader
-from distribax.data.plan.sources import FileReader, Foreign, Generator
+from distribax.data.plan.sources import FileReader, Foreign, GeneratorSource
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import IteratorState
+from distribax.data.runtime.permutation import Key
 from distribax.data.write_protection import copy_changeable
 
 
@@ -53,8 +53,8 @@ class CountingSource(PipelineIterator):
         self._iterator = None
 
     @override
-    def get_state(self) -> State:
-        return State(given=self._given)
+    def get_state(self) -> IteratorState:
+        return IteratorState(given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class CountingSource(PipelineIterator):
 class GeneratorIterator(CountingSource):
     """What a user's generator function yields, checked against its signature."""
 
-    def __init__(self, node: Generator) -> None:
+    def __init__(self, node: GeneratorSource) -> None:
         super().__init__()
         self._node = node
 
@@ -87,12 +87,12 @@ class GeneratorIterator(CountingSource):
     @override
     def _convert(self, value: object) -> Element:
         if self._node.signature is not None:
-            return copy_changeable(nests.map_leaves(_fit, self._node.signature, _as_nest(value)))
+            return copy_changeable(elements.map_leaves(_fit, self._node.signature, _as_nest(value)))
         if self._node.types is not None:
             return copy_changeable(
-                nests.map_leaves(_convert_dtype, self._node.types, _as_nest(value))
+                elements.map_leaves(_convert_dtype, self._node.types, _as_nest(value))
             )
-        return copy_changeable(nests.from_return(value))
+        return copy_changeable(elements.from_return(value))
 
 
 def _as_nest(value: object) -> Element:
@@ -103,7 +103,7 @@ def _fit(spec: TensorSpec, value: object) -> Element:
     leaf = _convert_dtype(spec.dtype, value)
     if isinstance(leaf, dict) or not spec.is_compatible_with(leaf):
         raise ValueError(
-            f"the generator yielded {nests.describe(leaf)}, which does not fit its "
+            f"the generator yielded {elements.describe(leaf)}, which does not fit its "
             f"output_signature {spec}. Yield what it says, or change output_signature."
         )
     return leaf
@@ -124,7 +124,7 @@ def _convert_dtype(dtype: np.dtype[Any], value: object) -> Any:
     if harmless or np.array_equal(converted, leaf):
         return converted
     raise TypeError(
-        f"the generator yielded {nests.short(value)} of dtype {leaf.dtype} where its "
+        f"the generator yielded {elements.shorten(value)} of dtype {leaf.dtype} where its "
         f"output_signature or output_types says {dtype}, and it cannot be converted without loss. "
         "Change one of the two."
     )
@@ -139,7 +139,7 @@ def _widen(value: object) -> Element:
             array = np.asarray(value)
             if array.dtype.kind in "iuf":
                 return array[()]
-    return nests.to_element(value)
+    return elements.to_element(value)
 
 
 class CounterIterator(PipelineIterator):
@@ -156,8 +156,8 @@ class CounterIterator(PipelineIterator):
         return self._make(self._given - 1)
 
     @override
-    def get_state(self) -> State:
-        return State(given=self._given)
+    def get_state(self) -> IteratorState:
+        return IteratorState(given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class RandomNumbersOf:
     def __call__(self, place: int) -> np.int64:
         number, offset = divmod(place, permutation.BLOCK_SIZE)
         if number != self._number:
-            self._number, self._block = number, permutation.random_block(self._key, number)
+            self._number, self._block = number, permutation.draw_block(self._key, number)
         return np.int64(self._block[offset])
 
 
@@ -212,9 +212,9 @@ class FileIterator(PipelineIterator):
         self._reader = None
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         offset = self._offset if self._reader is None else self._reader.offset
-        return State(file=self._file, offset=offset)
+        return IteratorState(file=self._file, offset=offset)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -239,12 +239,12 @@ class ForeignIterator(CountingSource):
         return copy_changeable(element) if self._node.reuses_arrays else element
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if self._node.save is None:
-            return State(given=self._given)
+            return IteratorState(given=self._given)
         if self._iterator is None:
             self._iterator = self._start()
-        return State(given=self._given, saved=self._node.save(self._iterator))
+        return IteratorState(given=self._given, saved=self._node.save(self._iterator))
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -260,8 +260,8 @@ def _to_nest(value: object) -> Element:
     # Loaders collate pairs into lists, where a list stands for a tuple at every level.
     if isinstance(value, list) and any(hasattr(item, "__array__") for item in value):
         return tuple(_to_nest(item) for item in value)
-    if isinstance(value, tuple) and not nests.is_namedtuple(value):
+    if isinstance(value, tuple) and not elements.is_namedtuple(value):
         return tuple(_to_nest(item) for item in value)
     if isinstance(value, dict):
         return {key: _to_nest(item) for key, item in value.items()}
-    return nests.to_element(value)
+    return elements.to_element(value)

@@ -9,15 +9,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import Seeds
 from distribax.data.plan.plan_node import Node
+from distribax.data.runtime.pass_context import Seeds
 
 if TYPE_CHECKING:
-    from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
+    from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
 
 
 def _load_engine() -> ModuleType:
-    from distribax.data.execution import pipeline
+    from distribax.data.runtime import pipeline
 
     return pipeline
 
@@ -27,6 +27,6 @@ def start(plan: Node, run: int, seeds: Seeds) -> PipelineIterator:
     return _load_engine().start(plan, run, seeds)
 
 
-def first_element(plan: Node) -> Element | None:
+def read_first_element(plan: Node) -> Element | None:
     """Runs a plan up to its first element; None if it has none."""
-    return _load_engine().first_element(plan)
+    return _load_engine().read_first_element(plan)

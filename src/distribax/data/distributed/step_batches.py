@@ -20,7 +20,7 @@ from distribax.values.layout import Shape
 
 
 @dataclass(frozen=True)
-class Step:
+class StepBatches:
     """The batches of one step.
 
     Attributes:
@@ -37,7 +37,7 @@ class Step:
     shapes: Sequence[Sequence[Shape]] | None = None
 
 
-Agree: TypeAlias = Callable[[Step | None], Step]
+Agree: TypeAlias = Callable[[StepBatches | None], StepBatches]
 """Makes of this worker's step, None at the end of its data, the one that all workers take together.
 
 It raises StopIteration when all of them are to end.
@@ -61,18 +61,18 @@ class Steps(abc.ABC):
         self._batches_per_saved_step = batches_per_step
         self._agree = agree
 
-    def pull(self) -> Step:
+    def pull(self) -> StepBatches:
         """Returns the next step, or raises StopIteration."""
         if self._agree is None:
             return self._pull_own()
         try:
-            step: Step | None = self._pull_own()
+            step: StepBatches | None = self._pull_own()
         except StopIteration:
             step = None
         return self._agree(step)
 
     @abc.abstractmethod
-    def _pull_own(self) -> Step:
+    def _pull_own(self) -> StepBatches:
         """Returns the next step of this worker, or raises StopIteration."""
 
     def skip(self, num_steps: int) -> None:
@@ -102,9 +102,9 @@ class SplitSteps(Steps):
         super().__init__([self._iterator], 1, agree)
 
     @override
-    def _pull_own(self) -> Step:
+    def _pull_own(self) -> StepBatches:
         batch = next(self._iterator)
-        return Step(batch.pieces, batch.even, batch.batch)
+        return StepBatches(batch.pieces, batch.even, batch.batch)
 
     @override
     def get_state(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class DequeueSteps(Steps):
         self._is_static = all(_has_static_elements(dataset) for dataset in datasets)
 
     @override
-    def _pull_own(self) -> Step:
+    def _pull_own(self) -> StepBatches:
         batches: list[Element | None] = []
         for index in range(self._num_replicas):
             iterator = self._iterators[index % len(self._iterators)]
@@ -139,8 +139,8 @@ class DequeueSteps(Steps):
         found = [batch for batch in batches if batch is not None]
         if not found or (self._is_static and len(found) < self._num_replicas):
             raise StopIteration
-        pieces = [empty_like(found[0]) if batch is None else batch for batch in batches]
-        return Step(pieces, len(found) == len(batches))
+        pieces = [make_empty(found[0]) if batch is None else batch for batch in batches]
+        return StepBatches(pieces, len(found) == len(batches))
 
     @override
     def get_state(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _has_static_elements(dataset: Dataset) -> bool:
         return False  # It has no element, and so nothing to leave out.
 
 
-def empty_like(piece: Element) -> Element:
+def make_empty(piece: Element) -> Element:
     """Returns a batch of the same form without any example; a scalar becomes zero."""
 
     def empty(leaf: object) -> Element:

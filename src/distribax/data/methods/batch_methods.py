@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan import grouping, transforms
 from distribax.data.plan.buckets import Buckets
 from distribax.data.plan.padding import parse_padded_shapes
@@ -38,7 +38,7 @@ def batch(
     """
     size = check.positive(batch_size, "batch_size")
     return self.derive(
-        transforms.Batch(self.plan, size, check.flag(drop_remainder, "drop_remainder"))
+        transforms.Batching(self.plan, size, check.flag(drop_remainder, "drop_remainder"))
     )
 
 
@@ -71,7 +71,7 @@ def padded_batch(
     """
     size = check.positive(batch_size, "batch_size")
     shapes = None if padded_shapes is None else parse_padded_shapes(padded_shapes)
-    node = transforms.PaddedBatch(
+    node = transforms.PaddedBatching(
         self.plan, size, check.flag(drop_remainder, "drop_remainder"), shapes, padding_values
     )
     return self.derive(node)
@@ -279,7 +279,7 @@ def bucket_by_sequence_length(
     pad = not check.flag(no_padding, "no_padding")
     shapes = padded_shapes
     if shapes is None and pad_to_bucket_boundary:
-        shapes = nests.map_leaves(lambda leaf: list(leaf.shape), self.element_spec)
+        shapes = elements.map_leaves(lambda leaf: list(leaf.shape), self.element_spec)
 
     def make_batch(key: np.int64, group: D) -> D:
         bucket = int(key)
@@ -287,7 +287,7 @@ def bucket_by_sequence_length(
         if not pad:
             return batch(group, size, drop)
         dims = None if shapes is None else parse_padded_shapes(shapes)
-        node = transforms.PaddedBatch(
+        node = transforms.PaddedBatching(
             group.plan, size, drop, buckets.fill(dims, bucket), padding_values
         )
         return group.derive(node)

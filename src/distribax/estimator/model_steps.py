@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -14,14 +14,16 @@ from distribax import data
 from distribax.context import get_strategy
 from distribax.coordinator import ClusterCoordinator
 from distribax.data.distributed import InputContext
+from distribax.estimator.model_spec import EstimatorSpec, ModeKeys
 from distribax.estimator.model_state import ModelState
 from distribax.estimator.run_config import RunConfig
-from distribax.estimator.spec import EstimatorSpec, ModeKeys
 from distribax.execution import Function
-from distribax.parameter_server.extended import ServedStrategy
 from distribax.strategies import Strategy
 from distribax.types import ReduceOp
 from distribax.values import Mirrored
+
+if TYPE_CHECKING:
+    from distribax.parameter_server.strategy import ParameterServerStrategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Model:
     params: Mapping[str, Any]
     config: RunConfig
 
-    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def __call__(self, features: Any, labels: Any, mode: ModeKeys) -> EstimatorSpec:
         given = {"labels": labels, "mode": mode, "params": self.params, "config": self.config}
         spec = self.model_fn(features, **_choose_arguments(self.model_fn, given))
         if not isinstance(spec, EstimatorSpec):
@@ -49,10 +51,10 @@ def _choose_arguments(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     return {name: value for name, value in given.items() if name in taken}
 
 
-def make_step(model: Model, state: ModelState, strategy: Strategy, mode: str) -> Function:
+def make_step(model: Model, state: ModelState, strategy: Strategy, mode: ModeKeys) -> Function:
     """Returns the function that takes one step with the next batch of an iterator."""
     reduce_op = ReduceOp.parse(model.config.loss_reduction, "loss_reduction")
-    if isinstance(strategy, ServedStrategy):
+    if strategy.extended.source is not None:
         # Other strategies cannot be sent to workers.
         config = dataclasses.replace(model.config, train_distribute=None, eval_distribute=None)
         model = dataclasses.replace(model, config=config)
@@ -60,20 +62,20 @@ def make_step(model: Model, state: ModelState, strategy: Strategy, mode: str) ->
     def replica(element: Any) -> Any:
         is_pair = isinstance(element, tuple) and len(element) == 2
         features, labels = element if is_pair else (element, None)
-        if mode == ModeKeys.PREDICT:
+        if mode is ModeKeys.PREDICT:
             labels = None
         with state.one_run():
             spec = model(features, labels, mode)
-        if mode == ModeKeys.EVAL:
+        if mode is ModeKeys.EVAL:
             # Kept: an evaluation that is compiled already does not come here again.
             state.metrics = dict(spec.eval_metric_ops or {})
-        return spec.predictions if mode == ModeKeys.PREDICT else spec.loss
+        return spec.predictions if mode is ModeKeys.PREDICT else spec.loss
 
     def step(iterator: Iterator[Any]) -> Any:
         result = strategy.run(replica, args=(next(iterator),))
-        if mode == ModeKeys.PREDICT:
+        if mode is ModeKeys.PREDICT:
             return result
-        if mode == ModeKeys.TRAIN:
+        if mode is ModeKeys.TRAIN:
             state.global_step.assign_add(1)
         # What all replicas share has been combined by the model function.
         op = ReduceOp.MEAN if isinstance(result, Mirrored) else reduce_op
@@ -83,9 +85,9 @@ def make_step(model: Model, state: ModelState, strategy: Strategy, mode: str) ->
 
 
 def open_input(
-    input_fn: Callable[..., Any], strategy: Strategy, mode: str, model: Model
+    input_fn: Callable[..., Any], strategy: Strategy, mode: ModeKeys, model: Model
 ) -> Iterable[Any]:
-    """Returns the input of all replicas; the batches of an input function are those of one."""
+    """Returns the input of all replicas; each batch of the input function goes to one."""
 
     def make(context: InputContext) -> data.Dataset:
         given = {"input_context": context, "mode": mode}
@@ -132,7 +134,7 @@ class ScheduledSteps:
         example = iter(make_input())
         step.get_concrete_function(example)
         example.close()
-        strategy: Any = get_strategy()
+        strategy = cast("ParameterServerStrategy", get_strategy())
         self._coordinator = ClusterCoordinator(strategy)
         self._iterator = iter(self._coordinator.create_per_worker_dataset(make_input))
 

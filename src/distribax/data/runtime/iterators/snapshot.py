@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.formats.saved import SavedWriter, has_catalogue
 from distribax.data.plan.transforms import Snapshot
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class SnapshotIterator(PipelineIterator):
@@ -86,9 +86,9 @@ class SnapshotIterator(PipelineIterator):
             writer.discard()
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         saved = self._start().get_state() if self._reads else None
-        return State(reads=self._reads, given=self._given, saved=saved)
+        return IteratorState(reads=self._reads, given=self._given, saved=saved)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

@@ -7,52 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
 from distribax.data.plan.padding import PadTo
-from distribax.data.plan.pieces import Share, SplitBatch, WorkerPart
-from distribax.data.plan.transforms import PaddedBatch
+from distribax.data.plan.pieces import SplitBatch, WorkerPart, WorkerShare
+from distribax.data.plan.transforms import PaddedBatching
 
 
-def pad_and_stack(node: PaddedBatch, elements: Sequence[Element]) -> Element:
+def pad_and_stack(node: PaddedBatching, rows: Sequence[Element]) -> Element:
     """Returns a batch of elements of different shapes."""
-    first = elements[0]
+    first = rows[0]
     shapes, values = node.padded_shapes, node.padding_values
     if shapes is None:
-        shapes = nests.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
+        shapes = elements.map_leaves(lambda leaf: PadTo((None,) * np.ndim(leaf)), first)
     else:
         _check_structure(shapes, first, "padded_shapes")
     if isinstance(values, (tuple, dict)):
         _check_structure(values, first, "padding_values")
     else:
         # One value stands for all components.
-        values = nests.map_leaves(lambda leaf: node.padding_values, first)
-    return nests.map_leaves(
-        lambda shape, value, *leaves: _pad_leaves(leaves, shape, value), shapes, values, *elements
+        values = elements.map_leaves(lambda leaf: node.padding_values, first)
+    return elements.map_leaves(
+        lambda shape, value, *leaves: _pad_leaves(leaves, shape, value), shapes, values, *rows
     )
 
 
 def _pad_leaves(leaves: Sequence[Any], pad_to: PadTo, value: object) -> np.ndarray[Any, Any]:
-    dtype = nests.leaf_dtype(leaves[0])
+    dtype = elements.get_dtype(leaves[0])
     target = pad_to.target([np.shape(leaf) for leaf in leaves])
     result = np.full((len(leaves), *target), _parse_padding(value, dtype), dtype)
     for row, leaf in zip(result, leaves, strict=True):
         if target:
             row[tuple(slice(size) for size in np.shape(leaf))] = leaf
     if not target:
-        return nests.stack_leaves(leaves)
+        return elements.stack_leaves(leaves)
     return result
 
 
 def _check_structure(nest: object, element: Element, name: str) -> None:
     try:
-        same = nests.map_leaves(lambda _, leaf: not isinstance(leaf, (tuple, dict)), nest, element)
+        same = elements.map_leaves(
+            lambda _, leaf: not isinstance(leaf, (tuple, dict)), nest, element
+        )
     except ValueError:
         same = False
-    if not all(nests.leaves(same)):
+    if not all(elements.list_leaves(same)):
         raise ValueError(
-            f"{name}={nests.short(nest)} has another structure than the elements, which are "
-            f"{nests.describe(element)}."
+            f"{name}={elements.shorten(nest)} has another structure than the elements, which are "
+            f"{elements.describe(element)}."
         )
 
 
@@ -81,17 +83,17 @@ def cut_aligned(node: WorkerPart, batch: Element) -> Element:
     if share.num_pieces == 1:
         # All of it, which need not be a batch.
         return SplitBatch(batch, (batch,)) if node.split else batch
-    size = nests.num_rows(batch)
-    part = nests.take_rows(batch, *share.rows(size))
+    size = elements.count_rows(batch)
+    part = elements.take_rows(batch, *share.find_rows(size))
     return share.split(part, size) if node.split else part
 
 
 def cut_in_turn(node: WorkerPart, batch: Element) -> list[Element]:
     """Returns a batch as the successive smaller batches of one worker."""
-    size = nests.num_rows(batch)
-    step = node.turn_size(size)
-    parts = [nests.take_rows(batch, start, start + step) for start in range(0, size, step)]
+    size = elements.count_rows(batch)
+    step = node.find_turn_size(size)
+    parts = [elements.take_rows(batch, start, start + step) for start in range(0, size, step)]
     if not node.split:
         return parts
-    alone = Share(1, 0, node.share.replicas_per_worker)
-    return [alone.split(part, nests.num_rows(part)) for part in parts]
+    alone = WorkerShare(1, 0, node.share.replicas_per_worker)
+    return [alone.split(part, elements.count_rows(part)) for part in parts]

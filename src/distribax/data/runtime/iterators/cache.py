@@ -8,9 +8,9 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.plan.stores import CacheStore, CacheWriter
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class CacheIterator(PipelineIterator):
@@ -89,11 +89,11 @@ class CacheIterator(PipelineIterator):
         self._writer = self._input = self._kept = None
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         origin = self._origin
         if origin is None and not self._given:
             origin = self._store.origin if self._store.is_complete else self._own_pass
-        return State(given=self._given, origin=origin)
+        return IteratorState(given=self._given, origin=origin)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

@@ -14,16 +14,16 @@ import numpy as np
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import (
+from distribax.data.plan.order import Take
+from distribax.data.plan.transforms import Enumerate, Filter
+from distribax.data.runtime.iterators.pipeline_iterator import (
     PipelineIterator,
     Stage,
     StatefulStage,
 )
-from distribax.data.plan.order import Take
-from distribax.data.plan.transforms import Enumerate, Filter
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class UserCall:
@@ -35,12 +35,12 @@ class UserCall:
 
     def __call__(self, element: Element) -> Any:
         try:
-            return nests.call_with_element(self._fn, element)
+            return elements.call_with_element(self._fn, element)
         except StopIteration as error:
             # Let through, it would end the data set early and silently.
             raise RuntimeError(f"{self._name()} raised StopIteration") from error
         except Exception as error:
-            error.add_note(f"in {self._name()}, given an element {nests.describe(element)}")
+            error.add_note(f"in {self._name()}, given an element {elements.describe(element)}")
             raise
 
     def _name(self) -> str:
@@ -59,7 +59,7 @@ class MappedCall(UserCall):
     @override
     def __call__(self, element: Element) -> Element:
         result = super().__call__(element)
-        return result if type(result) is np.ndarray else nests.from_return(result)
+        return result if type(result) is np.ndarray else elements.from_return(result)
 
 
 class MapIterator(Stage):
@@ -201,10 +201,10 @@ class ManyIterator(Stage):
         self._before, self._given = before, 0
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if self._given >= len(self._parts):
-            return State(parent=self._input.get_state(), given=0)
-        return State(parent=self._before, given=self._given)
+            return IteratorState(parent=self._input.get_state(), given=0)
+        return IteratorState(parent=self._before, given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -215,15 +215,15 @@ class ManyIterator(Stage):
             self._given = state["given"]
 
 
-class Rows:
+class BatchRows:
     """The rows of a batch, as a sequence of elements."""
 
     def __init__(self, batch: Element) -> None:
         self._batch = batch
-        self._size = nests.num_rows(batch)
+        self._size = elements.count_rows(batch)
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, row: int) -> Element:
-        return nests.map_leaves(lambda leaf: leaf[row], self._batch)
+        return elements.map_leaves(lambda leaf: leaf[row], self._batch)

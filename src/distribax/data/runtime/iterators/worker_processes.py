@@ -11,11 +11,11 @@ from absl import flags
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import BuildIterator, Context, Seeds, State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
 from distribax.data.plan.order import Shard
 from distribax.data.plan.plan_node import Node
 from distribax.data.plan.transforms import Map
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
+from distribax.data.runtime.pass_context import BuildIterator, IteratorState, PassContext, Seeds
 
 _BUFFERED_ELEMENTS = 4
 
@@ -32,7 +32,7 @@ def _every_nth(node: Node, num_shards: int, index: int) -> Node:
 class _WorkerPlan(grain.IterDataset[Any]):
     """What is sent to a worker process. Node ids differ there, so seeds travel as a list."""
 
-    def __init__(self, node: Node, context: Context, build: BuildIterator) -> None:
+    def __init__(self, node: Node, context: PassContext, build: BuildIterator) -> None:
         super().__init__()
         self._node = node
         self._context = dataclasses.replace(context, seeds=Seeds(), processes=0)
@@ -54,7 +54,7 @@ class ProcessMapIterator(PipelineIterator):
 
     _workers: Sequence[Any] = ()
 
-    def __init__(self, node: Map, context: Context, build: BuildIterator) -> None:
+    def __init__(self, node: Map, context: PassContext, build: BuildIterator) -> None:
         super().__init__()
         # Grain's processes read command line flags; a program that has none never parses them.
         if not flags.FLAGS.is_parsed():
@@ -80,8 +80,10 @@ class ProcessMapIterator(PipelineIterator):
         return element
 
     @override
-    def get_state(self) -> State:
-        return State(turn=self._turn, workers=[worker.get_state() for worker in self._workers])
+    def get_state(self) -> IteratorState:
+        return IteratorState(
+            turn=self._turn, workers=[worker.get_state() for worker in self._workers]
+        )
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

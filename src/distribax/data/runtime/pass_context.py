@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from distribax.data.execution.permutation import Key
 from distribax.data.plan.passes import RandomStep, SeededStep, find_random, find_unseeded
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, walk
+from distribax.data.runtime.permutation import Key
 
 
-class State(dict[str, Any]):
+class IteratorState(dict[str, Any]):
     """A saved position: a dict that JSON can hold and that nobody changes.
 
     Grain copies the state with every element that it prefetches; each call of
     `get_state` makes a new one, so a copy may be the state itself.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+    def __deepcopy__(self, memo: dict[int, Any]) -> IteratorState:
         return self
 
 
@@ -62,7 +62,7 @@ class Seeds:
 
 
 @dataclass(frozen=True)
-class Context:
+class PassContext:
     """Identifies a pass over a node, so that randomness follows from it and nothing else.
 
     `run` counts the iterators of a data set; `path` holds, from the end of the pipeline to its
@@ -76,7 +76,7 @@ class Context:
     processes: int = 0
     seeds: Seeds = field(default_factory=Seeds)
 
-    def child(self, number: int) -> Context:
+    def child(self, number: int) -> PassContext:
         """Returns the context of the `number`-th pass over what lies below."""
         return dataclasses.replace(self, path=(*self.path, number))
 
@@ -84,7 +84,7 @@ class Context:
         """Returns what the randomness of this pass over `plan` depends on, as JSON-able data."""
         return {"run": self.run, "path": list(self.path), "seeds": self.seeds.save(plan)}
 
-    def load(self, plan: Node, saved: dict[str, Any]) -> Context:
+    def load(self, plan: Node, saved: dict[str, Any]) -> PassContext:
         """Returns the context of a saved pass."""
         seeds = Seeds.load(plan, saved["seeds"])
         return dataclasses.replace(self, run=saved["run"], path=tuple(saved["path"]), seeds=seeds)
@@ -97,5 +97,5 @@ class Context:
         return (seed, self.run, *self.path) if node.reshuffle_each_iteration else (seed,)
 
 
-BuildIterator: TypeAlias = Callable[[Node, Context], Any]
+BuildIterator: TypeAlias = Callable[[Node, PassContext], Any]
 """Makes the iterator of one pass over a node."""

@@ -9,7 +9,7 @@ import grain
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
+from distribax.data.runtime.pass_context import IteratorState
 
 
 class PipelineIterator(grain.DatasetIterator[Any]):
@@ -66,8 +66,10 @@ class StatefulStage(Stage):
     """The name of the attribute, in the saved position too."""
 
     @override
-    def get_state(self) -> State:
-        return State({"parent": self._input.get_state(), self.saved: getattr(self, self.saved)})
+    def get_state(self) -> IteratorState:
+        return IteratorState(
+            {"parent": self._input.get_state(), self.saved: getattr(self, self.saved)}
+        )
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:
@@ -110,10 +112,10 @@ class ReplayStage(Stage):
         return element
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if self._origin is None:
-            return State(origin=self._input.get_state(), given=0)
-        return State(origin=self._origin, given=self._given)
+            return IteratorState(origin=self._input.get_state(), given=0)
+        return IteratorState(origin=self._origin, given=self._given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

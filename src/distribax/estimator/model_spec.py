@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import jax
 
 from distribax.training.metrics import Metric
 
 
-class ModeKeys:
+class ModeKeys(enum.StrEnum):
     """What a model function is called for.
 
     Attributes:
@@ -20,9 +21,9 @@ class ModeKeys:
         PREDICT: One batch of predictions.
     """
 
-    TRAIN: Final = "train"
-    EVAL: Final = "eval"
-    PREDICT: Final = "infer"
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "infer"
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,16 @@ class EstimatorSpec:
     eval_metric_ops: Mapping[str, Metric] | None = None
 
     def __post_init__(self) -> None:
-        modes = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
-        if self.mode not in modes:
+        if self.mode not in list(ModeKeys):
             raise ValueError(
-                f"EstimatorSpec: mode={self.mode!r} is not a mode. Pass on the `mode` that the "
-                "model function was given, one of dx.estimator.ModeKeys."
+                f"EstimatorSpec: mode={str(self.mode)!r} is not a mode. Pass on the `mode` that "
+                "the model function was given, one of dx.estimator.ModeKeys."
             )
         needed = "predictions" if self.mode == ModeKeys.PREDICT else "loss"
         if getattr(self, needed) is None:
-            raise ValueError(f"EstimatorSpec: mode={self.mode!r} needs {needed}, which is None.")
+            raise ValueError(
+                f"EstimatorSpec: mode={str(self.mode)!r} needs {needed}, which is None."
+            )
         for name, metric in (self.eval_metric_ops or {}).items():
             if not hasattr(metric, "result") or not hasattr(metric, "reset_state"):
                 raise TypeError(

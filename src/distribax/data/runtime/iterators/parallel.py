@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.data.elements import Element
-from distribax.data.execution.context import State
-from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator, Stage
+from distribax.data.runtime.pass_context import IteratorState
 
 # Handing work to another thread costs some 30 microseconds. Quick calls are handed over several
 # at a time; where the choice is ours, quicker ones than this run in place.
@@ -25,7 +25,7 @@ _MEASURED_CALLS = 8
 
 
 @dataclass
-class _Outcome:
+class _CallResults:
     """What a thread made of some elements: results up to the first error."""
 
     results: list[Element]
@@ -43,11 +43,11 @@ class _Chunk:
     before: dict[str, Any]
     skipped: int
     elements: list[Element]
-    future: Future[_Outcome]
+    future: Future[_CallResults]
     given: int = 0
 
 
-def _run(call: Callable[[Any], Any], elements: list[Element]) -> _Outcome:
+def _run(call: Callable[[Any], Any], elements: list[Element]) -> _CallResults:
     start = time.perf_counter()
     results: list[Element] = []
     error: Exception | None = None
@@ -57,7 +57,7 @@ def _run(call: Callable[[Any], Any], elements: list[Element]) -> _Outcome:
         except Exception as raised:
             error = raised
             break
-    return _Outcome(results, error, (time.perf_counter() - start) / len(elements))
+    return _CallResults(results, error, (time.perf_counter() - start) / len(elements))
 
 
 class ParallelMapIterator(Stage):
@@ -123,7 +123,7 @@ class ParallelMapIterator(Stage):
         while not self._input_ended and len(self._chunks) < 2 * self._num_threads:
             before = self._input.get_state()
             elements: list[Element] = []
-            failed: Future[_Outcome] | None = None
+            failed: Future[_CallResults] | None = None
             try:
                 while len(elements) < self._chunk_size:
                     elements.append(self._next())
@@ -131,7 +131,7 @@ class ParallelMapIterator(Stage):
                 self._input_ended = True
             except Exception as error:
                 failed = Future()
-                failed.set_result(_Outcome([], error, 0.0))
+                failed.set_result(_CallResults([], error, 0.0))
             if elements:
                 self._chunks.append(self._start_chunk(before, 0, elements))
             if failed is not None:
@@ -146,7 +146,7 @@ class ParallelMapIterator(Stage):
             )
         return _Chunk(before, skipped, elements, self._executor.submit(_run, self._call, elements))
 
-    def _finish(self, outcome: _Outcome) -> None:
+    def _finish(self, outcome: _CallResults) -> None:
         self._chunks.popleft()
         fitting = int(_CHUNK_SECONDS / max(outcome.seconds_per_call, 1e-9))
         self._chunk_size = min(max(fitting, 1), _MAX_CHUNK)
@@ -166,11 +166,11 @@ class ParallelMapIterator(Stage):
             executor.shutdown(wait=True, cancel_futures=True)
 
     @override
-    def get_state(self) -> State:
+    def get_state(self) -> IteratorState:
         if not self._chunks:
-            return State(parent=self._input.get_state(), skip=0)
+            return IteratorState(parent=self._input.get_state(), skip=0)
         chunk = self._chunks[0]
-        return State(parent=chunk.before, skip=chunk.skipped + chunk.given)
+        return IteratorState(parent=chunk.before, skip=chunk.skipped + chunk.given)
 
     @override
     def set_state(self, state: dict[str, Any]) -> None:

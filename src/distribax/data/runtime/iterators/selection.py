@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element
-from distribax.data.execution import permutation
-from distribax.data.execution.iterators.pipeline_iterator import (
-    PipelineIterator,
-    ReplayStage,
-    Stage,
-    StatefulStage,
-)
-from distribax.data.execution.iterators.streams import UserCall, as_bool
-from distribax.data.execution.permutation import Key
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY
 from distribax.data.plan.selection import (
     AssertCardinality,
@@ -27,6 +18,15 @@ from distribax.data.plan.selection import (
     Scan,
     TakeWhile,
 )
+from distribax.data.runtime import permutation
+from distribax.data.runtime.iterators.pipeline_iterator import (
+    PipelineIterator,
+    ReplayStage,
+    Stage,
+    StatefulStage,
+)
+from distribax.data.runtime.iterators.streams import UserCall, as_bool
+from distribax.data.runtime.permutation import Key
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class UniqueIterator(ReplayStage):
             if isinstance(element, (tuple, dict)) or np.ndim(element):  # type: ignore[arg-type]
                 raise ValueError(
                     f"unique takes single numbers or texts; an element is "
-                    f"{nests.describe(element)}. Choose one component with map."
+                    f"{elements.describe(element)}. Choose one component with map."
                 )
             value = element if isinstance(element, bytes) else np.asarray(element).item()
             if value not in self._seen:
@@ -160,7 +160,7 @@ class ResampleIterator(ReplayStage):
 
     @override
     def _restart(self) -> None:
-        self._draws = permutation.uniforms(self._key)
+        self._draws = permutation.draw_uniforms(self._key)
         # As if each class had been seen once.
         self._counts = np.ones(len(self._target))
 
@@ -168,7 +168,7 @@ class ResampleIterator(ReplayStage):
     def _make(self) -> Element:
         while True:
             element = self._next()
-            label = nests.to_element(self._call(element))
+            label = elements.to_element(self._call(element))
             number = int(np.asarray(label))
             if not 0 <= number < len(self._target):
                 raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import AUTOTUNE
 from distribax.data.plan import order, selection, transforms
 from distribax.data.plan.plan_node import HasPlan
@@ -135,7 +135,7 @@ def scan(
     [0, 1, 3, 6]
     """
     function = check.function(scan_func, "scan_func")
-    return self.derive(selection.Scan(self.plan, nests.to_element(initial_state), function))
+    return self.derive(selection.Scan(self.plan, elements.to_element(initial_state), function))
 
 
 def ignore_errors(self: D, log_warning: bool = False, name: str | None = None) -> D:

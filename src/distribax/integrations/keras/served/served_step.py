@@ -16,6 +16,7 @@ from distribax.integrations.keras.data import add_weights
 from distribax.integrations.keras.dataset_creator import DatasetCreator
 from distribax.integrations.keras.feeding import join_outputs, take
 from distribax.integrations.keras.served.served_model import Logs, get_or_create
+from distribax.integrations.keras.step_kinds import ResumableStep, StepKind
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
 # Makes the workers' iterators when they are first needed; they go on where an epoch has ended.
@@ -84,36 +85,33 @@ def feed_from(
         _returns_at_once.reset(at_once)
 
 
-class ServedStep:
-    """A step of one kind: "train", "test" or "predict".
+class ServedStep(ResumableStep):
+    """A step that the workers of a strategy take.
 
     Args:
         model: The model.
         strategy: The strategy.
-        kind: The kind.
+        kind: What it does.
     """
 
-    def __init__(self, model: keras.Model, strategy: ParameterServerStrategy, kind: str) -> None:
+    def __init__(
+        self, model: keras.Model, strategy: ParameterServerStrategy, kind: StepKind
+    ) -> None:
         self._model = model
         self._strategy = strategy
         self._kind = kind
-        self._num_to_skip = 0
-
-    def skip(self, num_batches: int) -> None:
-        """Passes over batches that have been trained already."""
-        self._num_to_skip = num_batches
 
     def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Schedules the next steps; Keras's loop is told that its state is empty."""
         batches = take(iterator, self._model.steps_per_execution)
-        nothing: Any = ([], [], [], []) if self._kind == "train" else ([], [], [])
+        nothing: Any = ([], [], [], []) if self._kind is StepKind.TRAIN else ([], [], [])
         if self._num_to_skip > 0:
             self._num_to_skip -= len(batches)
             return self._model.get_metrics_result(), nothing
         source = _source.get()
         workers = None if source is None else source()
         served = get_or_create(self._model, self._strategy)
-        if self._kind == "predict":
+        if self._kind is StepKind.PREDICT:
             return join_outputs(served.predict(batches, workers)), ([], [])
         logs: Logs = served.measure(self._kind, batches, workers)
         if _returns_at_once.get():
