@@ -230,7 +230,7 @@ def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
         refuse_staged(variable, value)
         variable.source.write(variable, kind, value)
     if stand_in is not None:
-        stand_in[variable] = frames.detach(seen)
+        overlay.replace(stand_in, variable, frames.detach(seen))
 
 
 def check_combinable(variable: PlacedVariable, what: str) -> None:
@@ -293,7 +293,7 @@ def _write_together(
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
-        stand_in[variable] = read(variable)
+        overlay.replace(stand_in, variable, read(variable))
 
 
 def _may_differ(index: object) -> bool:
@@ -483,7 +483,7 @@ def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> Non
             variable.store(placement.join(pieces, variable.share()))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
-        stand_in[variable] = value
+        overlay.replace(stand_in, variable, value)
 
 
 def refuse_staged(variable: PlacedVariable, value: object) -> None:
