@@ -87,8 +87,7 @@ class _Training:
                     after_first_step()
                 self._report(before, number, loss)
                 answers = [hook(number, loss) for hook in self._hooks]
-                # Others are values that a hook happens to return, arrays for example.
-                ended = any(isinstance(each, (bool, np.bool_)) and each for each in answers)
+                ended = any(map(_is_yes, answers))
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
@@ -138,6 +137,13 @@ class _Training:
         is_due = _passes(before, number, self._config.save_summary_steps)
         if self._workers.is_first and (is_due or before == self._first):
             self._events.log_metrics({"loss": float(loss)}, number)
+
+
+def _is_yes(answer: object) -> bool:
+    """Tells whether a hook wants the end: it may return other values, arrays for example."""
+    if isinstance(answer, (np.ndarray, jax.Array)) and answer.shape == ():
+        answer = np.asarray(answer)[()]
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)
 
 
 def _passes(before: int, number: int, period: int) -> bool:

@@ -96,6 +96,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._layout = None
         self._iterations: Variable | None = None
         self._early = {}
+        self._used_args: set[str] = set()
         # Eager: one program for all operations and copies compiles and runs faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
@@ -309,7 +310,8 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 variables' values, and can be passed outside the replicas only.
 
         Raises:
-            TypeError: If a pair does not have a variable second, or `global_step` is given.
+            TypeError: If a pair does not have a variable second, or if an argument is unknown: a
+                number that the transformation does not use, or `global_step`.
             ValueError: If there are no gradients, if a gradient does not fit its variable, if a
                 variable is not among those of the first call or occurs twice, or if the
                 transformation cannot be used with the variables.
@@ -336,6 +338,9 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         if self._targets is None:
             self.build(variables)
         assert self._targets is not None
+        extra_arguments.refuse_unused(
+            self._transformation, self._targets, extra_args, self._used_args
+        )
         grads = gradient_pairs.order_gradients(grads, variables, self._targets)
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy

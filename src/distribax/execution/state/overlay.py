@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -59,6 +59,30 @@ def _read(values: Overlay, variable: Hashable) -> jax.Array:
     if isinstance(value, Unread):
         value = values[variable] = value.make()
     return value
+
+
+def replace(values: Overlay, variable: contracts.State, value: jax.Array) -> None:
+    """Makes a variable that has been written read as `value`.
+
+    As in TensorFlow, the gradient with respect to the variable counts what is read after it is
+    written, too. That it has been written with does not depend on it.
+
+    Args:
+        values: The overlay that has a value for the variable.
+        variable: The variable.
+        value: What it has been written with.
+    """
+    values[variable] = _with_gradient_of(value, _read(values, variable))
+
+
+@jax.custom_jvp
+def _with_gradient_of(value: jax.Array, source: jax.Array) -> jax.Array:
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    return _with_gradient_of(*primals), tangents[1]
 
 
 def is_unread(variable: contracts.State) -> bool:
