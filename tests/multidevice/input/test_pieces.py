@@ -140,6 +140,24 @@ def test_incomplete_last_step_gives_empty_batches_or_is_dropped() -> None:
     assert steps(Dataset.range(6).batch(2, drop_remainder=True)) == [[[0, 1], [2, 3]]]
 
 
+def test_incomplete_last_step_of_batches_that_a_function_makes_smaller() -> None:
+    whole = Dataset.range(10).batch(2, drop_remainder=True)
+    dataset = whole.map(lambda x: x[x % 3 != 2])
+    assert dataset.element_spec.shape == (2,)  # That of the first.
+    strategy = mirrored(2)
+
+    def start() -> Any:
+        return iter(strategy.distribute_datasets_from_function(lambda _: dataset))
+
+    iterator = start()
+    steps = [rows(strategy, next(iterator)) for _ in range(2)]
+    assert steps == [[[0, 1], [3]], [[4], [6, 7]]]
+    restored = start()
+    restored.set_state(iterator.get_state())
+    for rest in (iterator, restored):
+        assert [rows(strategy, x) for x in rest] == [[[9], []]]
+
+
 def test_incomplete_last_step_of_batches_with_a_number() -> None:
     strategy = mirrored(2)
     numbered = strategy.distribute_datasets_from_function(
