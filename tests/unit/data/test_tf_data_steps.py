@@ -364,7 +364,20 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def _empty_groups() -> Dataset:
-    return Dataset.range(0).group_by_window(int, lambda k, d: d.batch(2), 2)
+    return Dataset.range(0).group_by_window(lambda x: {1: 1}[int(x)], lambda k, d: d.batch(2), 2)
+
+
+def test_element_spec_of_groups_covers_all_of_them() -> None:
+    for rows in (_ragged(Dataset), _ragged(Dataset).take(0)):
+        for options, shape in (
+            ({}, (None, None)),
+            ({"pad_to_bucket_boundary": True, "drop_remainder": True}, (2, None)),
+            ({"no_padding": True}, (None, None)),
+        ):
+            batches = rows.bucket_by_sequence_length(len, [4, 7], [2, 2, 2], **options)
+            assert batches.element_spec.shape == shape
+        groups = rows.group_by_window(len, lambda key, group: group.batch(2, True), 2)
+        assert groups.element_spec.shape == (2, None)
 
 
 def test_ragged_batches_are_padded() -> None:

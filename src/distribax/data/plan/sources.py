@@ -183,6 +183,8 @@ class Items(IndexedSource):
     """Elements that other steps have made: those of a window, or data sets of files."""
 
     items: tuple[nests.Element, ...]
+    # The spec that covers others of their kind, too.
+    known_spec: Spec = None
 
     @override
     def cardinality(self) -> int:
@@ -194,6 +196,8 @@ class Items(IndexedSource):
 
     @override
     def spec(self, probe: Probe) -> Spec:
+        if self.known_spec is not None:
+            return self.known_spec
         first, *others = map(spec_of, self.items)
         return functools.reduce(merge_specs, others, first)
 
