@@ -11,6 +11,7 @@ from typing_extensions import override
 from distribax.data import elements as nests
 from distribax.data.elements import Element
 from distribax.data.execution import permutation
+from distribax.data.execution.context import Progress
 from distribax.data.execution.iterators.pipeline_iterator import (
     PipelineIterator,
     ReplayStage,
@@ -95,9 +96,10 @@ class UniqueIterator(ReplayStage):
 class IgnoreErrorsIterator(Stage):
     """The elements that could be made."""
 
-    def __init__(self, parent: PipelineIterator, node: IgnoreErrors) -> None:
+    def __init__(self, parent: PipelineIterator, node: IgnoreErrors, progress: Progress) -> None:
         super().__init__(parent)
         self._log_warning = node.log_warning
+        self._progress = progress
 
     @override
     def __next__(self) -> Element:
@@ -108,8 +110,9 @@ class IgnoreErrorsIterator(Stage):
             except StopIteration:
                 raise
             except Exception as error:
-                # An input that fails twice without moving would do so without end.
-                position = self._input.get_state()
+                # An input that fails twice without moving would do so without end. Steps that
+                # hold elements move before their position does.
+                position = (self._progress.num_given, self._input.get_state())
                 if position == failed_at:
                     raise
                 failed_at = position
