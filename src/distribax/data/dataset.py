@@ -320,8 +320,12 @@ class Dataset(PlannedDataset):
         saved = SavedFormat(catalogue.spec, catalogue.compression)
         if reader_func is None:
             names = catalogue.filenames
-            return Dataset(sources.FileReader(names, saved, max(1, len(names))))
-        files = [Dataset(sources.FileReader((name,), saved)) for name in catalogue.filenames]
+            cycle = max(1, len(names))
+            return Dataset(sources.FileReader(names, saved, cycle, catalogue.counts))
+        files = [
+            Dataset(sources.FileReader((name,), saved, counts=catalogue.counts))
+            for name in catalogue.filenames
+        ]
         return check.function(reader_func, "reader_func")(Dataset(sources.Items(tuple(files))))
 
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -315,6 +315,14 @@ class FileReader(Node):
     filenames: tuple[str, ...]
     format: RecordFormat[Any]
     cycle_length: int = 1
+    # How many records each file has, where that is known.
+    counts: Mapping[str, int] | None = None
+
+    @override
+    def cardinality(self) -> int:
+        if self.counts is None:
+            return UNKNOWN_CARDINALITY
+        return sum(self.counts[name] for name in self.filenames)
 
     @override
     def spec(self, probe: Probe) -> Spec:
