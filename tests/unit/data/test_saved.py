@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import distribax as dx
 from distribax.data import UNKNOWN_CARDINALITY, Dataset
 from distribax.data.rewrites import auto_shard
 
@@ -50,12 +51,28 @@ def test_saved_data_sets_are_loaded(tmp_path: Path, compression: str | None) -> 
     assert not list((tmp_path / "windows").iterdir())
     catalogue = path / "catalogue.json"
     older = json.loads(catalogue.read_text())
-    del older["counts"]
+    del older["counts"], older["is_batched"]
     catalogue.write_text(json.dumps(older))
     assert Dataset.load(path).cardinality() == UNKNOWN_CARDINALITY
     catalogue.write_text(catalogue.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(ValueError, match="saved in the format 9"):
         Dataset.load(path)
+
+
+def test_saved_batches_are_divided(tmp_path: Path) -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    Dataset.range(6).batch(4).save(tmp_path / "batches")
+    loaded = Dataset.load(tmp_path / "batches")
+    read = Dataset.load(tmp_path / "batches", reader_func=lambda files: files.flat_map(lambda f: f))
+    for dataset in (loaded, read):
+        steps = [x.values for x in strategy.experimental_distribute_dataset(dataset)]
+        assert [[piece.tolist() for piece in step] for step in steps] == [
+            [[0, 1], [2, 3]],
+            [[4], [5]],
+        ]
+    Dataset.from_tensor_slices(np.eye(4)).save(tmp_path / "rows")
+    with pytest.raises(ValueError, match="the data set is not batched"):
+        strategy.experimental_distribute_dataset(Dataset.load(tmp_path / "rows"))
 
 
 def test_saved_files_are_read_as_the_user_says(tmp_path: Path) -> None:

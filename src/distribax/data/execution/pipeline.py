@@ -253,7 +253,7 @@ def _(node: transforms.Snapshot, context: Context) -> PipelineIterator:
         node,
         lambda: build(node.input, context),
         open_saved,
-        lambda: node.input.spec(first_element),
+        lambda: (node.input.spec(first_element), node.input.is_batched(first_element)),
     )
 
 

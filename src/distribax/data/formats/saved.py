@@ -33,6 +33,8 @@ class Catalogue:
     compression: str | None
     # How many elements each file has; older catalogues do not say.
     counts: dict[str, int] | None
+    # Whether the elements are batches; None if only they can tell.
+    is_batched: bool | None
 
 
 def has_catalogue(path: str) -> bool:
@@ -58,7 +60,8 @@ def read_catalogue(path: str) -> Catalogue:
             if counts is not None:
                 counts = dict(zip(names, map(int, counts), strict=True))
             spec = element_codec.load_spec(saved["spec"])
-            return Catalogue(tuple(names), spec, compression, counts)
+            batched = saved.get("is_batched", False)
+            return Catalogue(tuple(names), spec, compression, counts, batched)
     except element_codec.MALFORMED as error:
         raise ValueError(
             f"path={path!r}: {_CATALOGUE} is damaged: {type(error).__name__}: {error}. Save the "
@@ -128,7 +131,7 @@ class SavedWriter:
         self._writers[shard].write(element_codec.encode(element))
         self._counts[shard] += 1
 
-    def finish(self, spec: Spec) -> None:
+    def finish(self, spec: Spec, is_batched: bool | None) -> None:
         """Makes what was added the content of the directory."""
         for writer in self._writers.values():
             writer.close()
@@ -138,6 +141,7 @@ class SavedWriter:
             "files": [self._name(shard) for shard in sorted(self._writers)],
             "counts": [self._counts[shard] for shard in sorted(self._writers)],
             "spec": element_codec.save_spec(spec),
+            "is_batched": is_batched,
             "compression": self._compression,
         }
         partial = os.path.join(self._path, f"{_CATALOGUE}.{self._token}")

@@ -317,6 +317,8 @@ class FileReader(Node):
     cycle_length: int = 1
     # How many records each file has, where that is known.
     counts: Mapping[str, int] | None = None
+    # Whether the records are batches; None if only they can tell.
+    batched: bool | None = False
 
     @override
     def cardinality(self) -> int:
@@ -328,6 +330,10 @@ class FileReader(Node):
     def spec(self, probe: Probe) -> Spec:
         known = self.format.spec
         return known if known is not None else probe_spec(self, probe)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self.batched
 
     @property
     @override
