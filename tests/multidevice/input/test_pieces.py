@@ -115,6 +115,23 @@ def test_workers_share_every_batch_without_loss(
         assert together == whole.tolist()
 
 
+def test_numbers_that_jax_would_cut_off_are_refused(strategy: Any) -> None:
+    for size in (4, 3):  # Whole and uneven batches.
+        fitting = np.array([1, -(2**31), 3, 2**31 - 1])
+        dataset = Dataset.from_tensor_slices(fitting).batch(size)
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        assert flat(strategy, distributed) == fitting.tolist()
+        for large in (fitting + 1, fitting.astype(np.uint64)):
+            dataset = Dataset.from_tensor_slices(large).batch(size)
+            with pytest.raises(
+                ValueError, match=r"a batch has \d+ in an array of u?int64, but JAX"
+            ):
+                list(strategy.experimental_distribute_dataset(dataset))
+            with jax.enable_x64(True):
+                distributed = strategy.experimental_distribute_dataset(dataset)
+                assert flat(strategy, distributed) == large.tolist()
+
+
 # Data sets made by a function.
 
 
