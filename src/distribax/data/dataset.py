@@ -318,10 +318,14 @@ class Dataset(PlannedDataset):
         """
         catalogue = read_catalogue(check.path(path, "path"))
         saved = SavedFormat(catalogue.spec, catalogue.compression)
+
+        def read(names: tuple[str, ...]) -> Dataset:
+            counts, batched = catalogue.counts, catalogue.is_batched
+            return Dataset(sources.FileReader(names, saved, max(1, len(names)), counts, batched))
+
         if reader_func is None:
-            names = catalogue.filenames
-            return Dataset(sources.FileReader(names, saved, max(1, len(names))))
-        files = [Dataset(sources.FileReader((name,), saved)) for name in catalogue.filenames]
+            return read(catalogue.filenames)
+        files = [read((name,)) for name in catalogue.filenames]
         return check.function(reader_func, "reader_func")(Dataset(sources.Items(tuple(files))))
 
     @override

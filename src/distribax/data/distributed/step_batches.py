@@ -78,7 +78,11 @@ class Steps(abc.ABC):
     def skip(self, num_steps: int) -> None:
         """Passes over steps of the saved iterator, after its position was restored."""
         for index in range(num_steps * self._batches_per_saved_step):
-            next(self._iterators[index % len(self._iterators)], None)
+            self._take(index % len(self._iterators))
+
+    def _take(self, place: int) -> Any:
+        """Returns the next batch of an iterator, or None at its end."""
+        return next(self._iterators[place], None)
 
     @abc.abstractmethod
     def get_state(self) -> dict[str, Any]:
@@ -129,13 +133,21 @@ class DequeueSteps(Steps):
         self._num_replicas = num_replicas
         # Where all shapes are fixed, a step that cannot be filled is left out.
         self._is_static = all(_has_static_elements(dataset) for dataset in datasets)
+        self._specs = [dataset.element_spec for dataset in datasets] if self._is_static else []
+
+    @override
+    def _take(self, place: int) -> Element | None:
+        batch = super()._take(place)
+        if self._is_static and batch is not None:
+            # What a function returns may vary with the values, which the spec does not tell.
+            self._is_static = list_shapes(batch) == list_shapes(self._specs[place])
+        return batch
 
     @override
     def _pull_own(self) -> StepBatches:
-        batches: list[Element | None] = []
-        for index in range(self._num_replicas):
-            iterator = self._iterators[index % len(self._iterators)]
-            batches.append(next(iterator, None))
+        batches: list[Element | None] = [
+            self._take(index % len(self._iterators)) for index in range(self._num_replicas)
+        ]
         found = [batch for batch in batches if batch is not None]
         if not found or (self._is_static and len(found) < self._num_replicas):
             raise StopIteration
@@ -147,6 +159,7 @@ class DequeueSteps(Steps):
         return {
             "pipelines": [iterator.get_state() for iterator in self._iterators],
             "num_replicas": self._num_replicas,
+            "is_static": self._is_static,
         }
 
     @override
@@ -166,11 +179,17 @@ class DequeueSteps(Steps):
         for iterator, own in zip(self._iterators, pipelines, strict=True):
             iterator.set_state(own)
         self._batches_per_saved_step = state["num_replicas"]
+        self._is_static = self._is_static and state.get("is_static", True)
 
 
 def is_static(spec: Spec) -> bool:
     """Tells whether all elements have the same shapes."""
     return all(None not in leaf.shape for leaf in jax.tree.leaves(spec))
+
+
+def list_shapes(nest: Element | Spec) -> list[Shape]:
+    """Returns the shapes of the arrays in an element, or of what a spec describes."""
+    return [np.shape(leaf) for leaf in jax.tree.leaves(nest)]
 
 
 def _has_static_elements(dataset: Dataset) -> bool:

@@ -103,7 +103,8 @@ def _parse_value(
                 f"the feature {name!r} is missing in an example and has no default_value. Give "
                 "FixedLenFeature one, or use VarLenFeature."
             )
-        return np.broadcast_to(np.asarray(feature.default_value, dtype), shape)[()]
+        default = np.broadcast_to(np.asarray(feature.default_value, dtype), shape)
+        return elements.to_element(default[()])
     if found.size != math.prod(shape):
         raise ValueError(
             f"the feature {name!r} has {found.size} values in an example, which do not fill the "
@@ -118,7 +119,13 @@ def _convert(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> An
     ):
         stored = {"O": "bytes", "f": "float32", "i": "int64"}[found.dtype.kind]
         raise TypeError(f"the feature {name!r} holds {stored}, not {dtype}, in an example.")
-    return found.astype(dtype, copy=False)
+    converted = found.astype(dtype, copy=False)
+    if dtype.kind in "iub" and (converted != found).any():
+        raise ValueError(
+            f"the feature {name!r} has {elements.shorten(found.tolist())} in an example, which "
+            f"{dtype} cannot hold. Use np.int64."
+        )
+    return converted
 
 
 def _parse_features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:

@@ -292,9 +292,12 @@ def bucket_by_sequence_length(
         )
         return group.derive(node)
 
-    return group_by_window(
-        self,
+    node = grouping.GroupByWindow(
+        self.plan,
         buckets.find,
         make_batch,
-        window_size_func=lambda key: buckets.batch_sizes[int(key)],
+        lambda key: buckets.batch_sizes[int(key)],
+        self.derive,
+        buckets.numbers,
     )
+    return self.derive(node)

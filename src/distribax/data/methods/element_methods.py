@@ -141,8 +141,8 @@ def scan(
 def ignore_errors(self: D, log_warning: bool = False, name: str | None = None) -> D:
     """Leaves out the elements whose making raised an exception.
 
-    After a damaged record, the rest of its file is left out. An exception that comes again and
-    again, without an element in between, is raised.
+    After a damaged record, the rest of its file is left out. An exception that comes again although
+    nothing was read in between is raised.
 
     Args:
         log_warning: Whether each exception is logged.

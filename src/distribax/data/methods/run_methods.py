@@ -97,7 +97,7 @@ def save(
     try:
         for element in self:
             writer.add(element)
-        writer.finish(self.element_spec)
+        writer.finish(self.element_spec, self.is_batched)
     finally:
         writer.discard()
 

@@ -33,6 +33,11 @@ class Buckets:
                 f"bucket_boundaries={list(self.boundaries)} are not in ascending order."
             )
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the buckets that elements may be in."""
+        return range(len(self.boundaries) if self.pad_to_boundary else len(self.batch_sizes))
+
     def find(self, *element: Any) -> np.int64:
         """Returns the number of an element's bucket."""
         length = int(self.length(*element))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,6 +185,8 @@ class Items(IndexedSource):
     """Elements that other steps have made: those of a window, or data sets of files."""
 
     items: tuple[elements.Element, ...]
+    # The spec that covers others of their kind, too.
+    known_spec: Spec = None
 
     @override
     def cardinality(self) -> int:
@@ -196,6 +198,8 @@ class Items(IndexedSource):
 
     @override
     def spec(self, probe: Probe) -> Spec:
+        if self.known_spec is not None:
+            return self.known_spec
         first, *others = map(find_spec, self.items)
         return functools.reduce(merge_specs, others, first)
 
@@ -313,11 +317,25 @@ class FileReader(Node):
     filenames: tuple[str, ...]
     format: RecordFormat[Any]
     cycle_length: int = 1
+    # How many records each file has, where that is known.
+    counts: Mapping[str, int] | None = None
+    # Whether the records are batches; None if only they can tell.
+    batched: bool | None = False
+
+    @override
+    def cardinality(self) -> int:
+        if self.counts is None:
+            return UNKNOWN_CARDINALITY
+        return sum(self.counts[name] for name in self.filenames)
 
     @override
     def spec(self, probe: Probe) -> Spec:
         known = self.format.spec
         return known if known is not None else probe_spec(self, probe)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self.batched
 
     @property
     @override

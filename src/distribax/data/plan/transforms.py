@@ -37,9 +37,13 @@ class Map(UnaryNode):
     label_format = "map()"
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
+    # What the function returns, where that is known without calling it.
+    known_spec: Spec = None
 
     @override
     def spec(self, probe: Probe) -> Spec:
+        if self.known_spec is not None:
+            return self.known_spec
         return infer_spec(
             lambda element: find_spec(from_return(call_with_element(self.fn, element))),
             *self.sample_input(probe),

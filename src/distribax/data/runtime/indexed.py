@@ -125,6 +125,7 @@ class IndexedIterator(PipelineIterator):
         if plan.batch is None:
             return self._read_element()
         order = self._next_positions(plan.batch)
+        self._context.progress.num_given += 1
         if plan.part is None:
             return plan.source.rows(order)
         # Only the rows of this worker's replicas are fetched.
@@ -138,6 +139,7 @@ class IndexedIterator(PipelineIterator):
             raise StopIteration
         index = self._order[self._position]
         self._position += 1
+        self._context.progress.num_given += 1
         return self._plan.source.element(int(index))
 
     def _next_positions(self, batch: Batching) -> Order:

@@ -61,6 +61,16 @@ class Seeds:
         return cls(common, {id(node): seed for node, seed in pairs})
 
 
+@dataclass
+class Progress:
+    """How many elements the sources of a running pipeline have given, in all its threads.
+
+    Between two errors it tells a step that meets other elements from one that is stuck.
+    """
+
+    num_given: int = 0
+
+
 @dataclass(frozen=True)
 class PassContext:
     """Identifies a pass over a node, so that randomness follows from it and nothing else.
@@ -75,6 +85,7 @@ class PassContext:
     # Maps that are to run in parallel do so in this many processes; 0 means in threads.
     processes: int = 0
     seeds: Seeds = field(default_factory=Seeds)
+    progress: Progress = field(default_factory=Progress)
 
     def child(self, number: int) -> PassContext:
         """Returns the context of the `number`-th pass over what lies below."""

@@ -133,7 +133,6 @@ _STAGES: dict[type[Node], Callable[[PipelineIterator, Any], PipelineIterator]] =
     selection.TakeWhile: TakeWhileIterator,
     selection.Scan: ScanIterator,
     selection.Unique: lambda parent, node: UniqueIterator(parent),
-    selection.IgnoreErrors: IgnoreErrorsIterator,
     selection.AssertCardinality: AssertCardinalityIterator,
 }
 
@@ -159,34 +158,37 @@ class _Started(grain.IterDataset[Any]):
 
 @_build.register
 def _(node: sources.GeneratorSource, context: PassContext) -> PipelineIterator:
-    return GeneratorIterator(node)
+    return GeneratorIterator(node, context.progress)
 
 
 @_build.register
 def _(node: sources.FileReader, context: PassContext) -> PipelineIterator:
     if node.cycle_length == 1 or len(node.filenames) < 2:
-        return FileIterator(node)
+        return FileIterator(node, context.progress)
     names = build(sources.Batches(node.filenames), context)
 
     def open_file(name: Element, number: int, place: int) -> PipelineIterator:
-        return FileIterator(sources.FileReader((str(name),), node.format))
+        one = sources.FileReader((str(name),), node.format)
+        return FileIterator(one, context.progress)
 
     return InterleaveIterator(names, open_file, node.cycle_length, 1)
 
 
 @_build.register
 def _(node: sources.Foreign, context: PassContext) -> PipelineIterator:
-    return ForeignIterator(node)
+    return ForeignIterator(node, context.progress)
 
 
 @_build.register
 def _(node: sources.Counter, context: PassContext) -> PipelineIterator:
-    return CounterIterator(lambda place: node.dtype.type(node.start + place * node.step))
+    return CounterIterator(
+        lambda place: node.dtype.type(node.start + place * node.step), context.progress
+    )
 
 
 @_build.register
 def _(node: sources.RandomNumbers, context: PassContext) -> PipelineIterator:
-    return CounterIterator(RandomNumbersOf(context.key(node)))
+    return CounterIterator(RandomNumbersOf(context.key(node)), context.progress)
 
 
 @_build.register
@@ -233,7 +235,7 @@ def _(node: transforms.Cache, context: PassContext) -> PipelineIterator:
     def open_input(origin: dict[str, Any]) -> PipelineIterator:
         return build(node.input, context.load(node.input, origin))
 
-    return CacheIterator(node.store, open_input, context.save(node.input))
+    return CacheIterator(node.store, open_input, context.save(node.input), context.progress)
 
 
 @_build.register
@@ -251,7 +253,7 @@ def _(node: transforms.Snapshot, context: PassContext) -> PipelineIterator:
         node,
         lambda: build(node.input, context),
         open_saved,
-        lambda: node.input.spec(read_first_element),
+        lambda: (node.input.spec(read_first_element), node.input.is_batched(read_first_element)),
     )
 
 
@@ -304,6 +306,11 @@ def _(node: grouping.GroupByWindow, context: PassContext) -> PipelineIterator:
 @_build.register
 def _(node: selection.Resample, context: PassContext) -> PipelineIterator:
     return ResampleIterator(build(node.input, context), node, context.key(node))
+
+
+@_build.register
+def _(node: selection.IgnoreErrors, context: PassContext) -> PipelineIterator:
+    return IgnoreErrorsIterator(build(node.input, context), node, context.progress)
 
 
 @_build.register

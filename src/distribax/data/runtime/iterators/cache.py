@@ -10,7 +10,7 @@ from typing_extensions import override
 from distribax.data.elements import Element
 from distribax.data.plan.stores import CacheStore, CacheWriter
 from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.runtime.pass_context import IteratorState
+from distribax.data.runtime.pass_context import IteratorState, Progress
 
 
 class CacheIterator(PipelineIterator):
@@ -30,11 +30,13 @@ class CacheIterator(PipelineIterator):
         store: CacheStore,
         open_input: Callable[[dict[str, Any]], PipelineIterator],
         own_pass: dict[str, Any],
+        progress: Progress,
     ) -> None:
         super().__init__()
         self._store = store
         self._open = open_input
         self._own_pass = own_pass
+        self._progress = progress
         # The pass that the elements come from, once that is settled.
         self._origin: dict[str, Any] | None = None
         self._given = 0
@@ -48,6 +50,7 @@ class CacheIterator(PipelineIterator):
             self._start()
         if self._kept is not None:
             element = next(self._kept)
+            self._progress.num_given += 1
         else:
             element = self._read()
         self._given += 1

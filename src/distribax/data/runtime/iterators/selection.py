@@ -26,6 +26,7 @@ from distribax.data.runtime.iterators.pipeline_iterator import (
     StatefulStage,
 )
 from distribax.data.runtime.iterators.streams import UserCall, as_bool
+from distribax.data.runtime.pass_context import Progress
 from distribax.data.runtime.permutation import Key
 
 _logger = logging.getLogger(__name__)
@@ -95,9 +96,10 @@ class UniqueIterator(ReplayStage):
 class IgnoreErrorsIterator(Stage):
     """The elements that could be made."""
 
-    def __init__(self, parent: PipelineIterator, node: IgnoreErrors) -> None:
+    def __init__(self, parent: PipelineIterator, node: IgnoreErrors, progress: Progress) -> None:
         super().__init__(parent)
         self._log_warning = node.log_warning
+        self._progress = progress
 
     @override
     def __next__(self) -> Element:
@@ -108,8 +110,9 @@ class IgnoreErrorsIterator(Stage):
             except StopIteration:
                 raise
             except Exception as error:
-                # An input that fails twice without moving would do so without end.
-                position = self._input.get_state()
+                # An input that fails twice without moving would do so without end. Steps that
+                # hold elements move before their position does.
+                position = (self._progress.num_given, self._input.get_state())
                 if position == failed_at:
                     raise
                 failed_at = position

@@ -30,13 +30,13 @@ class SnapshotIterator(PipelineIterator):
         node: Snapshot,
         open_input: Callable[[], PipelineIterator],
         open_saved: Callable[[], PipelineIterator],
-        spec: Callable[[], Spec],
+        describe: Callable[[], tuple[Spec, bool | None]],
     ) -> None:
         super().__init__()
         self._node = node
         self._open_input = open_input
         self._open_saved = open_saved
-        self._spec = spec
+        self._describe = describe
         self._reads: bool | None = None
         self._given = 0
         self._ended = False
@@ -51,7 +51,7 @@ class SnapshotIterator(PipelineIterator):
         except StopIteration:
             self._ended = True
             if self._writer is not None:
-                self._writer.finish(self._spec())
+                self._writer.finish(*self._describe())
             raise
         if self._writer is not None:
             self._writer.add(element)

@@ -17,7 +17,7 @@ from distribax.data.formats.record_format import RecordReader
 from distribax.data.plan.sources import FileReader, Foreign, GeneratorSource
 from distribax.data.runtime import permutation
 from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
-from distribax.data.runtime.pass_context import IteratorState
+from distribax.data.runtime.pass_context import IteratorState, Progress
 from distribax.data.runtime.permutation import Key
 from distribax.data.write_protection import copy_changeable
 
@@ -27,8 +27,9 @@ class CountingSource(PipelineIterator):
 
     _iterator: Iterator[Any] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         super().__init__()
+        self._progress = progress
         self._given = 0
 
     @abc.abstractmethod
@@ -41,7 +42,9 @@ class CountingSource(PipelineIterator):
     def __next__(self) -> Element:
         if self._iterator is None:
             self._iterator = self._start()
-        element = self._convert(next(self._iterator))
+        value = next(self._iterator)
+        self._progress.num_given += 1
+        element = self._convert(value)
         self._given += 1
         return element
 
@@ -69,8 +72,8 @@ class CountingSource(PipelineIterator):
 class GeneratorIterator(CountingSource):
     """What a user's generator function yields, checked against its signature."""
 
-    def __init__(self, node: GeneratorSource) -> None:
-        super().__init__()
+    def __init__(self, node: GeneratorSource, progress: Progress) -> None:
+        super().__init__(progress)
         self._node = node
 
     @override
@@ -145,14 +148,16 @@ def _widen(value: object) -> Element:
 class CounterIterator(PipelineIterator):
     """Numbers without end; its state is how many came."""
 
-    def __init__(self, make: Callable[[int], Element]) -> None:
+    def __init__(self, make: Callable[[int], Element], progress: Progress) -> None:
         super().__init__()
         self._make = make
+        self._progress = progress
         self._given = 0
 
     @override
     def __next__(self) -> Element:
         self._given += 1
+        self._progress.num_given += 1
         return self._make(self._given - 1)
 
     @override
@@ -184,8 +189,9 @@ class FileIterator(PipelineIterator):
 
     _reader: RecordReader[Any] | None = None
 
-    def __init__(self, node: FileReader) -> None:
+    def __init__(self, node: FileReader, progress: Progress) -> None:
         super().__init__()
+        self._progress = progress
         self._node = node
         self._file = 0
         self._offset: Any = None
@@ -200,10 +206,13 @@ class FileIterator(PipelineIterator):
                     self._node.filenames[self._file], self._offset
                 )
             try:
-                return next(self._reader)
+                record = next(self._reader)
             except StopIteration:
                 self._stop()
                 self._file, self._offset = self._file + 1, None
+            else:
+                self._progress.num_given += 1
+                return record
 
     @override
     def _stop(self) -> None:
@@ -225,8 +234,8 @@ class FileIterator(PipelineIterator):
 class ForeignIterator(CountingSource):
     """Batches of a foreign iterable, turned into NumPy."""
 
-    def __init__(self, node: Foreign) -> None:
-        super().__init__()
+    def __init__(self, node: Foreign, progress: Progress) -> None:
+        super().__init__(progress)
         self._node = node
 
     @override
