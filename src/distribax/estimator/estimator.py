@@ -88,8 +88,7 @@ class _Training:
                     after_first_step()
                 self._report(before, number, loss)
                 answers = [hook(number, loss) for hook in self._hooks]
-                # Others are values that a hook happens to return, arrays for example.
-                ended = any(isinstance(each, (bool, np.bool_)) and each for each in answers)
+                ended = any(map(_is_true, answers))
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
@@ -139,6 +138,13 @@ class _Training:
         is_due = _passes(before, number, self._config.save_summary_steps)
         if self._workers.is_first and (is_due or before == self._first):
             self._events.log_metrics({"loss": float(loss)}, number)
+
+
+def _is_true(answer: object) -> bool:
+    """Tells whether a hook says yes; other values are what it happens to return."""
+    if isinstance(answer, (np.ndarray, np.generic, jax.Array)):
+        return answer.shape == () and answer.dtype == np.bool_ and bool(answer)
+    return answer is True
 
 
 def _passes(before: int, number: int, period: int) -> bool:
