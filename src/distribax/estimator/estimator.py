@@ -87,7 +87,7 @@ class _Training:
                     after_first_step()
                 self._report(before, number, loss)
                 answers = [hook(number, loss) for hook in self._hooks]
-                ended = any(map(_is_yes, answers))
+                ended = any(map(_is_true, answers))
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
@@ -139,11 +139,11 @@ class _Training:
             self._events.log_metrics({"loss": float(loss)}, number)
 
 
-def _is_yes(answer: object) -> bool:
-    """Tells whether a hook wants the end: it may return other values, arrays for example."""
-    if isinstance(answer, (np.ndarray, jax.Array)) and answer.shape == ():
-        answer = np.asarray(answer)[()]
-    return isinstance(answer, (bool, np.bool_)) and bool(answer)
+def _is_true(answer: object) -> bool:
+    """Tells whether a hook says yes; other values are what it happens to return."""
+    if isinstance(answer, (np.ndarray, np.generic, jax.Array)):
+        return answer.shape == () and answer.dtype == np.bool_ and bool(answer)
+    return answer is True
 
 
 def _passes(before: int, number: int, period: int) -> bool:

@@ -64,11 +64,17 @@ def value_and_grad(
         for leaf, state in zip(leaves, states, strict=True)
         if leaf is state and not isinstance(leaf, kinds)
     ]
-    if not leaves or strange:
+    if variables is None or strange:
         raise ValueError(
-            f"value_and_grad: variables={strange[:1] or variables!r} is not a nest of dx.Variable. "
+            f"value_and_grad: variables={strange[:1] or None!r} is not a nest of dx.Variable. "
             "Name the variables to differentiate with respect to; for arrays use "
             "jax.value_and_grad(fn)(params, x)."
+        )
+    if not leaves:
+        raise ValueError(
+            f"value_and_grad: variables={variables!r} holds no variable. A model has none "
+            "before it is built: by its first call or, in `with strategy.scope():`, by "
+            "model.build(input_shape)."
         )
     leaves = states
     # A variable may be named twice, as tied weights are: what stands in for it is one value.

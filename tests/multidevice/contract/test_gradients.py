@@ -187,7 +187,12 @@ def test_the_loss_must_be_a_function() -> None:
         dx.value_and_grad(3.0, dx.Variable(1.0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("variables", [None, [], 3.0, [jnp.ones(2)]])
+@pytest.mark.parametrize("variables", [None, 3.0, [jnp.ones(2)]])
 def test_the_variables_must_be_variables(variables: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a nest of dx.Variable.*jax.value_and_grad"):
         dx.value_and_grad(lambda: 1.0, variables)
+
+
+def test_there_must_be_variables() -> None:
+    with pytest.raises(ValueError, match=r"variables=\[\] holds no variable.*model\.build"):
+        dx.value_and_grad(lambda: 1.0, [])

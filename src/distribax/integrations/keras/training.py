@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from distribax import context, contracts, jax_private
+from distribax.data.dataset import Dataset
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
@@ -41,7 +42,10 @@ def run_in_scope(method: Function, /, model: keras.Model, *args: Any, **kwargs: 
     name = method.__name__
     strategy = find_strategy(model, name)
     if strategy is None:
-        return method(model, *args, **kwargs)
+        if not any(isinstance(each, Dataset) for each in (*args, *kwargs.values())):
+            return method(model, *args, **kwargs)
+        # A model of no strategy takes our data sets, too.
+        strategy = context.get_strategy()
     bound = _get_signature(method).bind(model, *args, **kwargs)
     bound.apply_defaults()
     # The arguments that are declared, and those that the method takes as **kwargs.
