@@ -186,9 +186,12 @@ def test_timeout_must_be_positive(seconds: float) -> None:
         dx.MultiWorkerMirroredStrategy(peer_timeout_seconds=seconds)
 
 
-def test_timeout_in_the_environment_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRIBAX_PEER_TIMEOUT", "soon")
-    with pytest.raises(ValueError, match="DISTRIBAX_PEER_TIMEOUT='soon' is not a number"):
+@pytest.mark.parametrize("text", ["soon", "", "0", "inf"])
+def test_timeout_in_the_environment_must_be_a_number(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("DISTRIBAX_PEER_TIMEOUT", text)
+    with pytest.raises(ValueError, match=f"DISTRIBAX_PEER_TIMEOUT='{text}': expected a number of"):
         dx.MultiWorkerMirroredStrategy()
 
 

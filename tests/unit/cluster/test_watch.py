@@ -50,7 +50,7 @@ class Crew:
             self._service.set_result(None)
         elif trouble is not None:
             self._service.set_exception(trouble)
-        named = [(member.name, member.host, member.port) for member in self.members]
+        named = [(member.name, str(member.address)) for member in self.members]
         gate = Gate(secret, "a cluster", count)
         gate.proof_seconds = proof_seconds
         self.hub = Hub(listener, named, gate, seconds, peer_timeout)
@@ -136,7 +136,7 @@ def test_worker_whose_address_nobody_has_told_is_known_by_where_it_calls_from(
     make_crew: Callable[..., Crew],
 ) -> None:
     crew = make_crew(2)
-    crew.hub._members[1] = ("worker 1", "1.invalid", 1)
+    crew.hub._members[1] = ("worker 1", "1.invalid:1")
     assert crew.join("a cluster", "a cluster")[0].result().members[1] == "worker 1 (127.0.0.1)"
 
 

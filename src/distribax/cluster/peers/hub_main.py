@@ -121,7 +121,7 @@ class Hub:
 
     Args:
         listener: The socket that the workers call.
-        members: The name, the host and the port of each worker.
+        members: The name and the address of each worker.
         gate: Tells who calls: a `Gate`.
         seconds: How long to wait until all workers are here.
         peer_timeout: After how many seconds of silence a worker counts as lost.
@@ -130,7 +130,7 @@ class Hub:
     def __init__(
         self,
         listener: socket.socket,
-        members: list[tuple[str, str, int]],
+        members: list[tuple[str, str]],
         gate: Any,
         seconds: float,
         peer_timeout: float,
@@ -420,11 +420,10 @@ class Hub:
 
     def _name(self, number: int) -> str:
         """Returns a worker's name with its address; if that is unknown, where it called from."""
-        name, host, port = self._members[number]
+        name, address = self._members[number]
         link = self._here().get(number)
-        if link is not None and host.endswith(_UNKNOWN_HOST):
-            return f"{name} ({link.caller})"
-        return f"{name} ({host}:{port})" if port else f"{name} ({host})"
+        is_unknown = address.partition(":")[0].endswith(_UNKNOWN_HOST)
+        return f"{name} ({link.caller if link is not None and is_unknown else address})"
 
     def _missing(self, here: dict[int, _Link]) -> dict[str, Any]:
         names = range(len(self._members))
@@ -463,11 +462,7 @@ def main() -> None:
     settings = json.load(sys.stdin)
     service_file, gate_file = settings.pop("service"), settings.pop("gate")
     sys.path[:] = settings.pop("path")
-    host, port = settings.pop("host"), settings["members"][0][2]
-    try:
-        listener = socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        sys.exit(f"{error}")
+    listener = socket.socket(fileno=settings.pop("listener"))
     if os.fork():
         # Whoever has started this process need not wait for the hub, nor ever learn of its end.
         os._exit(0)
@@ -480,9 +475,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     secret, cluster = settings.pop("secret"), settings.pop("cluster")
     gate = runpy.run_path(gate_file)["Gate"](secret, cluster, len(settings["members"]))
+    own = (listener.getsockname()[0], 0)
+    with socket.create_server(own, family=listener.family) as probe:
+        address = f"{settings.pop('host')}:{probe.getsockname()[1]}"
     hub = Hub(listener, gate=gate, **settings)
-    with socket.create_server((host, 0)) as probe:
-        address = f"{host}:{probe.getsockname()[1]}"
 
     def start_service() -> object:
         return runpy.run_path(service_file)["start_service"](address, len(settings["members"]))

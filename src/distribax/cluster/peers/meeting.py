@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from distribax import progress
@@ -32,6 +32,8 @@ from distribax.cluster.peers.gate import (
     Introduction,
     is_own_socket,
 )
+from distribax.cluster.spec.address import Address
+from distribax.cluster.spec.host_address import listen
 from distribax.errors import DistribaxError
 from distribax.jax_private import coordination_service
 
@@ -39,6 +41,7 @@ _PAUSE_SECONDS: Final = 0.2
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
 _MAX_MESSAGE: Final = 1 << 20
+_BACKLOG: Final = 1024
 
 
 class ClusterTimeoutError(DistribaxError, RuntimeError):
@@ -67,9 +70,13 @@ class Member:
     host: str
     port: int
 
+    @property
+    def address(self) -> Address:
+        """Where it is."""
+        return Address(self.host, self.port or None)
+
     def __str__(self) -> str:
-        where = f"{self.host}:{self.port}" if self.port else self.host
-        return f"{self.name} ({where})"
+        return f"{self.name} ({self.address})"
 
 
 @dataclass(frozen=True)
@@ -153,32 +160,35 @@ def _start_hub(
     host: str,
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
+    try:
+        listener = listen(host, members[0].port, _BACKLOG)
+    except OSError as error:
+        raise RuntimeError(
+            f"{members[0]} cannot listen on its address: {error}. Is another program using the "
+            "port, or is the address another machine's? Free it, or give the cluster another port."
+        ) from error
     settings = {
         "secret": secret,
         "gate": gate.__file__,
-        "members": [astuple(member) for member in members],
+        "listener": listener.fileno(),
+        "members": [(member.name, str(member.address)) for member in members],
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
-        "host": host,
+        "host": str(Address(host)),
         "service": coordination_service.__file__,
         "path": sys.path,
     }
-    done = subprocess.run(
-        # Without what others have the interpreter do at its start, which may take long.
-        [sys.executable, "-I", "-S", hub_main.__file__],
-        input=json.dumps(settings).encode(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        # Whoever ends this worker with all that it has started must not end the others.
-        start_new_session=True,
-        check=False,
-    )
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip()
-        raise RuntimeError(
-            f"{members[0]} cannot listen on its address: {reason}. Is another program using the "
-            "port, or is the address another machine's? Free it, or give the cluster another port."
+    with listener:
+        subprocess.run(
+            # Without what others have the interpreter do at its start, which may take long.
+            [sys.executable, "-I", "-S", hub_main.__file__],
+            input=json.dumps(settings).encode(),
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            # Whoever ends this worker with all that it has started must not end the others.
+            start_new_session=True,
+            check=True,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,22 +102,14 @@ def watch_joint_calls(timeout: float | None) -> None:
 
 def _peer_seconds(given: float | None) -> float:
     """Returns the time that was given, by the caller or in the environment; else the default."""
-    if given is not None:
-        name, seconds = "peer_timeout_seconds", given
-    elif text := os.environ.get(PEER_TIMEOUT_VARIABLE, ""):
-        name = PEER_TIMEOUT_VARIABLE
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise ValueError(f"{name}={text!r} is not a number. Expected seconds.") from None
-    else:
-        return _PEER_SECONDS
-    if not 0 < seconds < math.inf:
+    if given is None:
+        return read_seconds(PEER_TIMEOUT_VARIABLE, _PEER_SECONDS)
+    if not 0 < given < math.inf:
         raise ValueError(
-            f"{name}={seconds:g}: expected after how many seconds of silence another worker counts "
-            "as lost, a positive number."
+            f"peer_timeout_seconds={given:g}: expected after how many seconds of silence another "
+            "worker counts as lost, a positive number."
         )
-    return seconds
+    return given
 
 
 def _make_member(spec: ClusterSpec, job: str, index: int) -> Member:

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from distribax.cluster.spec.host_address import listen
+
 _BEAT: Final = b"."
 _PATIENCE: Final = 1.25
 """A worker that the hub has lost as well is given up by the hub first."""
@@ -66,8 +68,7 @@ class PairWatch:
         self._calling: set[int] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self._listener = listen(host, 0)
         self._listener.setblocking(False)
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="distribax-pairs", daemon=True)
