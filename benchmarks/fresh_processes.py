@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distribax.cli.bench.harness import Outcome, Process, Side, SideError
+from distribax.cli.bench.harness import Measurement, Process, Side, SideError
 
 
-def fresh(sides: Sequence[Side], *, rounds: int) -> Outcome:
+def fresh(sides: Sequence[Side], *, rounds: int) -> Measurement:
     """Run one step of every side in turn, always in a new process."""
-    outcome = Outcome()
+    outcome = Measurement()
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             try:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Outcome, Process, Settings, Side, SideError, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.harness import (
+    BenchSettings,
+    Measurement,
+    Process,
+    Side,
+    SideError,
+    interleave,
+)
 
 BATCH_SIZES = (256, 1024)
 MAX_OF_HAND = 1.05
@@ -33,7 +40,7 @@ class Comparison:
     peers: Mapping[tuple[str, ...], float]
 
     def measure(
-        self, name: str, sides: Callable[[int], list[Side]], rounds: int, settings: Settings
+        self, name: str, sides: Callable[[int], list[Side]], rounds: int, settings: BenchSettings
     ) -> Report:
         """Measures the sides with each batch size, in turns."""
         report = Report(name)
@@ -48,8 +55,8 @@ class Comparison:
             report.claims += self._claims(batch_size, outcome)
         return report
 
-    def _table(self, batch_size: int, outcome: Outcome) -> Table:
-        table = Table(
+    def _table(self, batch_size: int, outcome: Measurement) -> ReportTable:
+        table = ReportTable(
             f"global batch {batch_size}, {self.title}",
             ["side", "ms a step [quartiles]", "examples/s", "ratio of medians", "ratio by rounds"],
         )
@@ -65,7 +72,7 @@ class Comparison:
             table.rows.append(row)
         return table
 
-    def _disagreements(self, batch_size: int, outcome: Outcome) -> list[str]:
+    def _disagreements(self, batch_size: int, outcome: Measurement) -> list[str]:
         """Sides that did not train to the same loss have not done the same work."""
         if self.hand not in outcome.answers:
             return []
@@ -76,7 +83,7 @@ class Comparison:
             if abs(answer["loss"] - expected) > LOSS_TOLERANCE * expected
         ]
 
-    def _claims(self, batch_size: int, outcome: Outcome) -> list[Claim]:
+    def _claims(self, batch_size: int, outcome: Measurement) -> list[Claim]:
         seconds, claims = outcome.seconds, []
         for name in self.ours:
             if self.hand in seconds and name in seconds:

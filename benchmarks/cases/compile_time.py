@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = (2, 4, 8, 16, 32)
 HAND, OURS = "by hand", "distribax"
 MAX_RATIO = 1.15
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("compile_time")
-    table = Table(
+    table = ReportTable(
         "first call of the MLP step: trace, compile, run once",
         ["replicas", "by hand, ms [quartiles]", "distribax, ms [quartiles]", "ratio [quartiles]"],
     )

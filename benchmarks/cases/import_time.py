@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 HAND, OURS = "import jax", "import distribax"
 MAX_RATIO = 1.2
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("import_time")
-    table = Table("first import", ["side", "ms [quartiles]", "modules", "ratio [quartiles]"])
+    table = ReportTable("first import", ["side", "ms [quartiles]", "modules", "ratio [quartiles]"])
     report.tables.append(table)
     outcome = fresh(
         [Side(HAND, "imports", ("jax",)), Side(OURS, "imports", ("distribax",))],

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from distribax.cli import main
 from distribax.cli.demo import programs
-from distribax.cli.demo.view import DemoView, EpochFigures, Outcome, draw_bars
+from distribax.cli.demo.view import DemoResult, DemoView, EpochFigures, draw_bars
 from tests.forked import start_forked
 from tests.process_forks import WITH_WORKERS
 
@@ -95,7 +95,7 @@ def test_terminal_has_a_live_view() -> None:
         for epoch in (1, 2):
             figures = EpochFigures(epoch, 2, 1.0 / epoch, 0.5 * epoch, 1000.0)
             view.tell(EpochFigures.from_line(figures.to_line()))
-    view.report(Outcome(0.9, {"devices": "CPU:0"}), ["docs/guide/x.md"])
+    view.report(DemoResult(0.9, {"devices": "CPU:0"}), ["docs/guide/x.md"])
     shown = stream.getvalue()
     assert "compiling the first step" in shown and "epoch 2 of 2" in shown
     assert "█▁" in shown and "90.0%" in shown and "docs/guide/x.md" in shown

@@ -34,7 +34,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How much to measure: on how many devices at most, and whether with few rounds."""
 
     quick: bool = False
@@ -163,7 +163,7 @@ class Process:
 
 
 @dataclass
-class Outcome:
+class Measurement:
     """What the rounds gave: for each side the seconds per step, and the answer, of each round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ def interleave(
     rounds: int,
     warmup: int,
     turns: Turns | None = None,
-) -> Outcome:
+) -> Measurement:
     """Run all sides in turn, `steps` steps per turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
@@ -196,7 +196,7 @@ def interleave(
     `turns` hears of the start of each side and of each round.
     """
     turns = turns or Turns()
-    outcome = Outcome()
+    outcome = Measurement()
     with ExitStack() as stack:
         running: list[Process] = []
         # One after the other: starting together they would fight for the cores, and time out.

@@ -104,7 +104,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class NamedVariable:
     """A variable, and the pass that made it (None for code that runs once)."""
 
     variable: Variable
@@ -112,15 +112,15 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Store:
+class VariableStore:
     """The variables that were made under one strategy, by name."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, NamedVariable] = field(default_factory=dict)
     root: VariableScope = field(default_factory=lambda: VariableScope(""))
 
 
 _ATTRIBUTE = "_distribax_variable_store"
-_store: ContextVar[Store | None] = ContextVar("distribax_variable_store", default=None)
+_store: ContextVar[VariableStore | None] = ContextVar("distribax_variable_store", default=None)
 _scope: ContextVar[VariableScope | None] = ContextVar("distribax_variable_scope", default=None)
 _pass: ContextVar[Pass | None] = ContextVar("distribax_pass", default=None)
 _traces: weakref.WeakKeyDictionary[frames.Frame, Pass] = weakref.WeakKeyDictionary()
@@ -130,7 +130,7 @@ _ONCE = Pass("the code outside of any pass")
 @contextlib.contextmanager
 def fresh_store() -> Iterator[None]:
     """Lets no name be known inside, as in a new graph."""
-    tokens = _store.set(Store()), _scope.set(None)
+    tokens = _store.set(VariableStore()), _scope.set(None)
     try:
         yield
     finally:
@@ -138,13 +138,13 @@ def fresh_store() -> Iterator[None]:
         _scope.reset(tokens[1])
 
 
-def current_store() -> Store:
+def current_store() -> VariableStore:
     """Returns the store of the current strategy, or of the graph that is being built."""
     fresh = _store.get()
     if fresh is not None:
         return fresh
     # Kept by the strategy, so that both end together.
-    return vars(context.get_strategy()).setdefault(_ATTRIBUTE, Store())
+    return vars(context.get_strategy()).setdefault(_ATTRIBUTE, VariableStore())
 
 
 def reset_variable_store() -> None:
@@ -188,7 +188,7 @@ def one_pass(fn: Callable[..., object]) -> Iterator[None]:
         _pass.reset(token)
 
 
-def is_own(entry: Entry) -> bool:
+def is_own(entry: NamedVariable) -> bool:
     """Tells whether the code asks for what it made itself, when it ran before."""
     replica = context.get_replica_context()
     index = replica.runner.replica_id if replica is not None else 0

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax.contrib.distribute import variable_store
-from distribax.contrib.distribute.variable_store import Entry, Initializer, Reuse
+from distribax.contrib.distribute.variable_store import Initializer, NamedVariable, Reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable
 
@@ -99,7 +99,7 @@ def get_variable(
         synchronization=synchronization,
         aggregation=aggregation,
     )
-    entries[full_name] = Entry(variable, variable_store.current_pass())
+    entries[full_name] = NamedVariable(variable, variable_store.current_pass())
     return variable
 
 
