@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from distribax.cli import main
-from distribax.cli.demo import programs
+from distribax.cli.demo import demo_programs
 from distribax.cli.demo.view import DemoResult, DemoView, EpochFigures, draw_bars
 from tests.forked import start_forked
 from tests.process_forks import WITH_WORKERS
@@ -77,7 +77,7 @@ def test_keras_must_use_jax() -> None:
 def test_workers_that_fail_are_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(programs, "_WORKER_MODULE", "this")
+    monkeypatch.setattr(demo_programs, "_WORKER_MODULE", "this")
     assert main(["demo", "--strategy", "multi-worker"]) == 1
     assert "the workers have reported nothing" in capsys.readouterr().err
 
