@@ -22,4 +22,4 @@ from distribax.cluster.spec.cluster_def import ClusterDef as ClusterDef
 from distribax.cluster.spec.cluster_def import JobDef as JobDef
 from distribax.cluster.spec.cluster_def import ServerDef as ServerDef
 from distribax.cluster.spec.cluster_spec import ClusterSpec as ClusterSpec
-from distribax.cluster.spec.roles import training_tasks as training_tasks
+from distribax.cluster.spec.roles import list_training_tasks as list_training_tasks

@@ -25,7 +25,7 @@ from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import InputTarget, local_devices, resolve_devices
+from distribax.topology import InputTarget, list_local_devices, resolve_devices
 from distribax.types import ValueContext
 from distribax.values import DistributedValues, Mirrored, Pieces
 
@@ -46,7 +46,7 @@ class MultiWorkerExtended(MirroredExtended):
         super().__init__(devices, ops)
         self._membership = membership
         assert self.mesh is not None
-        self._local = local_devices(self.mesh)
+        self._local = list_local_devices(self.mesh)
         # What each worker is told of are its own devices.
         self._parameters = self._local
 

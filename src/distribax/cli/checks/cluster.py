@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from distribax.cli.checks.peers import check_peers
 from distribax.cli.findings import Finding
-from distribax.cluster import ClusterResolver, resolve, training_tasks
+from distribax.cluster import ClusterResolver, list_training_tasks, resolve
 from distribax.cluster.peers.cluster_secret import HOW_TO, find_secret
 from distribax.cluster.ray.cluster_token import TOKEN_VARIABLE, find_token
 from distribax.cluster.spec.address import parse_address
@@ -64,7 +64,7 @@ def _check_leader(
     resolver: ClusterResolver, task: tuple[str, int], own_host: str | None
 ) -> Iterator[Finding]:
     """Checks that this task can listen at its address, if the other tasks connect to it."""
-    tasks = training_tasks(resolver.cluster_spec())
+    tasks = list_training_tasks(resolver.cluster_spec())
     if len(tasks) < 2 or task != tasks[0]:
         return
     text = resolver.cluster_spec().task_address(*task)

@@ -16,7 +16,12 @@ from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_address
 from distribax.cluster.spec.host_address import find_own_address
-from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
+from distribax.cluster.spec.roles import (
+    check_task,
+    count_workers,
+    find_worker_index,
+    list_training_tasks,
+)
 
 PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 """Tells after how many seconds of silence a worker counts as lost."""
@@ -58,7 +63,7 @@ def join_cluster(
         return Membership()
     task_type, task_id = resolver.task_type, resolver.task_id
     check_task(spec, task_type, task_id)
-    count, worker_id = worker_count(spec, task_type), worker_index(spec, task_type, task_id)
+    count, worker_id = count_workers(spec, task_type), find_worker_index(spec, task_type, task_id)
     if count == 1:
         return Membership()
     cluster = json.dumps(spec.as_dict(), sort_keys=True)
@@ -76,7 +81,7 @@ def join_cluster(
             "cluster any more. Create the strategy first, before any JAX computation and before "
             "jax.devices()."
         )
-    members = [_make_member(spec, job, index) for job, index in training_tasks(spec)]
+    members = [_make_member(spec, job, index) for job, index in list_training_tasks(spec)]
     others = [member.host for member in members]
     own_host = find_own_address(members[worker_id].host, others)
     meeting = meet(members, worker_id, seconds, cluster, peer_seconds, own_host)
