@@ -34,7 +34,7 @@ from distribax.cluster.peers.gate import (
 )
 from distribax.cluster.spec.address import Address
 from distribax.cluster.spec.host_address import listen
-from distribax.errors import DistribaxError
+from distribax.errors import DetailedError
 from distribax.jax_private import coordination_service
 
 _PAUSE_SECONDS: Final = 0.2
@@ -44,7 +44,7 @@ _MAX_MESSAGE: Final = 1 << 20
 _BACKLOG: Final = 1024
 
 
-class ClusterTimeoutError(DistribaxError, RuntimeError):
+class ClusterTimeoutError(DetailedError, RuntimeError):
     """Workers did not join in time; `missing` and `joined` name them."""
 
     def __init__(self, missing: Sequence[str], joined: Sequence[str], seconds: float) -> None:
@@ -57,9 +57,6 @@ class ClusterTimeoutError(DistribaxError, RuntimeError):
             "Start the missing ones, check that their addresses can be reached from here, or wait "
             "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
         )
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.missing, self.joined, self.seconds)
 
 
 @dataclass(frozen=True)
