@@ -179,6 +179,7 @@ class ParameterServerStrategy(ServedStrategy):
             RuntimeError: If the strategy was closed.
             OSError: If a server cannot write its snapshot.
             ParameterServerUnreachableError: If a server has not answered in time.
+            RayStoppedError: If Ray has failed, and could not be started again.
         """
         self._require_open("snapshot")
         return self._servers.snapshot()

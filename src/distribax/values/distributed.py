@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from typing_extensions import override
 
 from distribax import jax_private
+from distribax.errors import DistribaxError
 from distribax.topology import complete_device_name, device_name, make_replica_mesh
 from distribax.values.arithmetic import ArrayLike
 from distribax.values.idle import NONE_IDLE, IdleReplicas
@@ -312,7 +313,7 @@ def format_listing(name: str, values: Iterable[object]) -> str:
     return f"{name}:{{\n{lines}\n}}"
 
 
-class _NotOneArrayError(TypeError, AttributeError):
+class _NotOneArrayError(DistribaxError, TypeError, AttributeError):
     """A `PerReplica` was used as one array; also an AttributeError, as it has no `shape`."""
 
 
