@@ -28,7 +28,7 @@ Ending: TypeAlias = PeerLostError | CollectiveMismatchError | CollectiveTimeoutE
 CALLBACK_SECONDS: Final = 30.0
 """How long all callbacks together may take."""
 
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 _callbacks: list[Callback] = []
 _NAMES: Final = ("distribax.", "jax.")
 
@@ -83,8 +83,8 @@ class LastWords:
     def _say(self) -> None:
         error = self._errors.get()
         try:
-            if _log.hasHandlers():
-                _log.error("%s", error)
+            if _logger.hasHandlers():
+                _logger.error("%s", error)
             print(_report(error, self._own, self.trace), file=sys.stderr, flush=True)
             if isinstance(error, PeerLostError):
                 _call_back(error)

@@ -39,7 +39,7 @@ _BROKEN: Final = re.compile(
     r"(gloo|nccl|\bUNAVAILABLE\b|\bCANCELLED\b|connection (closed|re)|socket closed)",
     re.IGNORECASE | re.DOTALL,
 )
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -99,7 +99,7 @@ class Session:
                 )
         done.result()
         name, others = meeting.members[meeting.own], len(meeting.members) - 1
-        _log.info("%s is connected with %d other workers", name, others)
+        _logger.info("%s is connected with %d other workers", name, others)
 
     def _on_loss(self, loss: Loss) -> None:
         # Before that, `connect` raises it.

@@ -24,7 +24,7 @@ from distribax.cluster.peers.meeting import Meeting
 from distribax.cluster.peers.pair_watch import PairWatch
 from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 
 _LONGEST_BEAT_SECONDS: Final = 2.0
 _BEATS_PER_TIMEOUT: Final = 5
@@ -201,7 +201,7 @@ class Watch:
         elif "stuck" in message:
             self._on_stuck(CollectiveTimeoutError(message["stuck"], tuple(message["places"])))
         elif "late" in message:
-            _log.warning(
+            _logger.warning(
                 "Workers have waited for others for %.0f s:\n  %s",
                 message["late"],
                 "\n  ".join(message["places"]),
