@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "SHOW_AFTER_SECONDS", 0.01)
     monkeypatch.setattr(waits, "_REDRAW_SECONDS", 0.01)
-    monkeypatch.setattr(modes, "_chosen", [])
+    monkeypatch.setattr(modes, "_chosen", None)
     monkeypatch.delenv(modes.PROGRESS_VARIABLE, raising=False)
 
 
@@ -78,7 +78,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(make_view("auto", terminal)) is View, "nor is a coordinator's work shown"
     with pytest.raises(ValueError, match=r"set_progress\(mode\)='loud' is not known"):
         dx.set_progress("loud")
-    monkeypatch.setattr(modes, "_chosen", [])
+    monkeypatch.setattr(modes, "_chosen", None)
     monkeypatch.setenv(modes.PROGRESS_VARIABLE, "loud")
     with pytest.raises(ValueError, match="DISTRIBAX_PROGRESS='loud' is not known"):
         dx.get_progress()

@@ -41,7 +41,8 @@ class Membership:
     worker_id: int = 0
 
 
-_joined: list[tuple[str, Membership]] = []
+_joined: tuple[str, Membership] | None = None
+"""The cluster that this process is part of, as text, and its membership."""
 
 
 def join_cluster(
@@ -54,9 +55,10 @@ def join_cluster(
         seconds: How long to wait for the others.
         peer_timeout: After how many seconds of silence a worker counts as lost.
     """
-    peer_seconds = _peer_seconds(peer_timeout)
+    global _joined
+    peer_seconds = _choose_peer_seconds(peer_timeout)
     spec = resolver.cluster_spec() if resolver is not None else ClusterSpec({})
-    if jax.distributed.is_initialized() and not _joined:
+    if jax.distributed.is_initialized() and _joined is None:
         # The program, or a launcher, has connected the processes itself.
         return Membership(jax.process_count(), jax.process_index())
     if resolver is None or not spec:
@@ -67,8 +69,8 @@ def join_cluster(
     if count == 1:
         return Membership()
     cluster = json.dumps(spec.as_dict(), sort_keys=True)
-    if _joined:
-        joined, membership = _joined[0]
+    if _joined is not None:
+        joined, membership = _joined
         if (joined, membership.worker_id) != (cluster, worker_id):
             raise RuntimeError(
                 "MultiWorkerMirroredStrategy: this process is part of another cluster already "
@@ -88,7 +90,7 @@ def join_cluster(
     jax_private.set_collectives_host(meeting.host)
     Session(meeting).connect(seconds)
     membership = Membership(count, worker_id)
-    _joined[:] = [(cluster, membership)]
+    _joined = cluster, membership
     return membership
 
 
@@ -100,12 +102,12 @@ def watch_joint_calls(timeout: float | None) -> None:
             environment says, or the default.
     """
     seconds = timeout or read_seconds(COLLECTIVE_TIMEOUT_VARIABLE, _COLLECTIVE_SECONDS)
-    if _joined:
+    if _joined is not None:
         jax_private.joint_calls.limit = seconds
         jax_private.joint_calls.is_watched = True
 
 
-def _peer_seconds(given: float | None) -> float:
+def _choose_peer_seconds(given: float | None) -> float:
     """Returns the time that was given, by the caller or in the environment; else the default."""
     if given is None:
         return read_seconds(PEER_TIMEOUT_VARIABLE, _PEER_SECONDS)

@@ -26,8 +26,8 @@ from distribax.cluster.ray.cluster_token import (
     get_process_token,
     make_token,
 )
-from distribax.cluster.ray.node import SNAPSHOT_FOLDER_VARIABLE, ClusterJoinError
-from distribax.cluster.ray.node_main import NodeSettings
+from distribax.cluster.ray.node import ClusterJoinError
+from distribax.cluster.ray.node_main import SNAPSHOT_FOLDER_VARIABLE, NodeSettings
 from distribax.cluster.ray.ray_session import RaySession
 from distribax.cluster.ray.task_nodes import (
     JOIN_SECONDS,

@@ -37,7 +37,8 @@ LEAVING_NAME: Final = "leaving"
 """The file that tells parameter servers to save, as the node leaves a cluster that goes on."""
 SERVING_PREFIX: Final = "serving-"
 """Files with this name and a process id tell which processes save then, and end."""
-_SNAPSHOT_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
+SNAPSHOT_FOLDER_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
+"""Tells parameter servers where their snapshots are kept: also by the task's next node."""
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
@@ -340,7 +341,7 @@ class NodeProcesses:
             _kill_descendants(self.limits.kill)
             shutil.rmtree(self.folder, ignore_errors=True)
             if is_over:
-                shutil.rmtree(os.environ[_SNAPSHOT_VARIABLE], ignore_errors=True)
+                shutil.rmtree(os.environ[SNAPSHOT_FOLDER_VARIABLE], ignore_errors=True)
 
     def _await_snapshots(self) -> None:
         """Has the parameter servers here save what they hold, for those that replace them."""
