@@ -192,7 +192,7 @@ def make_buffer(placement: Placement, value: jax.typing.ArrayLike) -> jax.Array:
     return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
 
 
-def find_user_line(frame: FrameType | None) -> str:
+def find_creation_line(frame: FrameType | None) -> str:
     """Returns the file and line outside the library from which a variable is created."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -237,7 +237,7 @@ class CreatedByStrategy(type):
             replica = context.get_replica_context()
             if replica is None:
                 return create()
-            place = find_user_line(sys._getframe(1))
+            place = find_creation_line(sys._getframe(1))
             variable = replica.runner.create_variable(create, place)
             if not created:
                 made = variable.name.removesuffix(":0")
