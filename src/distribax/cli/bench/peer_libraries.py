@@ -26,7 +26,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     # Keras 2, whose `fit` knows parameter servers. It would ask for another build of TensorFlow.
     "tensorflow": ("tf_keras==2.21.0",),
 }
-"""What is installed beside the requirements, without what it asks for itself."""
+"""What is installed in addition to the requirements, without what it asks for itself."""
 
 _INSTALL_SECONDS = 1800
 _STAMP = "requirements.txt"

@@ -26,7 +26,7 @@ _ATTRIBUTE = "_distribax_tower_view"
 class DistributionStrategy:
     """A list of devices with a policy for state and computation, as TensorFlow 1.9 had it.
 
-    It is a view of a `dx.Strategy`, which does the work and can be used beside it. Views of one
+    It is a view of a `dx.Strategy`, which does the work and can be used as well. Views of one
     strategy are equal. Make `MirroredStrategy` or `OneDeviceStrategy`, or wrap any other one.
 
     Args:

@@ -1,4 +1,4 @@
-"""A training step, beside hand-written JAX, TensorFlow and torch; and on more and more devices."""
+"""A training step, compared with JAX by hand, TensorFlow and torch, and on more devices."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ def _show_scaling(
     report.charts.append(chart)
 
 
-STEP: Final = Case("step", "a training step beside other libraries", _plan_step)
+STEP: Final = Case("step", "a training step, compared with other libraries", _plan_step)
 SCALING: Final = Case("scaling", "a training step on 1, 2, 4 .. devices", _plan_scaling)
