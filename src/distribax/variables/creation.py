@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, jax_private
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.context.scoped import set_within
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -213,11 +213,11 @@ class CreatedByStrategy(type):
 
         def __call__(cls, *args: object, **kwargs: object) -> Any:
             make = super().__call__
-            keeper = keeping.current_keeper()
+            reused = reuse.get_reused_objects()
             asked = kwargs.get("name", args[2] if len(args) > 2 else None)
-            if keeper is None:
+            if reused is None:
                 return cls._create(make, asked, args, kwargs)
-            return keeper.get_or_create(cls, asked, lambda: cls._create(make, asked, args, kwargs))
+            return reused.get_or_create(cls, asked, lambda: cls._create(make, asked, args, kwargs))
 
         def _create(
             cls,
