@@ -212,8 +212,8 @@ def test_nonsense_costs_the_worker_that_says_it_its_place(
 def test_nonsense_of_the_hub_is_its_end(make_crew: Callable[..., Crew], said: bytes) -> None:
     crew = make_crew(2)
     first, _ = crew.watches()
-    crew.hub._here()[0].connection.setblocking(True)
-    crew.hub._here()[0].send_bytes(said)
+    crew.hub._find_present()[0].connection.setblocking(True)
+    crew.hub._find_present()[0].send_bytes(said)
     loss = first.wait_for_loss(_WAIT_SECONDS)
     assert loss is not None and loss.peer == crew.name(0) and "died" in loss.reason
 
@@ -227,7 +227,7 @@ def test_hub_has_the_secret_and_shows_it_to_nobody(monkeypatch: pytest.MonkeyPat
     members = [Member("worker 0", "127.0.0.1", port), Member("worker 1", "127.0.0.1", 1)]
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(meetings.meet, members, i, 300.0, "a cluster", 60.0) for i in (0, 1)]
-        links = [each.result().link for each in calls]
+        links = [each.result().connection for each in calls]
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # It has ended meanwhile.

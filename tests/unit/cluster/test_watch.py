@@ -71,7 +71,7 @@ class Crew:
             for number, text in enumerate(cluster)
         ]
         pool.shutdown()
-        self._open += [each.result().link for each in answers if each.exception() is None]
+        self._open += [each.result().connection for each in answers if each.exception() is None]
         return answers
 
     def watches(self, without: int | None = None) -> list[Watch]:
@@ -204,7 +204,7 @@ def test_connection_that_closes_is_a_death_and_told_to_all(crew: Crew, number: i
         assert loss is not None
         assert loss.peer == crew.name(number) and "died" in loss.reason
         assert before - 1 < loss.since < time.time() + 1
-        assert str(loss.error()) == f"{loss.peer} {loss.reason}."
+        assert str(loss.make_error()) == f"{loss.peer} {loss.reason}."
         wait_until(lambda other=other: len(crew.losses[other]) == 1)
 
 
@@ -219,11 +219,11 @@ def test_silence_counts_as_loss(make_crew: Callable[..., Crew]) -> None:
 
 def test_worker_that_was_given_up_learns_it(crew: Crew) -> None:
     watches = crew.watches()
-    link = crew.hub._here()[1]
+    peer = crew.hub._find_present()[1]
 
     def is_given_up() -> bool:
         # Until the hub's thread, which may hear it now, looks at it.
-        link.heard = time.monotonic() - 100
+        peer.heard = time.monotonic() - 100
         return watches[1].wait_for_loss(0.05) is not None
 
     wait_until(is_given_up)

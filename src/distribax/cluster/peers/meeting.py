@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from distribax import progress
-from distribax.cluster.peers import gate, hub_main
+from distribax.cluster.peers import hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
     ClusterSecretError,
@@ -32,6 +32,7 @@ from distribax.cluster.peers.gate import (
     Introduction,
     is_own_socket,
 )
+from distribax.cluster.peers.hub_messages import MeetingMessage
 from distribax.cluster.spec.address import Address
 from distribax.cluster.spec.host_address import listen
 from distribax.errors import DetailedError
@@ -86,7 +87,7 @@ class Meeting:
             decides.
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
-        link: The connection to the hub.
+        connection: The connection to the hub.
         host: The address by which the others reach this worker.
     """
 
@@ -94,7 +95,7 @@ class Meeting:
     peer_timeout: float
     members: Sequence[str]
     own: int
-    link: socket.socket
+    connection: socket.socket
     host: str
 
 
@@ -123,21 +124,25 @@ def meet(
         wait.detail = f"waiting for {leader}"
         while time.monotonic() < deadline:
             try:
-                link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
+                connection = socket.create_connection(
+                    (hub_host, leader.port), timeout=_PAUSE_SECONDS
+                )
             except OSError:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             with contextlib.ExitStack() as stack:
-                stack.callback(link.close)
-                answer: dict[str, Any] = {}
-                if _prove(link, own, cluster, secret):
-                    answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
+                stack.callback(connection.close)
+                answer: MeetingMessage = {}
+                if _prove(connection, own, cluster, secret):
+                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, wait)
                 if "address" in answer:
                     stack.pop_all()
                     timeout = float(answer["peer_timeout"])
                     # Nobody may have told it: then it is the one that the hub is reached from.
-                    host = own_host or link.getsockname()[0]
-                    return Meeting(answer["address"], timeout, answer["members"], own, link, host)
+                    host = own_host or connection.getsockname()[0]
+                    return Meeting(
+                        answer["address"], timeout, answer["members"], own, connection, host
+                    )
             if "error" in answer:
                 raise ValueError(answer["error"])
             if "failed" in answer:
@@ -166,7 +171,6 @@ def _start_hub(
         ) from error
     settings = {
         "secret": secret,
-        "gate": gate.__file__,
         "listener": listener.fileno(),
         "members": [(member.name, str(member.address)) for member in members],
         "cluster": cluster,
@@ -189,7 +193,7 @@ def _start_hub(
         )
 
 
-def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
+def _prove(connection: socket.socket, own: int, cluster: str, secret: str) -> bool:
     """Proves to the hub that this worker has the secret, and has the hub prove the same.
 
     Returns:
@@ -200,14 +204,14 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     """
     deadline = time.monotonic() + PROOF_SECONDS
     try:
-        if not secret and not is_own_socket(link.getpeername()):
+        if not secret and not is_own_socket(connection.getpeername()):
             return False  # Another user of this machine may pretend to be the first worker.
-        greeting = _receive_exactly(link, GREETING_SIZE, deadline)
+        greeting = _receive_exactly(connection, GREETING_SIZE, deadline)
         introduction = Introduction(secret, greeting, own, cluster)
         if not introduction.is_hub:
             return False
-        link.sendall(introduction.hello)
-        reply = _receive_exactly(link, REPLY_SIZE, deadline)
+        connection.sendall(introduction.hello)
+        reply = _receive_exactly(connection, REPLY_SIZE, deadline)
     except OSError:
         return False
     if not introduction.is_proved_by(reply):
@@ -219,26 +223,28 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     return True
 
 
-def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
-        link.settimeout(left)
-        if not (part := link.recv(size - len(data))):
+        connection.settimeout(left)
+        if not (part := connection.recv(size - len(data))):
             raise ConnectionError
         data += part
     return data
 
 
-def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -> dict[str, Any]:
+def _receive_answer(
+    connection: socket.socket, deadline: float, wait: progress.Wait
+) -> MeetingMessage:
     """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
 
     Until then the hub says who is missing, and `wait` shows it.
     """
     try:
         while True:
-            message = json.loads(_read_line(link, deadline))
+            message: MeetingMessage = json.loads(_read_line(connection, deadline))
             if not isinstance(message, dict):
                 return {}
             if "waiting" not in message:
@@ -248,13 +254,13 @@ def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -
         return {}
 
 
-def _read_line(link: socket.socket, deadline: float) -> bytes:
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
     data = b""
     while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-        link.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
         # What follows the answer is for the watch.
-        ahead = link.recv(4096, socket.MSG_PEEK)
+        ahead = connection.recv(4096, socket.MSG_PEEK)
         if not ahead:
             break
-        data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
+        data += connection.recv(ahead.find(b"\n") + 1 or len(ahead))
     return data

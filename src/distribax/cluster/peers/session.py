@@ -90,7 +90,7 @@ class Session:
         deadline = time.monotonic() + seconds
         while not wait([done], _LOOK_SECONDS).done:
             if self._watch.loss is not None:
-                raise self._watch.loss.error()
+                raise self._watch.loss.make_error()
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"JAX's processes did not connect within {seconds:g} s, although all workers "
@@ -104,7 +104,7 @@ class Session:
     def _on_loss(self, loss: Loss) -> None:
         # Before that, `connect` raises it.
         if self._connected.is_set():
-            self._last_words.end_process(loss.error())
+            self._last_words.end_process(loss.make_error())
 
     def _on_stuck(self, error: CollectiveMismatchError | CollectiveTimeoutError) -> None:
         self._last_words.end_process(error)
@@ -151,7 +151,7 @@ class Session:
                 f"network problem?{places}"
             )
         else:
-            self._last_words.end_process(loss.error())
+            self._last_words.end_process(loss.make_error())
 
     def _tell(self) -> None:
         if self._watch.loss is None:
@@ -177,7 +177,7 @@ class Session:
         self._watch.say_done()
         self._watch.wait_for_ends(_LINGER_SECONDS)
         if self._watch.loss is not None:
-            self._last_words.end_process(self._watch.loss.error())
+            self._last_words.end_process(self._watch.loss.make_error())
         jax.distributed.shutdown()
         self._watch.close()
 
