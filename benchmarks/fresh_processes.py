@@ -14,7 +14,7 @@ def fresh(sides: Sequence[Side], *, rounds: int) -> Measurement:
         for side in sides if number % 2 == 0 else reversed(sides):
             try:
                 with Process(side) as process:
-                    process.ready()
+                    process.wait_until_ready()
                     answer = process.run(1)
             except SideError as error:
                 if str(error) not in outcome.failures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import (
     BenchSettings,
     Measurement,
@@ -67,7 +67,7 @@ class Comparison:
             if base is not None:
                 row[-2:] = [
                     f"{spread.median / Spread.of(base).median:.2f}",
-                    ratio(seconds, base).show(),
+                    compute_ratio(seconds, base).show(),
                 ]
             table.rows.append(row)
         return table
@@ -87,14 +87,14 @@ class Comparison:
         seconds, claims = outcome.seconds, []
         for name in self.ours:
             if self.hand in seconds and name in seconds:
-                value = ratio(seconds[name], seconds[self.hand]).median
+                value = compute_ratio(seconds[name], seconds[self.hand]).median
                 what = f"{name}, time against hand-written, batch {batch_size}"
                 claims.append(Claim(what, value, "<=", MAX_OF_HAND, "x"))
         # Against every way that a peer can be written, so that the best of them decides.
         for names, minimum in self.peers.items():
             for name in names:
                 if name in seconds and self.ours[0] in seconds:
-                    value = ratio(seconds[name], seconds[self.ours[0]]).median
+                    value = compute_ratio(seconds[name], seconds[self.ours[0]]).median
                     what = f"examples/s against {name}, batch {batch_size}"
                     claims.append(Claim(what, value, ">=", minimum, "x"))
         return claims
@@ -105,7 +105,7 @@ def samples_of_ways(side: Side, rounds: int, report: Report) -> dict[str, list[f
     samples: dict[str, list[float]] = {}
     try:
         with Process(side) as process:
-            process.ready()
+            process.wait_until_ready()
             for _ in range(rounds):
                 for name, seconds in process.run(10)["ways"].items():
                     samples.setdefault(name, []).append(seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = (2, 4, 8, 16, 32)
@@ -36,7 +36,7 @@ def run(settings: BenchSettings) -> Report:
             row.append(Spread.of(seconds).show(1e3, 0) if seconds else "-")
         row.append("-")
         if len(outcome.seconds) == 2:
-            against = ratio(outcome.seconds[OURS], outcome.seconds[HAND])
+            against = compute_ratio(outcome.seconds[OURS], outcome.seconds[HAND])
             row[-1] = against.show()
             what = f"first call against hand-written, {replicas} replicas"
             report.claims.append(Claim(what, against.median, "<=", MAX_RATIO, "x"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import OURS, POOL, REPLICAS, TENSORFLOW
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 NNX = "distribax, Flax NNX"
@@ -43,11 +43,11 @@ def run(settings: BenchSettings) -> Report:
         report.tables.append(table)
         ours = outcome.seconds.get(OURS)
         for name, seconds in outcome.seconds.items():
-            against = "" if ours is None else ratio(seconds, ours).show()
+            against = "" if ours is None else compute_ratio(seconds, ours).show()
             table.rows.append([name, Spread.of(seconds).show(1e3), against])
         for name in TENSORFLOW:
             if ours is not None and name in outcome.seconds:
-                value = ratio(outcome.seconds[name], ours).median
+                value = compute_ratio(outcome.seconds[name], ours).median
                 what = f"steps/s against {name}, {title}"
                 report.claims.append(Claim(what, value, ">=", MIN_TENSORFLOW, "x"))
     return report

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Process, Side, SideError, interleave
 
 RESIDENT, FED = "batches on the devices", "distributed data set"
@@ -71,7 +71,7 @@ def loop(settings: BenchSettings) -> Report:
         for name, seconds in outcome.seconds.items():
             table.rows.append([step.name, name, Spread.of(seconds).show(1e3), ""])
         if len(outcome.seconds) == 2:
-            against = ratio(outcome.seconds[FED], outcome.seconds[RESIDENT])
+            against = compute_ratio(outcome.seconds[FED], outcome.seconds[RESIDENT])
             table.rows[-1][-1] = against.show(1, 3)
             what = f"time of the fed loop against the unfed, step {step.name}"
             report.claims.append(Claim(what, against.median, "<=", step.max_loss, "x"))
@@ -92,7 +92,7 @@ def memory(settings: BenchSettings) -> Report:
         )
         try:
             with Process(side) as process:
-                process.ready()
+                process.wait_until_ready()
                 process.run(settings.pick(SETTLING_BATCHES, SETTLING_BATCHES // 10))
                 held[name] = [
                     process.run(total // NUM_PARTS)["resident"] / 1e6 for _ in range(NUM_PARTS)

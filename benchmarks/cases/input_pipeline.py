@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks import RESULTS
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Measurement, Side, interleave
 from distribax.cli.bench.sides import input_problem
 
@@ -83,5 +83,5 @@ def _fill(report: Report, outcome: Measurement, title: str) -> None:
 
 def _claim(report: Report, outcome: Measurement, peer: str, minimum: float) -> None:
     if OURS in outcome.seconds and peer in outcome.seconds:
-        value = ratio(outcome.seconds[peer], outcome.seconds[OURS]).median
+        value = compute_ratio(outcome.seconds[peer], outcome.seconds[OURS]).median
         report.claims.append(Claim(f"batches/s against {peer}", value, ">=", minimum, "x"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from benchmarks.cases.comparison import BATCH_SIZES
 from benchmarks.cases.mlp_step import POOL, REPLICAS
 from benchmarks.cases.parameter_server import GUIDE, QUIET
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 HAND = "JAX by hand (shard_map)"
@@ -114,7 +114,7 @@ def _measure_uneven(report: Report, settings: BenchSettings) -> None:
     report.failures += outcome.failures
     _add(report, "MLP, uneven batch", outcome.seconds)
     if len(outcome.seconds) == len(names):
-        times = ratio(outcome.seconds[names[UNEVEN]], outcome.seconds[names[even]]).median
+        times = compute_ratio(outcome.seconds[names[UNEVEN]], outcome.seconds[names[even]]).median
         what = f"{MIRRORED}, an example of {UNEVEN} against one of {even}"
         value = times * even / UNEVEN
         report.claims.append(Claim(what, value, "<=", MAX_PER_EXAMPLE, "x"))
@@ -148,5 +148,5 @@ def _add(report: Report, title: str, seconds: Mapping[str, list[float]]) -> None
 def _claims(title: str, seconds: Mapping[str, list[float]], bounds: list[Bound]) -> Iterator[Claim]:
     for ours, other, symbol, bound in bounds:
         if ours in seconds and other in seconds:
-            value = ratio(seconds[ours], seconds[other]).median
+            value = compute_ratio(seconds[ours], seconds[other]).median
             yield Claim(f"{ours} against {other}, {title}", value, symbol, bound, "x")

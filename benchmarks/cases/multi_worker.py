@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import Comparison, samples_of_ways
-from distribax.cli.bench.figures import Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side
 
 PROCESSES = 2
@@ -72,6 +72,8 @@ def packing(settings: BenchSettings) -> Report:
             continue
         for mix in MIXES:
             base = samples[f"{mix} {ways[0]}"]
-            others = [f"{ratio(samples[f'{mix} {way}'], base).median:.2f}" for way in ways[1:]]
+            others = [
+                f"{compute_ratio(samples[f'{mix} {way}'], base).median:.2f}" for way in ways[1:]
+            ]
             table.rows.append([mix, Spread.of(base).show(1e6, 0), *others])
     return report

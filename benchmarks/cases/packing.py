@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import samples_of_ways
-from distribax.cli.bench.figures import Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = (2, 4, 8)
@@ -40,6 +40,6 @@ def run(settings: BenchSettings) -> Report:
             continue
         for mix in MIXES:
             base = samples[f"{mix} tuple"]
-            others = [ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
+            others = [compute_ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
             table.rows.append([mix, str(replicas), Spread.of(base).show(1e6, 0), *others])
     return report

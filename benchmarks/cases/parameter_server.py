@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Measurement, Side, interleave
 
 OURS = "distribax"
@@ -82,7 +82,7 @@ def embedding(settings: BenchSettings) -> Report:
     report.tables.append(_table("4,096 rows of 64 numbers a step, 2 servers", "steps/s", outcome))
     names = [_sized(OURS, rows) for rows in (large, small)]
     if all(name in outcome.seconds for name in names):
-        growth = ratio(*(outcome.seconds[name] for name in names)).median
+        growth = compute_ratio(*(outcome.seconds[name] for name in names)).median
         what = f"time a step, {large:,} rows against {small:,}"
         report.claims.append(Claim(what, growth, "<=", MAX_GROWTH, "x"))
     for rows in NUM_ROWS:
@@ -115,7 +115,7 @@ def _table(title: str, rate: str, outcome: Measurement) -> ReportTable:
     table = ReportTable(title, columns)
     for name, seconds in outcome.seconds.items():
         spread = Spread.of(seconds)
-        against = ratio(seconds, outcome.seconds[first]).show()
+        against = compute_ratio(seconds, outcome.seconds[first]).show()
         table.rows.append([name, spread.show(1e3, 3), f"{1 / spread.median:,.0f}", against])
     return table
 
@@ -132,7 +132,7 @@ def _claims(
     return [
         Claim(
             f"{ours}, {what} against {name}",
-            ratio(times, seconds[ours]).median,
+            compute_ratio(times, seconds[ours]).median,
             ">=",
             (others or {}).get(name, minimum),
             "x",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 FULL = 256
@@ -65,14 +65,14 @@ def run(settings: BenchSettings) -> Report:
         for size, seconds in zip(UNEVEN, times[1:], strict=True):
             if seconds is None or times[0] is None:
                 continue
-            value = ratio(seconds, times[0]).median * FULL / size
+            value = compute_ratio(seconds, times[0]).median * FULL / size
             ratios.append(f"{value:.2f}")
             if what in MODULES:
                 claim = f"{what}, an example of {size} against one of {FULL}"
                 report.claims.append(Claim(claim, value, "<=", MAX_PER_EXAMPLE, "x"))
             ours = steps.seconds.get(_name(OURS, size))
             if what in TENSORFLOW and ours is not None:
-                faster = ratio(seconds, ours).median
+                faster = compute_ratio(seconds, ours).median
                 claim = f"examples/s against {what}, {size} examples"
                 report.claims.append(Claim(claim, faster, ">=", MIN_TENSORFLOW, "x"))
         row[-1] = ", ".join(ratios)

@@ -146,12 +146,12 @@ def test_peers_are_found_and_others_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(peer_libraries.FOLDER_VARIABLE, str(tmp_path))
-    assert peer_libraries.python_of("no_such_library") is None
+    assert peer_libraries.find_python("no_such_library") is None
     (tmp_path / "no_such_library").mkdir()
     (tmp_path / "no_such_library" / "requirements.txt").write_text("x")
     made = tmp_path / "no_such_library" / "bin" / "python"
-    assert peer_libraries.python_of("no_such_library") == made
-    assert peer_libraries.python_of("json") is not None, "this interpreter has it"
+    assert peer_libraries.find_python("no_such_library") == made
+    assert peer_libraries.find_python("json") is not None, "this interpreter has it"
     sides = [Side("a", "small"), Side("b", "small", peer="other_library")]
     assert [side.name for side in select_available(sides)] == ["a"]
     with pytest.raises(ValueError, match="unknown peer 'pandas'"):

@@ -50,7 +50,7 @@ class ModelState(Mapping[str, Any]):
     def one_run(self) -> Iterator[None]:
         """Marks one run of the model function."""
         self._given.clear()
-        with reuse.reuse_from(self), variable_store.fresh_store():
+        with reuse.reuse_from(self), variable_store.use_fresh_store():
             yield
 
     @property

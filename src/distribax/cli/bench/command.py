@@ -18,7 +18,7 @@ from distribax.cli.bench.cases.case import Case
 from distribax.cli.bench.cases.pipelines import INPUT, PARAMETER_SERVERS
 from distribax.cli.bench.cases.steps import SCALING, STEP
 from distribax.cli.bench.charts import WIDTH, Chart, Point, Series, draw, get_height
-from distribax.cli.bench.figures import Report, ReportTable, machine
+from distribax.cli.bench.figures import Report, ReportTable, describe_machine
 from distribax.cli.bench.harness import BenchSettings, Turns
 from distribax.cli.bench.html_report import write_html
 from distribax.cli.bench.png import write_png
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
             if options.peers:
                 _install_peers()
             settings = BenchSettings(options.quick, options.devices)
-            reports, about = _measure(options.cases or list(CASES), settings), machine()
+            reports, about = _measure(options.cases or list(CASES), settings), describe_machine()
     except (OSError, ValueError, KeyError, TypeError, subprocess.CalledProcessError) as error:
         print(f"distribax bench: error: {error}", file=sys.stderr)
         return 1

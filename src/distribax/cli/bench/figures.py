@@ -41,7 +41,7 @@ class Spread:
         return f"{median} [{low}, {high}]"
 
 
-def ratio(samples: Sequence[float], baseline: Sequence[float]) -> Spread:
+def compute_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Spread:
     """The ratios of the single rounds: what slows both sides of a round down leaves them alone."""
     return Spread.of([a / b for a, b in zip(samples, baseline, strict=True)])
 
@@ -99,12 +99,12 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         claims = [asdict(claim) | {"holds": claim.holds} for claim in self.claims]
-        content = asdict(self) | {"claims": claims, "machine": machine()}
+        content = asdict(self) | {"claims": claims, "machine": describe_machine()}
         path.write_text(json.dumps(content, indent=1) + "\n")
         return path
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "load": os.getloadavg(),

@@ -38,7 +38,7 @@ def find_folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or Path(cache) / "distribax" / "peers")
 
 
-def python_of(peer: str) -> Path | None:
+def find_python(peer: str) -> Path | None:
     """The Python interpreter that has the peer, or None if there is none."""
     folder = find_folder() / peer
     # Written last, so that an interrupted installation does not count as made.

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.address import Address, natural_order, parse_port
+from distribax.cluster.spec.address import Address, make_natural_key, parse_port
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 
 _SERVICE: Final = "https://compute.googleapis.com/compute/v1"
@@ -122,7 +122,7 @@ class GCEClusterResolver(ClusterResolver):
                         f"Compute Engine: the instance {name!r} has no "
                         "networkInterfaces[0].networkIP."
                     )
-        return ClusterSpec({self.task_type: sorted(addresses, key=natural_order)})
+        return ClusterSpec({self.task_type: sorted(addresses, key=make_natural_key)})
 
     def _list_instances(self, token: str | None) -> list[str]:
         """Returns the names of the group's running instances, from all pages of the answer."""

@@ -192,7 +192,7 @@ class DistributionStrategy:
         kwargs.pop("run_concurrently", None)
         _check_callable(fn, "call_for_each_tower", "call_for_each_tower(fn, x)")
         self._require_cross_tower("call_for_each_tower")
-        with variable_store.one_pass(fn):
+        with variable_store.mark_pass(fn):
             return self._strategy.run(fn, args, kwargs)
 
     def distribute_dataset(

@@ -128,7 +128,7 @@ _ONCE = Pass("the code outside of any pass")
 
 
 @contextlib.contextmanager
-def fresh_store() -> Iterator[None]:
+def use_fresh_store() -> Iterator[None]:
     """Lets no name be known inside, as in a new graph."""
     tokens = _store.set(VariableStore()), _scope.set(None)
     try:
@@ -138,7 +138,7 @@ def fresh_store() -> Iterator[None]:
         _scope.reset(tokens[1])
 
 
-def current_store() -> VariableStore:
+def get_current_store() -> VariableStore:
     """Returns the store of the current strategy, or of the graph that is being built."""
     fresh = _store.get()
     if fresh is not None:
@@ -155,9 +155,9 @@ def reset_variable_store() -> None:
     vars(context.get_strategy()).pop(_ATTRIBUTE, None)
 
 
-def current_pass() -> Pass | None:
+def get_current_pass() -> Pass | None:
     """Returns the pass that the code is in, or None where code runs once."""
-    inner, trace = _pass.get(), _trace()
+    inner, trace = _pass.get(), _find_trace()
     if trace is None or (inner is not None and inner.trace() is trace):
         return inner
     # A step that compiles by itself is traced inside the run, and maybe more than once.
@@ -165,23 +165,23 @@ def current_pass() -> Pass | None:
     return _traces.setdefault(trace, Pass(code, instance, inner))
 
 
-def _trace() -> frames.Frame | None:
+def _find_trace() -> frames.Frame | None:
     frame = frames.current()
     return None if frame is None else frame.function
 
 
 @contextlib.contextmanager
-def one_pass(fn: Callable[..., object]) -> Iterator[None]:
+def mark_pass(fn: Callable[..., object]) -> Iterator[None]:
     """Marks one run of `fn` for all towers."""
     inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = inspect.unwrap(inner)
     code, instance = getattr(inner, "__code__", inner), getattr(inner, "__self__", None)
-    trace = _trace()
+    trace = _find_trace()
     # Found weakly: variables remember their pass, and are not to keep a trace alive.
     found = (lambda: None) if trace is None else weakref.ref(trace)
-    token = _pass.set(Pass(code, instance, current_pass(), found))
+    token = _pass.set(Pass(code, instance, get_current_pass(), found))
     try:
         yield
     finally:
@@ -195,12 +195,12 @@ def is_own(entry: NamedVariable) -> bool:
     if isinstance(index, int) and index > 0:
         # The first tower has made it, for all of them.
         return True
-    return entry.birth is not None and (current_pass() or _ONCE).has_made(entry.birth)
+    return entry.birth is not None and (get_current_pass() or _ONCE).has_made(entry.birth)
 
 
 def get_variable_scope() -> VariableScope:
     """Returns the current scope of variable names."""
-    return _scope.get() or current_store().root
+    return _scope.get() or get_current_store().root
 
 
 def check_reuse(reuse: Reuse | None, what: str) -> Reuse | None:

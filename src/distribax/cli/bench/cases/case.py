@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distribax.cli.bench import peer_libraries
 from distribax.cli.bench.charts import Chart, Point, Series
-from distribax.cli.bench.figures import Report, ReportTable, Spread, ratio
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
 from distribax.cli.bench.harness import BenchSettings, Measurement, Side, Turns, interleave
 
 
@@ -22,7 +22,7 @@ def add_rates(report: Report, contest: Contest, outcome: Measurement) -> None:
     first = next(iter(outcome.seconds.values()), [])
     for name, times in outcome.seconds.items():
         rates = Spread.of([contest.amount / each for each in times])
-        against = "" if times is first else ratio(times, first).show()
+        against = "" if times is first else compute_ratio(times, first).show()
         table.rows.append([name, rates.show(1.0, 0), Spread.of(times).show(1e3), against])
         point = Point(0.0, rates.median, rates.low, rates.high)
         chart.series.append(Series(name, [point]))
@@ -100,5 +100,5 @@ def select_available(sides: Sequence[Side]) -> list[Side]:
     return [
         side
         for side in sides
-        if side.peer is None or peer_libraries.python_of(side.peer) is not None
+        if side.peer is None or peer_libraries.find_python(side.peer) is not None
     ]
