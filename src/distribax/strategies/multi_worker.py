@@ -116,7 +116,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         cluster_resolver: Tells the cluster and which task this process is; by default TF_CONFIG,
-            the variables of torchrun, JAX or Slurm are read, else this process is alone.
+            the variables of torchrun, JAX, GKE (for TPUs) or Slurm are read, else this process is
+            alone.
         communication_options: Hints for the collectives between workers, used wherever a call
             gives none of its own.
         join_timeout_seconds: How long to wait for the other workers at the start; by default 30
