@@ -198,6 +198,16 @@ def test_worker_that_leaves_before_the_others_have_come_may_call_again(
     assert [answer.exception() for answer in crew.join("a cluster", "a cluster")] == [None, None]
 
 
+def test_first_worker_that_leaves_before_the_others_have_come_frees_its_port(
+    make_crew: Callable[..., Crew],
+) -> None:
+    crew = make_crew(2, seconds=600.0)
+    with socket.create_connection(("127.0.0.1", crew.port)) as early:
+        assert meetings._prove(early, 0, "a cluster", "")
+    crew.close()
+    socket.create_server(("127.0.0.1", crew.port)).close()
+
+
 # Watching.
 
 

@@ -180,6 +180,8 @@ class Hub:
                 number = message.get("worker") if message and link.number < 0 else None
                 if message is None or number is None:
                     self._drop(link)  # Something else has called this port, or a worker has left.
+                    if link.number == 0:
+                        return False  # It starts a hub of its own when it is started again.
                 elif not message["agrees"]:
                     trouble = {"error": self._disagreement(number)}
                     link.send(trouble)
