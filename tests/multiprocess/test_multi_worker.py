@@ -282,12 +282,14 @@ def test_addresses_may_be_ipv6() -> None:
     program = """
         import distribax as dx
         try:
-            dx.MultiWorkerMirroredStrategy(join_timeout_seconds=1)
+            dx.MultiWorkerMirroredStrategy()
         except RuntimeError as error:
             print(error)
     """
-    (alone,) = run_workers(program, 2, host="[::1]", start=[0])
+    environment = {"DISTRIBAX_JOIN_TIMEOUT": "1"}
+    (alone,) = run_workers(program, 2, host="[::1]", start=[0], environment=environment)
     assert alone.stdout.startswith("worker 1 ([::1]:"), alone.stderr
+    assert "did not join within 1 s" in alone.stdout
 
 
 def test_missing_worker_is_named_to_all(tmp_path: Path) -> None:

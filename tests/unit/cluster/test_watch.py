@@ -140,6 +140,13 @@ def test_worker_whose_address_nobody_has_told_is_known_by_where_it_calls_from(
     assert crew.join("a cluster", "a cluster")[0].result().members[1] == "worker 1 (127.0.0.1)"
 
 
+def test_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        own = Member("worker 0", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(RuntimeError, match=f"worker 0 .127.*{own.port}. cannot listen on its"):
+            meetings.meet([own, own], 0, 1.0, "a cluster", 1.0)
+
+
 def test_missing_workers_are_named(make_crew: Callable[..., Crew]) -> None:
     crew = make_crew(3, seconds=0.5)
     for answer in crew.join("a cluster", "a cluster"):
@@ -189,6 +196,16 @@ def test_worker_that_leaves_before_the_others_have_come_may_call_again(
     with socket.create_connection(("127.0.0.1", crew.port)) as early:
         assert meetings._prove(early, 1, "a cluster", "")
     assert [answer.exception() for answer in crew.join("a cluster", "a cluster")] == [None, None]
+
+
+def test_first_worker_that_leaves_before_the_others_have_come_frees_its_port(
+    make_crew: Callable[..., Crew],
+) -> None:
+    crew = make_crew(2, seconds=600.0)
+    with socket.create_connection(("127.0.0.1", crew.port)) as early:
+        assert meetings._prove(early, 0, "a cluster", "")
+    crew.close()
+    socket.create_server(("127.0.0.1", crew.port)).close()
 
 
 # Watching.

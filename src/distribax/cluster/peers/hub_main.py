@@ -41,9 +41,10 @@ def _load(name: str) -> dict[str, Any]:
 if TYPE_CHECKING or __package__:
     from distribax.cluster.peers import hub_messages as messages
     from distribax.cluster.peers.gate import Gate
-    from distribax.cluster.peers.hub_messages import LossReason
+    from distribax.cluster.peers.hub_messages import LossReason, WorkerProgress
 else:  # It was started by its path.
-    LossReason = _load("hub_messages.py")["LossReason"]
+    _loaded = _load("hub_messages.py")
+    LossReason, WorkerProgress = _loaded["LossReason"], _loaded["WorkerProgress"]
 
 _LONGEST_BEAT_SECONDS = 2.0
 _BEATS_PER_TIMEOUT = 5
@@ -65,34 +66,6 @@ _MOST_NAMED = 8
 _MOST_STRANGERS = 128
 
 
-class _WorkerProgress:
-    """How far a worker is in the calls that all workers make together, as it has said."""
-
-    def __init__(self, said: messages.CallProgress) -> None:
-        self.number = int(said["number"])
-        self.name = str(said.get("name"))
-        self.line = str(said.get("line"))
-        seconds = said.get("seconds")
-        self.seconds = None if seconds is None else float(seconds)
-        self.limit = float(said.get("limit") or math.inf)
-        self.marks = {int(number): int(mark) for number, mark in said["marks"]}
-        self.here = str(said["here"])
-
-    def contradicts(self, other: _WorkerProgress) -> bool:
-        """Tells whether both wait, in calls that never meet."""
-        waits = self.seconds is not None and other.seconds is not None
-        return waits and self.number == other.number and self.name != other.name
-
-    def describe(self) -> str:
-        """Returns this in words."""
-        if not self.number:
-            return f"is at {self.here}, and has made no common call yet"
-        call = f"{self.name} (common call {self.number}) at {self.line}"
-        if self.seconds is None:
-            return f"is at {self.here}; its last common call was {call}"
-        return f"has waited for {self.seconds:.0f} s in {call}"
-
-
 class _Peer:
     """A worker that has called; its number is known when it has proved who it is."""
 
@@ -105,7 +78,7 @@ class _Peer:
         self.number = -1
         self.unread = b""
         self.heard = time.monotonic()
-        self.at: _WorkerProgress | None = None
+        self.at: WorkerProgress | None = None
         # Where other workers call this one, and whom it does not hear.
         self.reach: tuple[str, int] | None = None
         self.unreachable: dict[int, float] = {}
@@ -182,6 +155,8 @@ class Hub:
             for peer, message in self._receive(wait):
                 if message is None or "agrees" not in message or peer.number >= 0:
                     self._drop(peer)  # Something else has called this port, or a worker has left.
+                    if peer.number == 0:
+                        return False  # It starts a hub of its own when it is started again.
                 elif not message["agrees"]:
                     trouble = {"error": self._describe_disagreement(message["worker"])}
                     peer.send(trouble)
@@ -257,7 +232,7 @@ class Hub:
         elif "reachable" in message:
             peer.unreachable.pop(int(message["reachable"]), None)
         elif "at" in message:
-            peer.at = _WorkerProgress(message["at"])
+            peer.at = WorkerProgress(message["at"])
             if message.get("ask"):
                 peer.send({"places": self._list_places(sorted(self._find_present()))})
 
@@ -313,7 +288,7 @@ class Hub:
             self._told_seconds = seconds
             self._tell_all({"late": seconds, "places": self._list_places(sorted(named))})
 
-    def _find_apart(self, known: dict[int, _WorkerProgress]) -> list[int]:
+    def _find_apart(self, known: dict[int, WorkerProgress]) -> list[int]:
         """Returns two workers that have made different calls; none if all agree."""
         first = min(known)
         marks, agreed = known[first].marks, []

@@ -6,6 +6,7 @@ The hub loads this file by its path: it imports nothing of distribax.
 from __future__ import annotations
 
 import enum
+import math
 from typing import NotRequired, TypeAlias, TypedDict, final
 
 
@@ -42,6 +43,34 @@ class CallProgress(TypedDict):
     line: NotRequired[str]
     seconds: NotRequired[float | None]
     limit: NotRequired[float | None]
+
+
+class WorkerProgress:
+    """What `CallProgress` says, checked by the hub."""
+
+    def __init__(self, said: CallProgress) -> None:
+        self.number = int(said["number"])
+        self.name = str(said.get("name"))
+        self.line = str(said.get("line"))
+        seconds = said.get("seconds")
+        self.seconds = None if seconds is None else float(seconds)
+        self.limit = float(said.get("limit") or math.inf)
+        self.marks = {int(number): int(mark) for number, mark in said["marks"]}
+        self.here = str(said["here"])
+
+    def contradicts(self, other: WorkerProgress) -> bool:
+        """Tells whether both wait, in calls that never meet."""
+        waits = self.seconds is not None and other.seconds is not None
+        return waits and self.number == other.number and self.name != other.name
+
+    def describe(self) -> str:
+        """Returns this in words."""
+        if not self.number:
+            return f"is at {self.here}, and has made no common call yet"
+        call = f"{self.name} (common call {self.number}) at {self.line}"
+        if self.seconds is None:
+            return f"is at {self.here}; its last common call was {call}"
+        return f"has waited for {self.seconds:.0f} s in {call}"
 
 
 @final
@@ -111,7 +140,7 @@ WorkerMessage: TypeAlias = Beat | Failed | Hello | Reach | Unreachable | Reachab
 
 
 @final
-class Waiting(TypedDict):
+class Awaited(TypedDict):
     """Whom those who are here wait for."""
 
     waiting: list[str]
@@ -141,7 +170,7 @@ class Complete(TypedDict):
     members: list[str]
 
 
-MeetingMessage: TypeAlias = Beat | Waiting | Missing | Mistake | Failed | Complete
+MeetingMessage: TypeAlias = Beat | Awaited | Missing | Mistake | Failed | Complete
 
 
 # What the hub says later.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,11 +39,16 @@ from distribax.cluster.spec.host_address import listen
 from distribax.errors import DetailedError
 from distribax.jax_private import coordination_service
 
+JOIN_TIMEOUT_VARIABLE: Final = "DISTRIBAX_JOIN_TIMEOUT"
+"""Tells how many seconds a worker waits for the others at the start."""
+
 _PAUSE_SECONDS: Final = 0.2
+_REMIND_SECONDS: Final = 30.0
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
 _MAX_MESSAGE: Final = 1 << 20
 _BACKLOG: Final = 1024
+_logger = logging.getLogger(__name__)
 
 
 class ClusterTimeoutError(DetailedError, RuntimeError):
@@ -56,7 +62,8 @@ class ClusterTimeoutError(DetailedError, RuntimeError):
         super().__init__(
             f"{absent} did not join within {seconds:g} s; joined: {present}. "
             "Start the missing ones, check that their addresses can be reached from here, or wait "
-            "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
+            "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...), or "
+            f"{JOIN_TIMEOUT_VARIABLE} in the environment."
         )
 
 
@@ -121,8 +128,9 @@ def meet(
             if not secret:
                 warn_without_secret(leader.host)
             _start_hub(members, secret, seconds, cluster, peer_timeout, hub_host)
-        wait.detail = f"waiting for {leader}"
+        waiting = _Waiting(wait, deadline)
         while time.monotonic() < deadline:
+            waiting.tell(str(leader))
             try:
                 connection = socket.create_connection(
                     (hub_host, leader.port), timeout=_PAUSE_SECONDS
@@ -134,7 +142,7 @@ def meet(
                 stack.callback(connection.close)
                 answer: MeetingMessage = {}
                 if _prove(connection, own, cluster, secret):
-                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, wait)
+                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, waiting.tell)
                 if "address" in answer:
                     stack.pop_all()
                     timeout = float(answer["peer_timeout"])
@@ -151,6 +159,23 @@ def meet(
                 raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
             time.sleep(_PAUSE_SECONDS)
     raise ClusterTimeoutError([str(leader)], [members[own].name], seconds)
+
+
+class _Waiting:
+    """Tells for whom this worker waits: in a terminal all the time, in the log now and then."""
+
+    def __init__(self, wait: progress.Wait, deadline: float) -> None:
+        self._wait = wait
+        self._deadline = deadline
+        self._remind_at = time.monotonic() + _REMIND_SECONDS
+
+    def tell(self, missing: str) -> None:
+        self._wait.detail = f"waiting for {missing}"
+        now = time.monotonic()
+        if now >= self._remind_at:
+            self._remind_at = now + _REMIND_SECONDS
+            left = max(0.0, self._deadline - now)
+            _logger.warning("still waiting for %s to join, for at most %.0f s more", missing, left)
 
 
 def _start_hub(
@@ -236,11 +261,11 @@ def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> b
 
 
 def _receive_answer(
-    connection: socket.socket, deadline: float, wait: progress.Wait
+    connection: socket.socket, deadline: float, tell: Callable[[str], None]
 ) -> MeetingMessage:
     """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
 
-    Until then the hub says who is missing, and `wait` shows it.
+    Until then the hub says who is missing, and `tell` is given it.
     """
     try:
         while True:
@@ -249,7 +274,7 @@ def _receive_answer(
                 return {}
             if "waiting" not in message:
                 return message
-            wait.detail = f"waiting for {', '.join(map(str, message['waiting']))}"
+            tell(", ".join(map(str, message["waiting"])))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 

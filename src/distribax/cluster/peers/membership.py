@@ -11,7 +11,7 @@ import jax
 
 from distribax import jax_private
 from distribax.cluster.environment_variables import read_seconds
-from distribax.cluster.peers.meeting import Member, meet
+from distribax.cluster.peers.meeting import JOIN_TIMEOUT_VARIABLE, Member, meet
 from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_address
@@ -29,6 +29,7 @@ PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 COLLECTIVE_TIMEOUT_VARIABLE: Final = "DISTRIBAX_COLLECTIVE_TIMEOUT"
 """Tells how many seconds a worker waits for one that is late, before all of them end."""
 
+_JOIN_SECONDS: Final = 300.0
 _PEER_SECONDS: Final = 20.0
 _COLLECTIVE_SECONDS: Final = 1800.0
 
@@ -46,17 +47,25 @@ _joined: tuple[str, Membership] | None = None
 
 
 def join_cluster(
-    resolver: ClusterResolver | None, seconds: float, peer_timeout: float | None = None
+    resolver: ClusterResolver | None,
+    join_timeout: float | None = None,
+    peer_timeout: float | None = None,
 ) -> Membership:
     """Connects this process with the workers of the cluster; an evaluator stays alone.
 
     Args:
         resolver: Tells the cluster and the task; None if this process is alone.
-        seconds: How long to wait for the others.
-        peer_timeout: After how many seconds of silence a worker counts as lost.
+        join_timeout: How many seconds to wait for the others; None takes what the environment
+            says, or the default.
+        peer_timeout: After how many seconds of silence a worker counts as lost; None as above.
     """
     global _joined
-    peer_seconds = _choose_peer_seconds(peer_timeout)
+    seconds = _check_seconds("join_timeout_seconds", join_timeout) or read_seconds(
+        JOIN_TIMEOUT_VARIABLE, _JOIN_SECONDS
+    )
+    peer_seconds = _check_seconds("peer_timeout_seconds", peer_timeout) or read_seconds(
+        PEER_TIMEOUT_VARIABLE, _PEER_SECONDS
+    )
     spec = resolver.cluster_spec() if resolver is not None else ClusterSpec({})
     if jax.distributed.is_initialized() and _joined is None:
         # The program, or a launcher, has connected the processes itself.
@@ -107,14 +116,10 @@ def watch_joint_calls(timeout: float | None) -> None:
         jax_private.joint_calls.is_watched = True
 
 
-def _choose_peer_seconds(given: float | None) -> float:
-    """Returns the time that was given, by the caller or in the environment; else the default."""
-    if given is None:
-        return read_seconds(PEER_TIMEOUT_VARIABLE, _PEER_SECONDS)
-    if not 0 < given < math.inf:
+def _check_seconds(name: str, given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
         raise ValueError(
-            f"peer_timeout_seconds={given:g}: expected after how many seconds of silence another "
-            "worker counts as lost, a positive number."
+            f"MultiWorkerMirroredStrategy: {name}={given:g}: expected a positive number of seconds."
         )
     return given
 
