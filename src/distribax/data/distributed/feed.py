@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import jax_private
-from distribax.data.distributed.steps import Step
+from distribax.data.distributed.step_batches import StepBatches
 from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS, InputTarget
 from distribax.values import Global, Padded, PerReplica, Pieces
@@ -35,7 +35,7 @@ class Feeder:
         """The replicas that are fed."""
         return self._target
 
-    def __call__(self, step: Step) -> Element:
+    def __call__(self, step: StepBatches) -> Element:
         if self._target.num_replicas_in_sync == 1:
             device = self._target.devices[0]
             return jax.tree.map(lambda leaf: self._put(leaf, device), step.pieces[0])

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, DTypeLike
 
-from distribax.data import elements as nests
+from distribax.data import elements
 
 _PACKAGE = "distribax.example"
 """Not TensorFlow's: a program may load that as well, and both would claim the names."""
@@ -86,7 +86,7 @@ def parse_example(
     Returns:
         An array for each of `features`, with the records along its first dimension.
     """
-    return nests.stack([parse_single_example(record, features) for record in serialized])
+    return elements.stack([parse_single_example(record, features) for record in serialized])
 
 
 def _parse_value(
@@ -159,11 +159,11 @@ def serialize_example(features: Mapping[str, object]) -> bytes:
     """
     example = _Example()
     for name, value in features.items():
-        _fill(example.features.feature[name], nests.to_element(value))
+        _fill(example.features.feature[name], elements.to_element(value))
     return cast(bytes, example.SerializeToString(deterministic=True))
 
 
-def _fill(feature: Any, value: nests.Element) -> None:
+def _fill(feature: Any, value: elements.Element) -> None:
     flat = np.asarray([value] if isinstance(value, bytes) else value).ravel()
     if isinstance(value, bytes):
         feature.bytes_list.value.append(value)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec
 from distribax.data.formats import element_codec
 from distribax.data.formats.record_format import FileOpening
@@ -77,7 +77,7 @@ class SavedFormat:
 
 class _ElementReader(TFRecordReader):
     @override
-    def __next__(self) -> nests.Element:
+    def __next__(self) -> elements.Element:
         offset, record = self.offset, super().__next__()
         try:
             return element_codec.decode(record)
@@ -109,11 +109,11 @@ class SavedWriter:
     def _name(self, shard: int) -> str:
         return f"{shard:05d}-{self._token}.elements"
 
-    def add(self, element: nests.Element) -> None:
+    def add(self, element: elements.Element) -> None:
         """Appends an element."""
         shard = 0
         if self._shard_func is not None:
-            shard = int(np.asarray(nests.call_with_element(self._shard_func, element)))
+            shard = int(np.asarray(elements.call_with_element(self._shard_func, element)))
         if shard not in self._writers:
             name = os.path.join(self._path, self._name(shard))
             self._writers[shard] = TFRecordWriter(name, self._compression)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.padding import PadTo
 
 
@@ -53,4 +53,4 @@ class Buckets:
         def fill(shape: PadTo) -> PadTo:
             return PadTo(tuple(longest if dim is None else dim for dim in shape.dims))
 
-        return nests.map_leaves(fill, shapes)
+        return elements.map_leaves(fill, shapes)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import DatasetSpec, Spec, resize_batch_dim
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import HasPlan, Node, Probe, UnaryNode, UnknownSpecError
@@ -43,11 +43,11 @@ class Window(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return nests.map_leaves(DatasetSpec, self.input.spec(probe))
+        return elements.map_leaves(DatasetSpec, self.input.spec(probe))
 
-    def make(self, elements: list[nests.Element]) -> nests.Element:
+    def make(self, window: list[elements.Element]) -> elements.Element:
         """Returns the window of some elements."""
-        return nests.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *elements)
+        return elements.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *window)
 
     @property
     @override
@@ -69,25 +69,25 @@ class GroupByWindow(UnaryNode):
     # The data sets that `reduce_func` makes may be shuffled.
     passes: Passes = field(default_factory=Passes)
 
-    def plan_of(self, key: np.int64, elements: list[nests.Element]) -> Node:
+    def find_plan(self, key: np.int64, group: list[elements.Element]) -> Node:
         """Returns the plan that the user's function makes of a group."""
-        made = self.reduce_func(key, self.wrap(Items(tuple(elements))))
+        made = self.reduce_func(key, self.wrap(Items(tuple(group))))
         if not isinstance(made, HasPlan):
             raise TypeError(
-                f"the reduce_func given to group_by_window returned {nests.short(made)} of type "
-                f"{type(made).__name__}. Expected a Dataset, for example group.batch(size)."
+                f"the reduce_func given to group_by_window returned {elements.shorten(made)} of "
+                f"type {type(made).__name__}. Expected a Dataset, for example group.batch(size)."
             )
         return made.plan
 
-    def _first_group(self, probe: Probe) -> Node | None:
+    def _find_first_group(self, probe: Probe) -> Node | None:
         first = probe(self.input)
         if first is None:
             return None
-        return self.plan_of(np.int64(nests.call_with_element(self.key_func, first)), [first])
+        return self.find_plan(np.int64(elements.call_with_element(self.key_func, first)), [first])
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        group = self._first_group(probe)
+        group = self._find_first_group(probe)
         if group is None:
             raise UnknownSpecError(
                 "the element_spec of group_by_window over an empty data set cannot be known."
@@ -96,7 +96,7 @@ class GroupByWindow(UnaryNode):
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
-        group = self._first_group(probe)
+        group = self._find_first_group(probe)
         return None if group is None else group.is_batched(probe)
 
     @override

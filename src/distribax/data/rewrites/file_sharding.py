@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
@@ -66,12 +66,12 @@ class _FileSharder:
             names = node.filenames[self._worker_id :: self._num_workers]
             return dataclasses.replace(node, filenames=names)
         if isinstance(node, FileNames):
-            return self._own_names(node)
+            return self._keep_own_names(node)
         if not node.inputs:
             raise NotFileBased(f"its source {node.label} is not read from files")
         if isinstance(node, Interleave) and not _has(node.input, _READERS):
             if not _has(node.input, (FileNames,)):
-                inner = node.first_inner(self._probe)
+                inner = node.find_first_inner(self._probe)
                 if inner is None or not _has(inner, (*_READERS, FileNames)):
                     raise NotFileBased("its interleave or flat_map does not read files")
             return node.with_inputs((self._shard_names(node.input),))
@@ -85,17 +85,17 @@ class _FileSharder:
             rewritten = replace_inputs(node, self._shard_names)
             return give_own_cache(rewritten, self._num_workers, self._worker_id)
         if isinstance(node, FileNames):
-            return self._own_names(node)
+            return self._keep_own_names(node)
         # Above what counts names or pairs them, so that all workers mean the same ones.
         count = node.cardinality()
         if count != UNKNOWN_CARDINALITY and count >= 0:
             self._check_enough(count, node.label)
         return Shard(node, self._num_workers, self._worker_id)
 
-    def _own_names(self, node: FileNames) -> Node:
+    def _keep_own_names(self, node: FileNames) -> Node:
         self._check_enough(node.size, node.label)
         own = slice(self._worker_id, None, self._num_workers)
-        return FileNames(nests.map_leaves(lambda names: names[own], node.arrays))
+        return FileNames(elements.map_leaves(lambda names: names[own], node.arrays))
 
     def _check_enough(self, num_files: int, label: str) -> None:
         if num_files < self._num_workers:

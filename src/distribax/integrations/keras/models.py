@@ -30,7 +30,7 @@ def note_scope(initialize: Function, /, model: keras.Model, *args: Any, **kwargs
 def get_home(model: keras.Model | None) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model, or its first variable, was made, or None."""
     if model is None:
-        # A callback that a user's own loop calls.
+        # A callback that a custom training loop calls.
         return None
     home = _made_in.get(model)
     if home is None and model.variables:
