@@ -284,6 +284,28 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
     assert told[0]["total"] == told[1]["total"] == 21 + 303
 
 
+def test_addresses_may_be_ipv6() -> None:
+    program = """
+        import jax.numpy as jnp, distribax as dx
+        strategy = dx.MultiWorkerMirroredStrategy()
+        print(strategy.reduce("SUM", strategy.run(lambda: jnp.ones(2)), axis=0))
+    """
+    for result in run_workers(program, 2, host="[::1]"):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == "4.0"
+    program = """
+        import distribax as dx
+        try:
+            dx.MultiWorkerMirroredStrategy()
+        except RuntimeError as error:
+            print(error)
+    """
+    environment = {"DISTRIBAX_JOIN_TIMEOUT": "1"}
+    (alone,) = run_workers(program, 2, host="[::1]", start=[0], environment=environment)
+    assert alone.stdout.startswith("worker 1 ([::1]:"), alone.stderr
+    assert "did not join within 1 s" in alone.stdout
+
+
 def test_missing_worker_is_named_to_all(tmp_path: Path) -> None:
     program = f"""
         import os, time

@@ -23,7 +23,7 @@ from distribax.collectives.cross_device_ops import (
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.packing import PackLimits, choose_pack_limits, reduce_packed
-from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
+from distribax.topology import REPLICA_AXIS, launch_lock, list_local_devices
 from distribax.types import CommunicationOptions, ReduceOp
 from distribax.values import Global, Local, Mirrored, PerReplica, find_dtype, settle
 
@@ -199,7 +199,7 @@ def _place(result: Global, destinations: object) -> Mirrored:
     if destinations is None or jax_private.is_tracer(result.array):
         return Mirrored.of(result)
     devices = resolve_destinations(destinations)
-    if devices == local_devices(result.mesh):
+    if devices == list_local_devices(result.mesh):
         return Mirrored.of(result)
     # From the copy that is on the device already, if there is one.
     near = {piece.device: piece for piece in result.pieces}

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
 from distribax.topology import resolve_device
 from distribax.types import CommunicationOptions, ReduceOp, is_integer
@@ -380,10 +380,10 @@ def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
         destinations = destinations.values
     if is_wrapped(destinations):
         return tuple(next(iter(piece.devices())) for piece in destinations.values)
-    owned = getattr(destinations, "devices", None)
-    if owned is not None:
-        found = owned() if callable(owned) else owned
-        return tuple(resolve_device(device) for device in found)
+    if isinstance(destinations, jax.Array):
+        return tuple(destinations.devices())
+    if isinstance(destinations, contracts.OnDevices):
+        return tuple(resolve_device(device) for device in destinations.devices)
     if isinstance(destinations, (tuple, list)):
         return tuple(resolve_device(device) for device in destinations)
     raise ValueError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from distribax.data import elements
 from distribax.data.elements import Element, Leaf
-from distribax.topology.host_memory import ALIGNMENT, LARGE_BYTES, address, aligned_copy
+from distribax.topology.host_memory import ALIGNMENT, LARGE_BYTES, copy_aligned, find_address
 
 # As much may be copied once so that none of it is copied each time that it is used.
 _MAX_MOVED_BYTES = 256 * 1024 * 1024
@@ -28,11 +28,11 @@ def _align_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         row_bytes < LARGE_BYTES
         or row_bytes % ALIGNMENT
         or array.nbytes > _MAX_MOVED_BYTES
-        or address(array) % ALIGNMENT == 0
+        or find_address(array) % ALIGNMENT == 0
         or array.dtype.hasobject
     ):
         return array
-    return aligned_copy(array)
+    return copy_aligned(array)
 
 
 def make_read_only(element: Element) -> Element:
@@ -78,10 +78,10 @@ def _copy_changeable(leaf: Leaf) -> Leaf:
     if not isinstance(leaf, np.ndarray) or not _can_change(leaf):
         return leaf
     if 0 not in leaf.strides:
-        return aligned_copy(leaf)
+        return copy_aligned(leaf)
     # What a broadcast repeats is copied once.
     once = leaf[tuple(slice(None, None if stride else 1) for stride in leaf.strides)]
-    return np.broadcast_to(aligned_copy(once), leaf.shape)
+    return np.broadcast_to(copy_aligned(once), leaf.shape)
 
 
 def _can_change(array: np.ndarray[Any, Any]) -> bool:

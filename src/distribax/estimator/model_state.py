@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.contrib.distribute import variable_store
 from distribax.training.gradients import AnyVariable
 from distribax.training.hyperparameters import run_now
@@ -42,7 +42,7 @@ class ModelState(Mapping[str, Any]):
         key = (asked[0], f"{asked[1]}_{number}" if number else asked[1])
         if key not in self._kept:
             # What the object creates itself belongs to the object.
-            with keeping.keep_in(None):
+            with reuse.reuse_from(None):
                 self._kept[key] = create()
         return self._kept[key]
 
@@ -50,7 +50,7 @@ class ModelState(Mapping[str, Any]):
     def one_run(self) -> Iterator[None]:
         """Marks one run of the model function."""
         self._given.clear()
-        with keeping.keep_in(self), variable_store.fresh_store():
+        with reuse.reuse_from(self), variable_store.use_fresh_store():
             yield
 
     @property
@@ -92,7 +92,7 @@ class ModelState(Mapping[str, Any]):
 
 
 def _get_state(what: str) -> ModelState:
-    state = keeping.current_keeper()
+    state = reuse.get_reused_objects()
     if not isinstance(state, ModelState):
         raise RuntimeError(
             f"{what}: called outside of a model function. Call it in the model_fn of an Estimator."

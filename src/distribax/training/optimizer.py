@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.execution.functions.function import Function
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import optax
 
 
-class Optimizer(Adjustable, metaclass=keeping.Kept):
+class Optimizer(Adjustable, metaclass=reuse.Reusable):
     """Applies an optax transformation to variables; its state lives beside them.
 
     In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the

@@ -98,7 +98,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         self._constraint = constraint
         self._strategy = context.get_strategy()
         self._trainable = creation.decide_trainable(policy.trainable, sync)
-        self._where = creation.find_user_line(sys._getframe(1))
+        self._where = creation.find_creation_line(sys._getframe(1))
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype

@@ -30,7 +30,7 @@ from distribax.data.plan.plan_node import (
     UnknownSpecError,
 )
 from distribax.data.write_protection import align_rows, keep_as_given
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 
 
 class IndexedSource(Node):
@@ -51,7 +51,7 @@ def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns rows of an array; a large batch in memory that devices can use as it is."""
     if array.dtype.hasobject:
         return array.take(indices, axis=0)
-    rows = aligned_empty((len(indices), *array.shape[1:]), array.dtype)
+    rows = make_aligned((len(indices), *array.shape[1:]), array.dtype)
     # Positions are always valid; "clip" only spares NumPy a buffer of its own.
     return np.take(array, indices, axis=0, out=rows, mode="clip")
 

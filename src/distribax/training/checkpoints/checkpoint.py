@@ -240,6 +240,9 @@ class Checkpoint:
         workers.run_together("Checkpoint.save", write)
         return str(target)
 
+    def sync(self) -> None:
+        """Returns at once, for programs written for TensorFlow: `save` and `restore` wait."""
+
     # Restoring.
 
     def restore(

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable, registry
 
 
-class Metric(metaclass=keeping.Kept):
+class Metric(metaclass=reuse.Reusable):
     """Base of metrics: a few sums, kept by each replica and added up on reading.
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in

@@ -25,7 +25,7 @@ from distribax.cli.demo.classifier import (
     train,
 )
 from distribax.cli.demo.digits import BATCH_SIZE, Digits
-from distribax.cli.demo.view import EpochFigures, Outcome
+from distribax.cli.demo.view import DemoResult, EpochFigures
 from distribax.cli.launch import Launch
 from distribax.cli.task_processes import OutputTarget, run_workers
 from distribax.strategies import CentralStorageStrategy, MirroredStrategy
@@ -44,7 +44,7 @@ class DemoError(Exception):
 
 
 @dataclass(frozen=True)
-class Program:
+class DemoProgram:
     """A way to train.
 
     Attributes:
@@ -54,7 +54,7 @@ class Program:
     """
 
     title: str
-    train: Callable[[int, int, Tell], Outcome]
+    train: Callable[[int, int, Tell], DemoResult]
     page: str
 
 
@@ -63,16 +63,16 @@ def _make_devices(count: int) -> list[str]:
     return [f"CPU:{index}" for index in range(count)]
 
 
-def _train_mirrored(devices: int, epochs: int, tell: Tell) -> Outcome:
+def _train_mirrored(devices: int, epochs: int, tell: Tell) -> DemoResult:
     return train(MirroredStrategy(_make_devices(devices)), Digits.load(), epochs, tell)
 
 
-def _train_central(devices: int, epochs: int, tell: Tell) -> Outcome:
+def _train_central(devices: int, epochs: int, tell: Tell) -> DemoResult:
     strategy = CentralStorageStrategy(_make_devices(devices), parameter_device="CPU:0")
     return train(strategy, Digits.load(), epochs, tell)
 
 
-def _train_workers(devices: int, epochs: int, tell: Tell) -> Outcome:
+def _train_workers(devices: int, epochs: int, tell: Tell) -> DemoResult:
     """Trains in two processes; the first one writes its figures to a file, which is read here."""
     launch = Launch(
         _WORKER_MODULE,
@@ -90,7 +90,7 @@ def _train_workers(devices: int, epochs: int, tell: Tell) -> Outcome:
             for worker, environment in environments.items()
         }
         ended = threading.Event()
-        outcomes: list[Outcome] = []
+        outcomes: list[DemoResult] = []
         reader = threading.Thread(target=_follow, args=(path, ended, tell, outcomes))
         reader.start()
         try:
@@ -104,7 +104,7 @@ def _train_workers(devices: int, epochs: int, tell: Tell) -> Outcome:
     return outcomes[0]
 
 
-def _follow(path: Path, ended: threading.Event, tell: Tell, outcomes: list[Outcome]) -> None:
+def _follow(path: Path, ended: threading.Event, tell: Tell, outcomes: list[DemoResult]) -> None:
     """Tells what is written to a file, line by line, until the workers have ended."""
     with path.open() as file:
         rest = ""
@@ -115,7 +115,7 @@ def _follow(path: Path, ended: threading.Event, tell: Tell, outcomes: list[Outco
                 if line.startswith("accuracy "):
                     accuracy = float(line.partition(" ")[2])
                     facts = {"processes": f"{_WORKERS}, each with a part of every batch"}
-                    outcomes.append(Outcome(accuracy, facts))
+                    outcomes.append(DemoResult(accuracy, facts))
                 else:
                     tell(EpochFigures.from_line(line))
             if is_last:
@@ -123,7 +123,7 @@ def _follow(path: Path, ended: threading.Event, tell: Tell, outcomes: list[Outco
             ended.wait(0.1)
 
 
-def _train_with_servers(devices: int, epochs: int, tell: Tell) -> Outcome:
+def _train_with_servers(devices: int, epochs: int, tell: Tell) -> DemoResult:
     if importlib.util.find_spec("ray") is None:
         raise DemoError("parameter servers need Ray: pip install 'distribax[ray]'")
     import optax
@@ -175,12 +175,12 @@ def _train_with_servers(devices: int, epochs: int, tell: Tell) -> Outcome:
         images, labels = digits.test
         found = np.asarray(compute_logits(layers, jax.numpy.asarray(images))).argmax(axis=-1)
         facts = {"processes": f"a coordinator, {_WORKERS} workers and 1 parameter server"}
-        return Outcome(float((found == labels).mean()), facts)
+        return DemoResult(float((found == labels).mean()), facts)
     finally:
         strategy.close()
 
 
-def _train_keras(devices: int, epochs: int, tell: Tell) -> Outcome:
+def _train_keras(devices: int, epochs: int, tell: Tell) -> DemoResult:
     os.environ.setdefault("KERAS_BACKEND", "jax")
     if importlib.util.find_spec("keras") is None:
         raise DemoError("this demo needs Keras: pip install 'distribax[keras]'")
@@ -219,18 +219,22 @@ def _train_keras(devices: int, epochs: int, tell: Tell) -> Outcome:
         *digits.train, batch_size=BATCH_SIZE, epochs=epochs, verbose=0, callbacks=[TellEpoch()]
     )
     _, accuracy = model.evaluate(*digits.test, verbose=0)
-    return Outcome(
+    return DemoResult(
         float(accuracy),
         {"devices": list_devices(strategy), "keras": keras.__version__},
     )
 
 
-PROGRAMS: Final[dict[str, Program]] = {
-    "mirrored": Program("MirroredStrategy", _train_mirrored, "docs/guide/strategies.md"),
-    "central": Program("CentralStorageStrategy", _train_central, "docs/guide/strategies.md"),
-    "multi-worker": Program(
+PROGRAMS: Final[dict[str, DemoProgram]] = {
+    "mirrored": DemoProgram("MirroredStrategy", _train_mirrored, "docs/guide/strategies.md"),
+    "central": DemoProgram("CentralStorageStrategy", _train_central, "docs/guide/strategies.md"),
+    "multi-worker": DemoProgram(
         "MultiWorkerMirroredStrategy", _train_workers, "docs/guide/multi_worker.md"
     ),
-    "ps": Program("ParameterServerStrategy", _train_with_servers, "docs/guide/parameter_server.md"),
-    "keras": Program("MirroredStrategy, model.fit of Keras", _train_keras, "docs/guide/keras.md"),
+    "ps": DemoProgram(
+        "ParameterServerStrategy", _train_with_servers, "docs/guide/parameter_server.md"
+    ),
+    "keras": DemoProgram(
+        "MirroredStrategy, model.fit of Keras", _train_keras, "docs/guide/keras.md"
+    ),
 }
