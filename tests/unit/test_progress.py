@@ -16,7 +16,7 @@ import pytest
 import distribax as dx
 from distribax import progress
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member, meet
-from distribax.coordinator.progress import View, make_view
+from distribax.coordinator.work_display import View, make_view
 from distribax.progress import modes, waits
 from distribax.testing.local_cluster import free_ports
 

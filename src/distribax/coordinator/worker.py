@@ -15,7 +15,7 @@ from distribax.coordinator.printing import PrintCapture
 from distribax.coordinator.references import set_lookup
 from distribax.coordinator.worker_objects import WorkerObjects
 from distribax.errors import ParameterServerUnreachableError
-from distribax.parameter_server.worker import WorkerSetup, WorkerStrategy
+from distribax.parameter_server.worker_strategy import WorkerSetup, WorkerStrategy
 
 LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that runs."""

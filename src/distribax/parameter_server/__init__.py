@@ -21,4 +21,4 @@ from distribax.parameter_server.protocol.operations import Scatter as Scatter
 from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec
-from distribax.parameter_server.server.parameter_server import ParameterServer as ParameterServer
+from distribax.parameter_server.parameter_server import ParameterServer as ParameterServer

@@ -103,7 +103,7 @@ def test_a_transformation_with_random_keys_is_refused(strategy: Any) -> None:
 
 
 def test_a_compiled_step_fetches_only_what_has_changed(strategy: Any) -> None:
-    """One without effects, whose values JAX keeps; see test_standing.py for the others."""
+    """One without effects, whose values JAX keeps; test_reading_steps.py has the others."""
     with strategy.scope():
         large = dx.Variable(np.ones((1000, 100), np.float32))
         count = dx.Variable(0.0)

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from distribax.coordinator import CoordinatorStatus, WorkerState, WorkerStatus
-from distribax.coordinator.progress import Lines, Live, View, make_view
+from distribax.coordinator.work_display import Lines, Live, View, make_view
 
 
 class Terminal(io.StringIO):
