@@ -15,11 +15,11 @@ from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
 from distribax.coordinator.printing import show_printed
-from distribax.coordinator.work_display import ViewChoice, make_view
 from distribax.coordinator.references import Reference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
+from distribax.coordinator.work_display import ViewChoice, make_view
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
 from distribax.parameter_server.strategy import ParameterServerStrategy

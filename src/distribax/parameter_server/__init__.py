@@ -11,6 +11,7 @@ from distribax.errors import ParameterServerUnreachableError as ParameterServerU
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
 from distribax.parameter_server.client.parameter_client import Selection as Selection
+from distribax.parameter_server.parameter_server import ParameterServer as ParameterServer
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array
 from distribax.parameter_server.protocol.operations import Assign as Assign
@@ -21,4 +22,3 @@ from distribax.parameter_server.protocol.operations import Scatter as Scatter
 from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec
-from distribax.parameter_server.parameter_server import ParameterServer as ParameterServer

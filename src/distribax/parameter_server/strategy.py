@@ -25,7 +25,11 @@ from distribax.parameter_server.settings import (
     check_cluster,
     check_settings,
 )
-from distribax.parameter_server.worker_strategy import WorkerSetup, is_worker_process, read_jax_settings
+from distribax.parameter_server.worker_strategy import (
+    WorkerSetup,
+    is_worker_process,
+    read_jax_settings,
+)
 
 _logger = logging.getLogger(__name__)
 

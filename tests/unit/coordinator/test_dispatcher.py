@@ -15,8 +15,8 @@ from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse
-from distribax.coordinator.work_display import View
 from distribax.coordinator.status import WorkerState
+from distribax.coordinator.work_display import View
 from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
 from tests.unit.coordinator.closures import put, take
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from distribax.parameter_server.server.private_files import make_private
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
@@ -140,7 +141,7 @@ class SnapshotSchedule:
     def _keep_tally(self, folder: Path) -> None:
         """Has changes counted in the folder, too, if it can be used."""
         with contextlib.suppress(OSError), self._store.lock:
-            snapshot_file.make_private(folder)
+            make_private(folder)
             self._store.tally.keep_in(folder)
 
     def _run(self) -> None:
