@@ -15,7 +15,7 @@ from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
 from distribax.coordinator.printing import show_printed
-from distribax.coordinator.references import Reference
+from distribax.coordinator.references import WorkerReference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
@@ -191,7 +191,7 @@ class ClusterCoordinator:
         queue.put(Closure(function, arguments, needs, value))
         return value
 
-    def _check_references(self, needs: Sequence[Reference]) -> None:
+    def _check_references(self, needs: Sequence[WorkerReference]) -> None:
         for reference in needs:
             if isinstance(reference, PerWorkerValues):
                 if len(reference.values) != self._num_workers:

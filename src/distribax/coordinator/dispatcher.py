@@ -18,11 +18,16 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.batch_sizing import BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
-from distribax.coordinator.failure_policy import Decision, FailurePolicy
+from distribax.coordinator.failure_policy import FailureDecision, FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse, Reply
-from distribax.coordinator.outcomes import Failure, Raised, is_unreachable, unpack_outcome
+from distribax.coordinator.outcomes import ClosureFailure, Raised, is_unreachable, unpack_outcome
 from distribax.coordinator.status import CoordinatorStatus, WorkerState
-from distribax.coordinator.worker_handle import Answer, ClusterEndedError, Future, WorkerHandle
+from distribax.coordinator.worker_handle import (
+    AnswerHandler,
+    ClusterEndedError,
+    Future,
+    WorkerHandle,
+)
 from distribax.errors import WorkersLostError
 
 _logger = logging.getLogger(__name__)
@@ -162,7 +167,7 @@ class Dispatcher:
         worker: WorkerHandle,
         handler: Callable[[WorkerHandle, A, *Details], None],
         *details: *Details,
-    ) -> Answer:
+    ) -> AnswerHandler:
         """Returns what runs `handler` in this thread when the worker has answered."""
         life, events = worker.life, self._events
 
@@ -215,7 +220,7 @@ class Dispatcher:
             self._set_aside(worker, answer.summary)
         elif isinstance(answer, Raised):
             worker.start_failures += 1
-            if self._policy.on_start_failure(worker.start_failures) is Decision.REPLACE:
+            if self._policy.on_start_failure(worker.start_failures) is FailureDecision.REPLACE:
                 worker.replace()
             self._lose(worker, answer.summary)
         else:
@@ -305,7 +310,7 @@ class Dispatcher:
                 worker.ping(self._when_answered(worker, self._on_pulse))
         else:
             heard = worker.has_been_heard
-            if self._policy.on_silence(silence, has_been_heard=heard) is Decision.REPLACE:
+            if self._policy.on_silence(silence, has_been_heard=heard) is FailureDecision.REPLACE:
                 worker.replace()
                 self._lose(worker, f"it has given no sign of life for {silence:.1f} s")
         if worker.state is WorkerState.READY and worker.has_unused and not worker.batches:
@@ -322,7 +327,7 @@ class Dispatcher:
         seconds = now - self._stranded_since
         aside = self._epoch is None or any(worker.is_aside for worker in self._workers)
         decision = self._policy.on_no_worker(seconds, failures, is_server_lost=aside)
-        if decision is Decision.RAISE:
+        if decision is FailureDecision.RAISE:
             self._stranded_since = None
             self.queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
@@ -374,7 +379,7 @@ class Dispatcher:
         for closure in batches[0].closures:
             closure.losses += 1
             decision = self._policy.on_loss(closure.losses)
-            (doomed if decision is Decision.RAISE else retried).append(closure)
+            (doomed if decision is FailureDecision.RAISE else retried).append(closure)
         self.queue.give_back([closure for batch in batches[1:] for closure in batch.closures])
         self.queue.give_back(retried, retry=True)
         if retried:
@@ -382,7 +387,7 @@ class Dispatcher:
                 "Functions that are retried as worker %d is lost: %d.", worker.index, len(retried)
             )
         if doomed:
-            errors = [Failure(_make_deadly_error(closure, worker)) for closure in doomed]
+            errors = [ClosureFailure(_make_deadly_error(closure, worker)) for closure in doomed]
             self.queue.settle(doomed, errors)
 
     def _beat(self, now: float) -> None:

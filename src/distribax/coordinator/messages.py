@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from distribax.coordinator.references import Kind
+from distribax.coordinator.references import DefinitionKind
 
 
 class Shipment(NamedTuple):
     """A definition on its way to a worker."""
 
     number: int
-    kind: Kind
+    kind: DefinitionKind
     name: str
     data: bytes
 
 
-class Batch(NamedTuple):
+class ClosureBatch(NamedTuple):
     """Closures for one worker, which it runs in order.
 
     Attributes:

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from distribax.coordinator.references import (
     Definition,
-    Kind,
-    Reference,
+    DefinitionKind,
+    WorkerReference,
     collect_references,
     resolve,
 )
@@ -35,15 +35,15 @@ PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, byte
 """Types whose values any process can unpickle."""
 
 
-def dump_value(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+def dump_value(value: object) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns a value's pickle and the references inside it."""
     buffer = io.BytesIO()
     with collect_references() as needs:
-        _Pickler(buffer, _PROTOCOL).dump(value)
+        _ValuePickler(buffer, _PROTOCOL).dump(value)
     return buffer.getvalue(), tuple(needs)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _ValuePickler(cloudpickle.Pickler):
     """Pickles values; classes of the program, which workers cannot import, by number.
 
     Otherwise each value would bring its class along, which takes time and resets the class's
@@ -57,20 +57,20 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-_classes: weakref.WeakKeyDictionary[type, Reference] = weakref.WeakKeyDictionary()
+_classes: weakref.WeakKeyDictionary[type, WorkerReference] = weakref.WeakKeyDictionary()
 
 
-def _refer_to_class(cls: type) -> Reference:
+def _refer_to_class(cls: type) -> WorkerReference:
     reference = _classes.get(cls)
     if reference is None:
         data, needs = dump_code(cls)
         name = f"the class {describe(cls)}"
-        reference = Reference(Definition(Kind.OBJECT, name, lambda _: data, needs))
+        reference = WorkerReference(Definition(DefinitionKind.OBJECT, name, lambda _: data, needs))
         _classes[cls] = reference
     return reference
 
 
-def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+def dump_code(value: object) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns the pickle of a function or a class, its code included, and its references."""
     with collect_references() as needs:
         data = cloudpickle.dumps(value, _PROTOCOL)
@@ -79,13 +79,13 @@ def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
 
 def dump_arguments(
     fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[bytes | None, tuple[Reference, ...]]:
+) -> tuple[bytes | None, tuple[WorkerReference, ...]]:
     """Returns the pickle of a call's arguments, None if it has none, and their references."""
     if not args and not kwargs:
         return None, ()
     if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
         return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL), ()
-    references = [arg for arg in args if isinstance(arg, Reference)]
+    references = [arg for arg in args if isinstance(arg, WorkerReference)]
     if not kwargs and len(references) == len(args):
         numbers = tuple([reference.reference_number for reference in references])
         return _dump_references(numbers), tuple(references)
@@ -168,7 +168,7 @@ class FunctionCatalogue:
         # The same code with other references in it has other numbers in its bytes.
         known = self._by_digest.get(digest)
         if known is None:
-            known = Definition(Kind.OBJECT, describe(fn), lambda _: data, needs)
+            known = Definition(DefinitionKind.OBJECT, describe(fn), lambda _: data, needs)
             self._by_digest[digest] = known
         return known
 
@@ -196,7 +196,7 @@ class _Scheduled(NamedTuple):
 
 def dump_callable(
     fn: Callable[..., object], method: str, argument: str
-) -> tuple[bytes, tuple[Reference, ...]]:
+) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns the pickle of a function with what it captures, and its references.
 
     Args:

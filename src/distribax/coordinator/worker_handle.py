@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.closure_queue import Closure
-from distribax.coordinator.messages import Batch, Greeting, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, Shipment
 from distribax.coordinator.references import Definition
 from distribax.coordinator.status import WorkerState, WorkerStatus
 from distribax.coordinator.worker import Worker
@@ -25,7 +25,7 @@ from distribax.errors import DistribaxError
 _logger = logging.getLogger(__name__)
 
 Future: TypeAlias = "concurrent.futures.Future[Any]"
-Answer: TypeAlias = Callable[[Future], None]
+AnswerHandler: TypeAlias = Callable[[Future], None]
 """Called with a worker's answer, in any thread."""
 _CONTROL: Final = "control"
 
@@ -92,7 +92,7 @@ class WorkerHandle:
 
     # Questions to the worker.
 
-    def start(self, answer: Answer) -> None:
+    def start(self, answer: AnswerHandler) -> None:
         """Asks the process to become a worker; Ray starts it if there is none."""
         self._enter(WorkerState.STARTING)
         self.has_been_heard = False
@@ -109,7 +109,7 @@ class WorkerHandle:
 
         _ask(ask, answer)
 
-    def ping(self, answer: Answer) -> None:
+    def ping(self, answer: AnswerHandler) -> None:
         """Asks for a sign of life."""
         self.pinged_at = time.monotonic()
         self.is_asked = True
@@ -119,7 +119,7 @@ class WorkerHandle:
         """Returns whether this is the process that was started last."""
         return self.greeting is not None and self.greeting.boot == boot
 
-    def recall(self, answer: Answer) -> None:
+    def recall(self, answer: AnswerHandler) -> None:
         """Asks the worker to start no more of the closures that it has."""
         for batch in self.batches.values():
             batch.is_recalled = True
@@ -136,7 +136,7 @@ class WorkerHandle:
         number: int,
         closures: list[Closure],
         seconds: float,
-        answer: Answer,
+        answer: AnswerHandler,
     ) -> None:
         """Gives the worker closures to run."""
         assert self.greeting is not None
@@ -150,7 +150,7 @@ class WorkerHandle:
             for reference in closure.needs:
                 self._add_shipments(reference.definition, shipments)
         unused = tuple(self._unused.popleft() for _ in range(len(self._unused)))
-        batch = Batch(
+        batch = ClosureBatch(
             number,
             self.greeting.boot,
             tuple(shipments),
@@ -280,7 +280,7 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.ActorDiedError)
 
 
-def _ask(question: Callable[[], Any], answer: Answer) -> None:
+def _ask(question: Callable[[], Any], answer: AnswerHandler) -> None:
     import ray
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from distribax.coordinator.messages import Shipment
-from distribax.coordinator.references import Kind
+from distribax.coordinator.references import DefinitionKind
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
@@ -53,7 +53,7 @@ class WorkerObjects:
             shipment = self._shipments[number]
             made = _make_object(shipment)
             # What one function does to a value must not be seen by the next.
-            if shipment.kind is not Kind.VALUE:
+            if shipment.kind is not DefinitionKind.VALUE:
                 self._objects[number] = made
             return made
 
@@ -74,15 +74,15 @@ def _make_object(shipment: Shipment) -> object:
     try:
         loaded = pickle.loads(shipment.data)
         match shipment.kind:
-            case Kind.OBJECT | Kind.VALUE:
+            case DefinitionKind.OBJECT | DefinitionKind.VALUE:
                 return loaded
-            case Kind.DATASET:
+            case DefinitionKind.DATASET:
                 if isinstance(loaded, Dataset):
                     return Dataset(_reshuffle(loaded.plan, {}))
                 return loaded
-            case Kind.DATASET_FUNCTION:
+            case DefinitionKind.DATASET_FUNCTION:
                 return _check_dataset(loaded())
-            case Kind.ITERATOR:
+            case DefinitionKind.ITERATOR:
                 # `next` works inside `dx.function`, whatever the data set is.
                 return iter(_check_dataset(loaded))
     except Exception as error:

@@ -17,8 +17,8 @@ from distribax.parameter_server.protocol.operations import Array as Array
 from distribax.parameter_server.protocol.operations import Assign as Assign
 from distribax.parameter_server.protocol.operations import AssignAdd as AssignAdd
 from distribax.parameter_server.protocol.operations import Op as Op
-from distribax.parameter_server.protocol.operations import Rows as Rows
 from distribax.parameter_server.protocol.operations import Scatter as Scatter
+from distribax.parameter_server.protocol.operations import SparseGradient as SparseGradient
 from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec

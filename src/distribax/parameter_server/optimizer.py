@@ -20,7 +20,13 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects
-from distribax.parameter_server import Apply, AssignAdd, OptimizerSpec, ParameterSpec, Rows
+from distribax.parameter_server import (
+    Apply,
+    AssignAdd,
+    OptimizerSpec,
+    ParameterSpec,
+    SparseGradient,
+)
 from distribax.parameter_server.placement import (
     ParameterSource,
     PushedUpdate,
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TargetPart:
     """A variable on one server: a target, or a shard of it."""
 
     target: int
@@ -84,7 +90,7 @@ class ServedUpdate(PushedUpdate):
         assert isinstance(source, ParameterSource)
         self._source = source
         self._parts = [
-            _Part(index, spec_of(variable))
+            _TargetPart(index, spec_of(variable))
             for index, target in enumerate(self._targets)
             for variable in shards_of(target)
         ]
@@ -119,7 +125,7 @@ class ServedUpdate(PushedUpdate):
 
     # State.
 
-    def _slot_uid(self, index: int, place: _Part | int) -> str:
+    def _slot_uid(self, index: int, place: _TargetPart | int) -> str:
         """Returns the name of a slot beside a part, or of a server's copy of one of no target."""
         return f"{self._uid}/{index}" + (
             f"@{place}" if isinstance(place, int) else f"/{place.spec.uid}"
@@ -255,7 +261,7 @@ def _divide(target: Target, grad: Grad | None) -> list[Gradient]:
 def _encode_gradient(piece: Grad | None) -> Gradient:
     if not isinstance(piece, IndexedSlices):
         return piece
-    return Rows(piece.indices, piece.values) if len(piece.indices) else None
+    return SparseGradient(piece.indices, piece.values) if len(piece.indices) else None
 
 
 def shards_of(target: Target) -> list[Variable]:

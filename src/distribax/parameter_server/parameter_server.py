@@ -203,10 +203,10 @@ class ParameterServer:
             )
         store = self._store
         with store.lock:
-            answer = store.answers.get(client)
+            outcome = store.outcomes.get(client)
             return {
                 "boot": self._boot,
                 "parameters": len(store.parameters),
-                "sequence": answer.sequence if answer else 0,
+                "sequence": outcome.sequence if outcome else 0,
                 "origin": self._snapshots.describe_origin(),
             }

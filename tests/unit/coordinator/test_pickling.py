@@ -17,7 +17,7 @@ import pytest
 
 from distribax.coordinator import PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, describe, dump_arguments
-from distribax.coordinator.references import Reference
+from distribax.coordinator.references import WorkerReference
 
 
 class Model:
@@ -188,8 +188,8 @@ def test_wrong_per_worker_values(values: Any) -> None:
 
 
 def test_the_base_of_references_has_no_definition() -> None:
-    with pytest.raises(NotImplementedError, match="Reference does not say what workers"):
-        _ = Reference().definition
+    with pytest.raises(NotImplementedError, match="WorkerReference does not say what workers"):
+        _ = WorkerReference().definition
 
 
 def test_what_cannot_be_pickled() -> None:

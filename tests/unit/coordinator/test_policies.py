@@ -6,7 +6,7 @@ import math
 
 from distribax.coordinator.batch_sizing import BATCH_SECONDS, MAX_BATCH, MAX_BATCH_BYTES, BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
-from distribax.coordinator.failure_policy import Decision, FailurePolicy
+from distribax.coordinator.failure_policy import FailureDecision, FailurePolicy
 from tests.unit.coordinator.closures import closure
 
 
@@ -87,19 +87,19 @@ def test_estimates_fall_at_once_and_rise_slowly() -> None:
 def test_decisions() -> None:
     policy = FailurePolicy(worker_timeout=8.0, all_workers_timeout=30.0)
     assert policy.ping_seconds == 1.0
-    assert policy.on_silence(7.0, has_been_heard=True) is Decision.WAIT
-    assert policy.on_silence(9.0, has_been_heard=True) is Decision.REPLACE
-    assert policy.on_silence(9.0, has_been_heard=False) is Decision.WAIT
-    assert policy.on_silence(31.0, has_been_heard=False) is Decision.REPLACE
-    assert policy.on_loss(9) is Decision.RETRY
-    assert policy.on_loss(10) is Decision.RAISE
-    assert policy.on_no_worker(29.0, start_failures=2) is Decision.WAIT
-    assert policy.on_no_worker(31.0, start_failures=0) is Decision.RAISE
-    assert policy.on_no_worker(0.0, start_failures=3) is Decision.RAISE
+    assert policy.on_silence(7.0, has_been_heard=True) is FailureDecision.WAIT
+    assert policy.on_silence(9.0, has_been_heard=True) is FailureDecision.REPLACE
+    assert policy.on_silence(9.0, has_been_heard=False) is FailureDecision.WAIT
+    assert policy.on_silence(31.0, has_been_heard=False) is FailureDecision.REPLACE
+    assert policy.on_loss(9) is FailureDecision.RETRY
+    assert policy.on_loss(10) is FailureDecision.RAISE
+    assert policy.on_no_worker(29.0, start_failures=2) is FailureDecision.WAIT
+    assert policy.on_no_worker(31.0, start_failures=0) is FailureDecision.RAISE
+    assert policy.on_no_worker(0.0, start_failures=3) is FailureDecision.RAISE
     assert [policy.on_start_failure(count) for count in (1, 2, 3)] == [
-        Decision.RETRY,
-        Decision.RETRY,
-        Decision.REPLACE,
+        FailureDecision.RETRY,
+        FailureDecision.RETRY,
+        FailureDecision.REPLACE,
     ]
     pauses = [policy.choose_start_pause(count) for count in (0, 1, 2, 10)]
     assert pauses == [0.2, 0.4, 0.8, 5.0]

@@ -17,7 +17,7 @@ import pytest
 
 import distribax as dx
 from distribax.coordinator import PerWorkerDataset, references, worker
-from distribax.coordinator.messages import Batch, Greeting, Reply, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, Reply, Shipment
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments
 from distribax.coordinator.worker import Worker
 from distribax.coordinator.worker_handle import WorkerHandle
@@ -113,7 +113,9 @@ def test_a_step_goes_down_through_four_folders(strategy: LocalServersStrategy) -
     assert isinstance(greeting, Greeting)
 
     def run(number: int) -> float:
-        batch = Batch(number, greeting.boot, tuple(shipments), (), [function.number], [arguments])
+        batch = ClosureBatch(
+            number, greeting.boot, tuple(shipments), (), [function.number], [arguments]
+        )
         reply: Reply = pickle.loads(actor.run(pickle.dumps(batch)))
         return float(reply.outcomes[0])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.parameter_server import Apply, Rows, Scatter, Selection
+from distribax.parameter_server import Apply, Scatter, Selection, SparseGradient
 from distribax.testing import local_servers
 from tests import turns
 
@@ -59,9 +59,9 @@ class Traffic:
             if isinstance(operation, Apply):
                 parts = [part for part in operation.gradients if part is not None]
             for part in parts:
-                if isinstance(part, (Rows, Scatter)):
+                if isinstance(part, (SparseGradient, Scatter)):
                     self.pushed_rows.append(np.asarray(part.indices).tolist())
-                    rows = part.rows if isinstance(part, Rows) else part.updates
+                    rows = part.rows if isinstance(part, SparseGradient) else part.updates
                     self.pushed_bytes += np.asarray(rows).nbytes
                 else:
                     whole = getattr(part, "value", getattr(part, "delta", part))

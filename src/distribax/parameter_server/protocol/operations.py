@@ -48,21 +48,21 @@ class Scatter:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SparseGradient:
     """A gradient that is zero but for some rows; rows of an index that occurs twice are summed."""
 
     indices: Any
     rows: Any
 
 
-Gradient: TypeAlias = "Any | Rows | None"
+Gradient: TypeAlias = "Any | SparseGradient | None"
 
 
 @dataclass(frozen=True)
 class Apply:
     """One contribution to an optimizer's update: a gradient for each of its targets, in order.
 
-    A target whose gradient is None keeps its value and its slots. A `Rows` gradient changes only
+    A target whose gradient is None keeps its value and its slots. A `SparseGradient` changes only
     those rows of the target and of its slots: the others do not decay meanwhile ("lazy").
     `extra_args` are arrays or numbers for the transformation's `update`; of a round with several
     contributions, those of the one that completes it are used.
@@ -95,7 +95,7 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
     def encode_gradient(value: Gradient) -> int | list[int] | None:
         if value is None:
             return None
-        if isinstance(value, Rows):
+        if isinstance(value, SparseGradient):
             return [place(value.indices), place(value.rows)]
         return place(value)
 
@@ -128,7 +128,7 @@ def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> lis
     def decode_gradient(at: int | list[int] | None) -> Gradient:
         if at is None:
             return None
-        return Rows(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
+        return SparseGradient(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
 
     def decode_one(item: Mapping[str, Any]) -> Op:
         do, uid = item["do"], item["uid"]
