@@ -181,7 +181,7 @@ class ClusterCoordinator:
             raise TypeError(
                 f"schedule: kwargs={kwargs!r} has a key that is not an argument's name."
             )
-        with named_objects.ship_to(self._strategy):
+        with named_objects.pickle_for(self._strategy):
             function = self._functions.define(fn)
             arguments, needs = dump_arguments(fn, args or (), kwargs or {})
         if needs or function.needs:
@@ -268,7 +268,7 @@ class ClusterCoordinator:
         Raises:
             TypeError: If `dataset_fn` is neither, or cannot be sent to a worker.
         """
-        with named_objects.ship_to(self._strategy):
+        with named_objects.pickle_for(self._strategy):
             return PerWorkerDataset(dataset_fn, self._find_element_spec)
 
     def _find_element_spec(self, dataset: PerWorkerDataset) -> Any:

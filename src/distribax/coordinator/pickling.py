@@ -207,7 +207,7 @@ def dump_callable(
     Raises:
         TypeError: If it cannot be pickled.
     """
-    module = ship_module_of(fn)
+    module = pickle_by_value(fn)
     try:
         return dump_code(fn)
     except Exception as error:
@@ -224,7 +224,7 @@ def dump_callable(
         ) from error
 
 
-def ship_module_of(code: object) -> types.ModuleType | None:
+def pickle_by_value(code: object) -> types.ModuleType | None:
     """Has functions and classes of a module pickled by value, if workers cannot import it.
 
     Args:

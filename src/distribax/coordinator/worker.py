@@ -68,7 +68,7 @@ class Worker:
         strategy = self._strategy
         if batch.boot != self._boot or strategy is None or self._is_aside:
             return pickle.dumps(Reply([], {}, refused=True), 5)
-        self._objects.add(batch.shipments)
+        self._objects.add(batch.definitions)
         self._objects.remove(batch.forgotten)
         with self._printed.capture():
             try:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.closure_queue import Closure
-from distribax.coordinator.messages import ClosureBatch, Greeting, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, SentDefinition
 from distribax.coordinator.references import Definition
 from distribax.coordinator.status import WorkerState, WorkerStatus
 from distribax.coordinator.worker import Worker
@@ -140,20 +140,20 @@ class WorkerHandle:
     ) -> None:
         """Gives the worker closures to run."""
         assert self.greeting is not None
-        shipments: list[Shipment] = []
+        sent: list[SentDefinition] = []
         names: dict[int, str] = {}
         for closure in closures:
             function = closure.function
             if function.number not in names:
                 names[function.number] = function.name
-                self._add_shipments(function, shipments)
+                self._add_definitions(function, sent)
             for reference in closure.needs:
-                self._add_shipments(reference.definition, shipments)
+                self._add_definitions(reference.definition, sent)
         unused = tuple(self._unused.popleft() for _ in range(len(self._unused)))
         batch = ClosureBatch(
             number,
             self.greeting.boot,
-            tuple(shipments),
+            tuple(sent),
             unused,
             [closure.function.number for closure in closures],
             [closure.arguments for closure in closures],
@@ -162,13 +162,13 @@ class WorkerHandle:
         data = pickle.dumps(batch, 5)
         _ask(lambda: self._actor.run.remote(data), answer)
 
-    def _add_shipments(self, definition: Definition, shipments: list[Shipment]) -> None:
+    def _add_definitions(self, definition: Definition, sent: list[SentDefinition]) -> None:
         """Adds a definition and those inside it, unless the worker has them."""
         number = definition.number
         if number in self._known:
             return
         for reference in definition.needs:
-            self._add_shipments(reference.definition, shipments)
+            self._add_definitions(reference.definition, sent)
         known, unused = self._known, self._unused
 
         def forget(_: weakref.ref[Definition]) -> None:
@@ -177,7 +177,7 @@ class WorkerHandle:
 
         known[number] = weakref.ref(definition, forget)
         part = definition.part(self.index)
-        shipments.append(Shipment(number, definition.kind, definition.name, part))
+        sent.append(SentDefinition(number, definition.kind, definition.name, part))
 
     # What the dispatcher has learnt.
 

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
-from distribax.coordinator.messages import Shipment
+from distribax.coordinator.messages import SentDefinition
 from distribax.coordinator.references import DefinitionKind
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
@@ -27,20 +27,20 @@ class WorkerObjects:
     """
 
     def __init__(self) -> None:
-        self._shipments: dict[int, Shipment] = {}
+        self._definitions: dict[int, SentDefinition] = {}
         self._objects: dict[int, Any] = {}
         self._arguments: dict[bytes, Arguments] = {}
 
-    def add(self, shipments: Iterable[Shipment]) -> None:
+    def add(self, definitions: Iterable[SentDefinition]) -> None:
         """Keeps definitions; those that it has already stay as they are."""
-        for shipment in shipments:
-            self._shipments.setdefault(shipment.number, shipment)
+        for definition in definitions:
+            self._definitions.setdefault(definition.number, definition)
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Forgets definitions, and ends the threads of their iterators."""
         for number in numbers:
             self._arguments.clear()
-            self._shipments.pop(number, None)
+            self._definitions.pop(number, None)
             made = self._objects.pop(number, None)
             if isinstance(made, _ITERATORS):
                 made.close()
@@ -50,10 +50,10 @@ class WorkerObjects:
         try:
             return self._objects[number]
         except KeyError:
-            shipment = self._shipments[number]
-            made = _make_object(shipment)
+            definition = self._definitions[number]
+            made = _make_object(definition)
             # What one function does to a value must not be seen by the next.
-            if shipment.kind is not DefinitionKind.VALUE:
+            if definition.kind is not DefinitionKind.VALUE:
                 self._objects[number] = made
             return made
 
@@ -70,10 +70,10 @@ class WorkerObjects:
         return known
 
 
-def _make_object(shipment: Shipment) -> object:
+def _make_object(definition: SentDefinition) -> object:
     try:
-        loaded = pickle.loads(shipment.data)
-        match shipment.kind:
+        loaded = pickle.loads(definition.data)
+        match definition.kind:
             case DefinitionKind.OBJECT | DefinitionKind.VALUE:
                 return loaded
             case DefinitionKind.DATASET:
@@ -86,7 +86,7 @@ def _make_object(shipment: Shipment) -> object:
                 # `next` works inside `dx.function`, whatever the data set is.
                 return iter(_check_dataset(loaded))
     except Exception as error:
-        error.add_note(f"This was while the worker made {shipment.name}.")
+        error.add_note(f"This was while the worker made {definition.name}.")
         raise
 
 

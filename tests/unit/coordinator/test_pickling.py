@@ -70,7 +70,7 @@ def test_a_function_is_pickled_once() -> None:
     assert first.name.endswith("test_pickling.one")
 
 
-def test_the_same_code_is_shipped_once() -> None:
+def test_the_same_code_is_sent_once() -> None:
     catalogue = FunctionCatalogue()
     made = [lambda: 1 for _ in range(3)]
     assert len({catalogue.define(fn).number for fn in made}) == 1
@@ -121,7 +121,7 @@ def test_names(fn: Any, name: str) -> None:
     assert describe(fn).endswith(name)
 
 
-def test_functions_of_the_programs_modules_are_shipped_by_value(module: Any) -> None:
+def test_functions_of_the_programs_modules_are_pickled_by_value(module: Any) -> None:
     exec("OFFSET = 3\ndef add(x):\n    return x + OFFSET\n", module.__dict__)
     data = FunctionCatalogue().define(module.add).part(0)
     del sys.modules[module.__name__]
@@ -131,7 +131,7 @@ def test_functions_of_the_programs_modules_are_shipped_by_value(module: Any) -> 
         sys.modules[module.__name__] = module
 
 
-def test_a_module_that_cannot_be_shipped_has_to_be_imported(module: Any) -> None:
+def test_a_module_that_cannot_be_pickled_has_to_be_imported(module: Any) -> None:
     exec(
         "import threading\nLOCK = threading.Lock()\ndef use():\n    return LOCK\n", module.__dict__
     )

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from distribax.coordinator import experimental_get_current_worker_index, references, worker
-from distribax.coordinator.messages import ClosureBatch, Greeting, Pulse, Reply, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, Pulse, Reply, SentDefinition
 from distribax.coordinator.outcomes import Raised
 from distribax.coordinator.references import DefinitionKind
 from distribax.coordinator.worker import LONGEST_SECONDS, Worker
@@ -61,15 +61,15 @@ class Driver:
 
     def run(self, *calls: Callable[[], Any], number: int | None = None) -> Reply:
         self.number = self.number + 1 if number is None else number
-        shipments = tuple(
-            Shipment(
+        definitions = tuple(
+            SentDefinition(
                 100 * self.number + index, DefinitionKind.OBJECT, "fn", cloudpickle.dumps(call)
             )
             for index, call in enumerate(calls)
         )
-        functions = [each.number for each in shipments]
+        functions = [each.number for each in definitions]
         batch = ClosureBatch(
-            self.number, self.boot, shipments, (), functions, [None] * len(functions)
+            self.number, self.boot, definitions, (), functions, [None] * len(functions)
         )
         reply: Reply = pickle.loads(self.worker.run(pickle.dumps(batch)))
         return reply

@@ -223,7 +223,7 @@ def test_two_workers_begin_with_different_variables(
     with strategy.scope():
         a, b = dx.Variable(0.0, name="a"), dx.Variable(0.0, name="b")
         optimizer = dx.Optimizer(optax.sgd(1.0))
-    with named_objects.ship_to(strategy):
+    with named_objects.pickle_for(strategy):
         elsewhere = cloudpickle.dumps(optimizer)
     optimizer.apply_gradients([(jnp.float32(1.0), a)])
     # As another process would make it that has asked who builds it at the same moment.
