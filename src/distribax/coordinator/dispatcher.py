@@ -205,8 +205,8 @@ class Dispatcher:
     def _choose_batch(self, rests: list[float], waiting: Iterator[Closure]) -> int:
         """Returns how many of the waiting closures the worker with the first of `rests` takes."""
         first = next(waiting)
-        share = self._sizer.choose_share(first, self.queue.num_ready, rests)
-        return self._sizer.choose_batch(itertools.chain([first], waiting), share)
+        most = self._sizer.choose_count(first, self.queue.num_ready, rests)
+        return self._sizer.choose_batch(itertools.chain([first], waiting), most)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
         number = worker.take_number()
@@ -296,7 +296,7 @@ class Dispatcher:
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
         if ready:
             self._stranded_since = None
-            self._share_out(ready, now)
+            self._even_out(ready, now)
         else:
             self._watch_stranded(now)
         if now - self._beat_at >= _BEAT_SECONDS:
@@ -331,7 +331,7 @@ class Dispatcher:
             self._stranded_since = None
             self.queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
-    def _share_out(self, ready: list[WorkerHandle], now: float) -> None:
+    def _even_out(self, ready: list[WorkerHandle], now: float) -> None:
         """Takes closures back that wait behind others while a worker has nothing to do."""
         if self.queue.num_ready or all(worker.batches for worker in ready):
             return

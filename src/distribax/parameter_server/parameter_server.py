@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
-from distribax.parameter_server.server.request_handler import Host, RequestHandler
+from distribax.parameter_server.server.request_handler import RequestHandler, ServerAccess
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.shared_memory.arena import can_share
@@ -186,8 +186,9 @@ class ParameterServer:
             handshake.welcome(connection, self._token)
             with self._lock:
                 self._strangers.pop(connection, None)
-            host = Host(self._store, self._hello, self.status, self._snapshots.describe_origin)
-            RequestHandler(host, connection).run()
+            describe_origin = self._snapshots.describe_origin
+            access = ServerAccess(self._store, self._hello, self.status, describe_origin)
+            RequestHandler(access, connection).run()
         except (OSError, EOFError):
             pass  # The client is gone, or was told that it is refused.
         finally:

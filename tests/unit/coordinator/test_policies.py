@@ -18,52 +18,52 @@ def some(count: int, name: str = "fn", arguments: bytes | None = None) -> list[C
 def test_an_unknown_function_is_tried_alone() -> None:
     sizer = BatchSizer()
     sizer.learn("known", 10, 0.001)
-    assert sizer.choose_batch(iter(some(9)), share=9) == 1
-    assert sizer.choose_batch(iter(some(3, "known") + some(9)), share=99) == 3
+    assert sizer.choose_batch(iter(some(9)), most=9) == 1
+    assert sizer.choose_batch(iter(some(3, "known") + some(9)), most=99) == 3
     assert sizer.estimate_seconds(some(1)) == math.inf
 
 
 def test_a_batch_makes_up_for_a_call_of_ray() -> None:
     sizer = BatchSizer()
     sizer.learn("fn", 2, 2 * BATCH_SECONDS / 7.5)
-    assert sizer.choose_batch(iter(some(100)), share=100) == 7
-    assert sizer.choose_batch(iter(some(100)), share=3) == 3
-    assert sizer.choose_batch(iter(some(2)), share=100) == 2
+    assert sizer.choose_batch(iter(some(100)), most=100) == 7
+    assert sizer.choose_batch(iter(some(100)), most=3) == 3
+    assert sizer.choose_batch(iter(some(2)), most=100) == 2
     assert math.isclose(sizer.estimate_seconds(some(5)), 5 * BATCH_SECONDS / 7.5)
     sizer.learn("slow", 1, 2.0)
-    assert sizer.choose_batch(iter(some(5, "slow")), share=5) == 1
+    assert sizer.choose_batch(iter(some(5, "slow")), most=5) == 1
 
 
 def test_workers_are_given_what_lets_them_end_together() -> None:
     sizer = BatchSizer()
     sizer.learn("fn", 1, 0.01)
     (first,) = some(1)
-    assert sizer.choose_share(first, 20, [0.0, 0.0]) == 10
+    assert sizer.choose_count(first, 20, [0.0, 0.0]) == 10
     # This worker has 0.1 s less to do than the other one, which is worth ten closures.
-    assert sizer.choose_share(first, 20, [0.1, 0.2]) == 15
-    assert sizer.choose_share(first, 5, [0.1, 0.3]) == 12
-    assert sizer.choose_share(first, 5, [0.3, 0.1]) == 0
-    assert sizer.choose_batch(iter(some(5)), share=0) == 0
+    assert sizer.choose_count(first, 20, [0.1, 0.2]) == 15
+    assert sizer.choose_count(first, 5, [0.1, 0.3]) == 12
+    assert sizer.choose_count(first, 5, [0.3, 0.1]) == 0
+    assert sizer.choose_batch(iter(some(5)), most=0) == 0
     # Who has nothing to do is not left without.
-    assert sizer.choose_share(first, 1, [0.0, 0.0, 0.0]) == 1
+    assert sizer.choose_count(first, 1, [0.0, 0.0, 0.0]) == 1
 
 
 def test_work_that_cannot_be_estimated_is_shared_evenly() -> None:
     sizer = BatchSizer()
     (unknown,) = some(1)
-    assert sizer.choose_share(unknown, 5, [0.0, 0.1]) == 3
+    assert sizer.choose_count(unknown, 5, [0.0, 0.1]) == 3
     sizer.learn("fn", 1, 0.0)
-    assert sizer.choose_share(unknown, 5, [0.0, 0.1]) == 3
+    assert sizer.choose_count(unknown, 5, [0.0, 0.1]) == 3
     sizer.learn("fn", 1, 1.0)
-    assert sizer.choose_share(unknown, 5, [0.0, math.inf]) == 3
+    assert sizer.choose_count(unknown, 5, [0.0, math.inf]) == 3
 
 
 def test_a_batch_has_bounds() -> None:
     sizer = BatchSizer()
     sizer.learn("fn", 1, 0.0)
-    assert sizer.choose_batch(iter(some(3 * MAX_BATCH)), share=10 * MAX_BATCH) == MAX_BATCH
+    assert sizer.choose_batch(iter(some(3 * MAX_BATCH)), most=10 * MAX_BATCH) == MAX_BATCH
     large = some(5, arguments=bytes(MAX_BATCH_BYTES // 2))
-    assert sizer.choose_batch(iter(large), share=5) == 2
+    assert sizer.choose_batch(iter(large), most=5) == 2
 
 
 def test_what_was_lost_again_and_again_is_sent_alone() -> None:
@@ -71,8 +71,8 @@ def test_what_was_lost_again_and_again_is_sent_alone() -> None:
     sizer.learn("fn", 1, 0.0)
     closures = some(4)
     closures[2].losses = 3
-    assert sizer.choose_batch(iter(closures), share=4) == 2
-    assert sizer.choose_batch(iter(closures[2:]), share=2) == 1
+    assert sizer.choose_batch(iter(closures), most=4) == 2
+    assert sizer.choose_batch(iter(closures[2:]), most=2) == 1
 
 
 def test_estimates_fall_at_once_and_rise_slowly() -> None:

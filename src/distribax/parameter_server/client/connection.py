@@ -277,13 +277,13 @@ class Connection:
                 )
             )
             hello = self._check_answer(self._receive(deadline)).header
-            self._share(hello["shared"])
+            self._open_shared_memory(hello["shared"])
             self._take_hello(hello)
         except BaseException:
             self._disconnect()
             raise
 
-    def _share(self, readable: bool) -> None:
+    def _open_shared_memory(self, readable: bool) -> None:
         """Prepares to use shared memory, if the server is on this machine."""
         assert self._socket is not None
         if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
