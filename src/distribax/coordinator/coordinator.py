@@ -19,7 +19,7 @@ from distribax.coordinator.references import WorkerReference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
-from distribax.coordinator.work_display import ViewChoice, make_view
+from distribax.coordinator.work_display import make_display
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
 from distribax.parameter_server.strategy import ParameterServerStrategy
@@ -43,8 +43,9 @@ class ClusterCoordinator:
             the interpreter lock for longer is taken for dead.
         all_workers_timeout: How many seconds work may wait while there is no worker, before
             `WorkersLostError` is raised.
-        view: How long work is shown: "live" (a progress bar), "lines" (a line every ten seconds),
-            "none", or "auto", which is "live" in a terminal and "lines" elsewhere.
+        view: How long work is shown: "live" (a progress bar), "log" (a line every ten seconds),
+            "off", or "auto", which is "live" in a terminal and "log" elsewhere. "lines" and "none"
+            are other words for "log" and "off".
         show_prints: Whether what functions print on workers is printed here, too, with the worker's
             name before each line ("worker 1: ...").
 
@@ -78,7 +79,7 @@ class ClusterCoordinator:
         queue_size: int = 65536,
         worker_timeout: float = 20.0,
         all_workers_timeout: float = 60.0,
-        view: ViewChoice = "auto",
+        view: str = "auto",
         show_prints: bool = True,
     ) -> None:
         if strategy.cluster_coordinator is self:
@@ -89,7 +90,7 @@ class ClusterCoordinator:
                 "1."
             )
         policy = FailurePolicy(worker_timeout, all_workers_timeout)
-        view_of_work = make_view(view)
+        display = make_display(view)
         setup, _ = dump_code(strategy.worker_setup())
         engine = strategy.engine
         workers = [
@@ -117,13 +118,13 @@ class ClusterCoordinator:
             workers,
             policy,
             read_servers,
-            view_of_work.update,
+            display.update,
             while_waiting,
             show_printed if show_prints else lambda worker_index, text: None,
         )
         self._strategy = strategy
         self._num_workers = len(workers)
-        self._view = view_of_work
+        self._display = display
         self._dispatcher = dispatcher
         self._queue = dispatcher.queue
         self._functions = FunctionCatalogue()
@@ -220,7 +221,7 @@ class ClusterCoordinator:
             self._queue.join()
             self._strategy.finish_rounds()
         finally:
-            self._view.stop()
+            self._display.stop()
 
     def done(self) -> bool:
         """Tells whether all scheduled functions have been run.
@@ -285,7 +286,7 @@ class ClusterCoordinator:
     def close(self) -> None:
         """Ends the workers; what is scheduled is cancelled. Further calls do nothing."""
         self._dispatcher.close("it was closed")
-        self._view.stop()
+        self._display.stop()
         if self._strategy.cluster_coordinator is self:
             self._strategy.cluster_coordinator = None
 
