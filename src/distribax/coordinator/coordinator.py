@@ -22,6 +22,7 @@ from distribax.coordinator.status import CoordinatorStatus
 from distribax.coordinator.work_display import make_display
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
+from distribax.parameter_server.protocol.server_status import IncompleteRound, WatchedServerStatus
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
 
@@ -100,11 +101,11 @@ class ClusterCoordinator:
         # The thread must not keep the strategy, and so this coordinator, alive.
         find_strategy = weakref.ref(strategy)
 
-        def read_servers() -> Sequence[Mapping[str, Any]]:
+        def read_servers() -> Sequence[WatchedServerStatus]:
             alive = find_strategy()
             return alive.server_status() if alive is not None else ()
 
-        def watch_rounds(idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        def watch_rounds(idle: Sequence[int]) -> Sequence[IncompleteRound]:
             alive = find_strategy()
             return alive.watch_rounds(idle) if alive is not None else ()
 

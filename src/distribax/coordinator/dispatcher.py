@@ -12,8 +12,8 @@ import queue as queues
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, TypeVarTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar, TypeVarTuple
 
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.batch_sizing import BatchSizer
@@ -29,6 +29,7 @@ from distribax.coordinator.worker_handle import (
     WorkerHandle,
 )
 from distribax.errors import WorkersLostError
+from distribax.parameter_server.protocol.server_status import WatchedServerStatus
 
 _logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Dispatcher:
         queue_size: int,
         workers: list[WorkerHandle],
         policy: FailurePolicy,
-        read_servers: Callable[[], Sequence[Mapping[str, Any]]],
+        read_servers: Callable[[], Sequence[WatchedServerStatus]],
         on_beat: Callable[[CoordinatorStatus], None],
         while_waiting: Callable[[], None],
         on_print: Callable[[int, str], None],

@@ -27,6 +27,7 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterServer,
 )
+from distribax.parameter_server.protocol.server_status import ServerStatus
 from distribax.parameter_server.settings import ServerSettings
 from distribax.topology.host_memory import keep_freed_memory
 
@@ -94,9 +95,9 @@ class ServerActor:
         """Returns where the server listens."""
         return self._endpoint
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """Returns what the server holds and has done; the answer is a sign of life."""
-        return {"pid": os.getpid(), **self._server.status()}
+        return self._server.status()
 
     def snapshot(self) -> str:
         """Writes a snapshot now, and returns its path."""
@@ -184,7 +185,7 @@ class ServerHealth:
     answered: float = field(default_factory=time.monotonic)
     lost: str = ""
     lost_counts: dict[str, int] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
+    status: ServerStatus = field(default_factory=ServerStatus)
 
 
 class ServerGroup:
@@ -206,7 +207,7 @@ class ServerGroup:
         self._epoch = ray_session.get_epoch()
         self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
-        self._pending: list[Answer[dict[str, Any]] | None] = [None] * len(self._actors)
+        self._pending: list[Answer[ServerStatus] | None] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
@@ -365,7 +366,7 @@ class ServerGroup:
         health.starting, health.answered = True, time.monotonic()
 
 
-def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
+def _take_in(health: ServerHealth, status: ServerStatus) -> None:
     """Notes what a server has answered, and tells the user what a restart has lost."""
     error = status.get("snapshot_error")
     if error and error != health.status.get("snapshot_error"):
@@ -380,12 +381,12 @@ def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
         health.restarts += 1
         health.lost = _explain_loss(health, status)
         _logger.warning("%s", health.lost)
-    health.boot, health.updates = boot, int(status["updates"])
-    health.counts = dict(status["counts"])
+    health.boot, health.updates = boot, status["updates"]
+    health.counts = status["counts"]
     health.answered, health.status, health.starting = time.monotonic(), status, False
 
 
-def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
+def _explain_loss(health: ServerHealth, status: ServerStatus) -> str:
     if not status.get("restored"):
         return (
             f"parameter server {health.index} died and was restarted with nothing, as there is no "

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
+from distribax.parameter_server.protocol.server_status import ServerStatus
 from distribax.parameter_server.server.request_handler import RequestHandler, ServerAccess
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
@@ -115,16 +116,8 @@ class ParameterServer:
         if self._snapshots.is_on:
             self.snapshot()
 
-    def status(self) -> dict[str, Any]:
-        """Returns what the server holds and has done.
-
-        Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
-        restored snapshot included), `counts` (all changes by kind, likewise),
-        `restored_counts` (those in the restored snapshot), `lost_counts` (those that all restarts
-        have lost; None if that is not known), `connections`,
-        `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
-        (the snapshot that it began with).
-        """
+    def status(self) -> ServerStatus:
+        """Returns what the server holds and has done."""
         # Without the store's lock: a ping must not wait for a program that is being compiled.
         store = self._store
         rounds = {
@@ -134,6 +127,7 @@ class ParameterServer:
         }
         return {
             "index": self.index,
+            "pid": os.getpid(),
             "boot": self._boot,
             "parameters": len(store.parameters),
             "optimizers": len(store.updates),

@@ -19,6 +19,7 @@ from distribax.parameter_server.protocol.parameter_spec import (
     ParameterSpec,
 )
 from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.server_status import IncompleteRound, ServerStatus
 from distribax.parameter_server.protocol.wire import Message
 
 
@@ -220,7 +221,7 @@ class ParameterClient:
             for connection in self._connections:
                 connection.return_shares()
 
-    def watch_rounds(self, idle: Sequence[int]) -> list[dict[str, Any]]:
+    def watch_rounds(self, idle: Sequence[int]) -> list[IncompleteRound]:
         """Tells all servers which workers have nothing to do; returns the incomplete rounds."""
         message = Message({"do": Request.WATCH_ROUNDS, "idle": list(idle)})
         with self._lock:
@@ -246,9 +247,10 @@ class ParameterClient:
         answer = self._request(0, Request.NOTE, key=key)
         return answer.arrays[0].tobytes() if answer.arrays else None
 
-    def status(self, server: int) -> dict[str, Any]:
+    def status(self, server: int) -> ServerStatus:
         """Returns a server's `ParameterServer.status()`."""
-        return dict(self._request(server, Request.STATUS).header["status"])
+        status: ServerStatus = self._request(server, Request.STATUS).header["status"]
+        return status
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""

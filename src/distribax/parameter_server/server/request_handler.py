@@ -14,6 +14,7 @@ import numpy as np
 from distribax.parameter_server.protocol import wire
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
 from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.server_status import ServerStatus
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server.store import Store, UnknownParameterError
 from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
@@ -38,7 +39,7 @@ class ServerAccess:
 
     store: Store
     hello: Callable[[str, int], dict[str, Any]]
-    status: Callable[[], dict[str, Any]]
+    status: Callable[[], ServerStatus]
     describe_origin: Callable[[], str]
 
 

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import Apply, Array, Gradient, SparseGradient
+from distribax.parameter_server.protocol.server_status import RoundStatus
 from distribax.parameter_server.server.presence import ABSENCE_SECONDS, Presence
 
 
@@ -128,7 +128,7 @@ class Round:
         self.incomplete += 1
         self.late.update(self.known - set(self.clients))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RoundStatus:
         """Returns what a user may want to know about the rounds."""
         return {
             "applied": self.number,

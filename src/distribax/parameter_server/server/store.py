@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from typing_extensions import override
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Apply, Array, Op
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
+from distribax.parameter_server.protocol.server_status import IncompleteRound
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.presence import Presence
 from distribax.parameter_server.server.push_checks import (
@@ -242,7 +243,7 @@ class Store:
                 current.give_up(client)
             self._rounds_changed.notify_all()
 
-    def watch_rounds(self, idle: Iterable[int]) -> list[dict[str, Any]]:
+    def watch_rounds(self, idle: Iterable[int]) -> list[IncompleteRound]:
         """Notes which workers have nothing to do; returns the rounds that are incomplete."""
         with self.lock:
             self.presence.idle = set(idle)

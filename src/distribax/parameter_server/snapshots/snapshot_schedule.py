@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from distribax.parameter_server.protocol.server_status import SnapshotStatus
 from distribax.parameter_server.server.private_files import make_private
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
@@ -90,7 +91,7 @@ class SnapshotSchedule:
             self._time, self._error = time.time(), None
             return self._path
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SnapshotStatus:
         """Returns which snapshots were taken and read."""
         return {
             "snapshot": None if self._path is None else str(self._path),
