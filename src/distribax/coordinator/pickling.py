@@ -11,7 +11,6 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,12 +23,10 @@ from distribax.coordinator.references import (
     DefinitionKind,
     WorkerReference,
     collect_references,
-    resolve,
 )
 
 _PACKAGE: Final = __name__.partition(".")[0]
 _PROTOCOL: Final = 5
-_NUM_KEPT: Final = 64
 
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types whose values any process can unpickle."""
@@ -85,10 +82,6 @@ def dump_arguments(
         return None, ()
     if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
         return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL), ()
-    references = [arg for arg in args if isinstance(arg, WorkerReference)]
-    if not kwargs and len(references) == len(args):
-        numbers = tuple([reference.reference_number for reference in references])
-        return _dump_references(numbers), tuple(references)
     try:
         return dump_value((tuple(args), dict(kwargs)))
     except Exception as error:
@@ -97,23 +90,6 @@ def dump_arguments(
             f"{quote(error)}. Pass numbers, arrays, nests of them and objects that can be "
             "pickled; make what cannot be (locks, open files, generators) inside the function."
         ) from error
-
-
-@functools.lru_cache(_NUM_KEPT)
-def _dump_references(numbers: tuple[int, ...]) -> bytes:
-    """Pickles arguments that are references: mostly an iterator, the same at each step."""
-    return pickle.dumps((tuple(map(_PickledReference, numbers)), {}), _PROTOCOL)
-
-
-@dataclass(frozen=True)
-class _PickledReference:
-    """Pickles as the reference with that number does."""
-
-    number: int
-
-    @override
-    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
-        return resolve, (self.number,)
 
 
 def _is_plain(value: object) -> bool:

@@ -29,7 +29,6 @@ class WorkerObjects:
     def __init__(self) -> None:
         self._definitions: dict[int, SentDefinition] = {}
         self._objects: dict[int, Any] = {}
-        self._arguments: dict[bytes, Arguments] = {}
 
     def add(self, definitions: Iterable[SentDefinition]) -> None:
         """Keeps definitions; those that it has already stay as they are."""
@@ -39,7 +38,6 @@ class WorkerObjects:
     def remove(self, numbers: Iterable[int]) -> None:
         """Forgets definitions, and ends the threads of their iterators."""
         for number in numbers:
-            self._arguments.clear()
             self._definitions.pop(number, None)
             made = self._objects.pop(number, None)
             if isinstance(made, _ITERATORS):
@@ -61,13 +59,8 @@ class WorkerObjects:
         """Returns the positional and the keyword arguments of a call."""
         if data is None:
             return (), {}
-        known = self._arguments.get(data)
-        if known is None:
-            known = pickle.loads(data)
-            # Most steps have only an iterator, which is the same object each time.
-            if not known[1] and all(isinstance(arg, _ITERATORS) for arg in known[0]):
-                self._arguments[data] = known
-        return known
+        arguments: Arguments = pickle.loads(data)
+        return arguments
 
 
 def _make_object(definition: SentDefinition) -> object:

@@ -10,7 +10,6 @@ from distribax.errors import ParameterServerError as ParameterServerError
 from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
-from distribax.parameter_server.client.parameter_client import Selection as Selection
 from distribax.parameter_server.parameter_server import ParameterServer as ParameterServer
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array

@@ -24,7 +24,6 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterSpec,
     Scatter,
-    Selection,
 )
 from distribax.topology.host_memory import aligned_empty
 from distribax.types import WriteKind
@@ -91,15 +90,7 @@ class ParameterSource:
         self._bytes[spec.server] += value.nbytes
 
     def pull(self, variables: Sequence[contracts.State]) -> list[Any]:
-        """Returns the variables' values as a compiled program takes them."""
-        return self.prepare_pull(variables)()
-
-    def prepare_pull(self, variables: Sequence[contracts.State]) -> Callable[[], list[Any]]:
-        """Returns what fetches the values of these variables, sorted by server once."""
-        return functools.partial(self._pull, Selection.of(map(spec_of, variables)))
-
-    def _pull(self, selection: Selection) -> list[Any]:
-        """Returns values as a compiled program takes them.
+        """Returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is returned as the NumPy array that was
         received: the CPU backend uses a large one without a copy (the memory is aligned and never
@@ -108,8 +99,8 @@ class ParameterSource:
         """
         known = self._cached
         values: list[Any] = []
-        found = self.client.pull_versions(selection)
-        for spec, (version, array) in zip(selection.specs, found, strict=True):
+        specs = [spec_of(variable) for variable in variables]
+        for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
             if cached is None or cached[0] != version:
                 known[spec.uid] = version, None
@@ -120,7 +111,7 @@ class ParameterSource:
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
-        found = self.client.pull_versions(Selection.of(specs))
+        found = self.client.pull_versions(specs)
         return [
             self._get_cached_array(spec, version, array)
             for spec, (version, array) in zip(specs, found, strict=True)

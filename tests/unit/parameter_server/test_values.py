@@ -15,7 +15,6 @@ from distribax.parameter_server import (
     ParametersLostError,
     ParameterSpec,
     Scatter,
-    Selection,
 )
 from tests.unit.parameter_server.conftest import Cluster
 
@@ -78,9 +77,9 @@ def test_what_has_not_changed_is_not_sent_again(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     client.create(MATRIX, VALUE)
     client.create(COUNT, np.int32(0))
-    (old_matrix, matrix), (old_count, _) = client.pull_versions(Selection.of([MATRIX, COUNT]))
+    (old_matrix, matrix), (old_count, _) = client.pull_versions([MATRIX, COUNT])
     client.push({0: [AssignAdd("c", np.int32(1))]})
-    (new_matrix, same), (new_count, count) = client.pull_versions(Selection.of([MATRIX, COUNT]))
+    (new_matrix, same), (new_count, count) = client.pull_versions([MATRIX, COUNT])
     assert same is matrix and new_matrix == old_matrix
     assert new_count != old_count and count == 1
 

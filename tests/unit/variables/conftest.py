@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.parameter_server import Apply, Scatter, Selection, SparseGradient
+from distribax.parameter_server import Apply, Scatter, SparseGradient
 from distribax.testing import local_servers
 from tests import turns
 
@@ -93,9 +93,9 @@ def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
         record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
         return pull_rows(wanted)
 
-    def noted_pull(selection: Selection) -> Any:
-        record.pulled += [spec.name for spec in selection.specs]
-        return pull(selection)
+    def noted_pull(specs: Any) -> Any:
+        record.pulled += [spec.name for spec in specs]
+        return pull(specs)
 
     def noted_push(by_server: Any) -> None:
         record.note_push(by_server)

@@ -121,13 +121,10 @@ class Connection:
         with contextlib.suppress(*_BROKEN):
             self._send(message)
 
-    def settle(self) -> bool:
-        """Waits until the last push is acknowledged; raises its error if the server had one.
-
-        Returns whether the server has just answered.
-        """
+    def settle(self) -> None:
+        """Waits until the last push is acknowledged; raises its error if the server had one."""
         if self._unacknowledged is None:
-            return False
+            return
         deadline = self._make_deadline()
         if self._socket is not None:
             try:
@@ -136,9 +133,8 @@ class Connection:
                 pass
             else:
                 self._acknowledge(answer)
-                return True
+                return
         self._connect(deadline)
-        return True
 
     def request(self, message: Message) -> Message:
         """Sends a request that may be repeated, and returns the answer."""
@@ -173,11 +169,11 @@ class Connection:
 
     def prepare_read(self, specs: Sequence[ParameterSpec]) -> None:
         """Waits until this client reads its own writes, and may begin its share of a round."""
-        if not self.settle():
-            self._connect(self._make_deadline())
-            # No answer is expected now: if there is something to read, the connection has ended.
-            if self._is_readable(0):
-                self._disconnect()
+        self.settle()
+        self._connect(self._make_deadline())
+        # No answer is expected now: if there is something to read, the connection has ended.
+        if self._is_readable(0):
+            self._disconnect()
         if self._worker is None:
             return
         new = {spec.uid for spec in specs} - self._begun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,6 @@ from distribax.parameter_server.protocol.parameter_spec import (
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.server_status import IncompleteRound, ServerStatus
 from distribax.parameter_server.protocol.wire import Message
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Parameters that are read together, and by server, in the order of the servers."""
-
-    specs: tuple[ParameterSpec, ...]
-    by_server: Mapping[int, Sequence[ParameterSpec]]
-
-    @classmethod
-    def of(cls, specs: Iterable[ParameterSpec]) -> Selection:
-        """Returns the selection of these parameters."""
-        chosen = tuple(specs)
-        servers = sorted({spec.server for spec in chosen})
-        return cls(
-            chosen,
-            {server: [spec for spec in chosen if spec.server == server] for server in servers},
-        )
 
 
 class ParameterClient:
@@ -91,16 +73,18 @@ class ParameterClient:
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
-        return [value for _, value in self.pull_versions(Selection.of(specs))]
+        return [value for _, value in self.pull_versions(specs)]
 
-    def pull_versions(self, selection: Selection) -> list[tuple[int, Array]]:
+    def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[tuple[int, Array]]:
         """Like `pull`, with each value's version: equal versions of a uid are equal values.
 
         Only values that have changed since this client's last pull are sent. The values of one
         server belong together: no push is seen in one and not in another. The arrays are read-only
         and never change, so that JAX may use them without a copy.
         """
-        by_server = selection.by_server
+        by_server: dict[int, list[ParameterSpec]] = {}
+        for spec in sorted(specs, key=lambda spec: spec.server):
+            by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
             # In the same order in every client: they wait for each other here.
             for server, wanted in by_server.items():
@@ -112,7 +96,7 @@ class ParameterClient:
             }
             if asked:
                 self._ask(asked)
-            return [self._cache[spec.uid] for spec in selection.specs]
+            return [self._cache[spec.uid] for spec in specs]
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""

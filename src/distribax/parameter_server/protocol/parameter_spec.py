@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -100,12 +99,6 @@ class Endpoint:
     @override
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
-
-
-@functools.cache
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Returns the name of a type; NumPy computes it each time, slowly."""
-    return dtype.name
 
 
 @functools.cache

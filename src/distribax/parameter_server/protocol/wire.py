@@ -21,7 +21,7 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import plain_dtype
 from distribax.topology.host_memory import aligned_empty
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
@@ -64,7 +64,7 @@ def send(connection: socket.socket, message: Message) -> None:
         connection.sendall(_make_head(message.header, 0, message.number))
         return
     arrays = [np.asarray(value, order="C") for value in message.arrays]
-    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
+    described = [[value.dtype.name, value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
     head = _make_head({**message.header, _ARRAYS: described}, payload, message.number)
     _send_parts(connection, [memoryview(head), *map(view_bytes, arrays)], message.descriptors)

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array, Op, decode
-from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import plain_dtype
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.arena import create_file, map_file
 from distribax.topology.host_memory import ALIGNMENT, view_array
@@ -99,6 +99,6 @@ def _plan_places(arrays: Sequence[Array]) -> tuple[list[_Place], int]:
     placed: list[_Place] = []
     offset = 0
     for array in arrays:
-        placed.append((dtype_name(array.dtype), array.shape, offset))
+        placed.append((array.dtype.name, array.shape, offset))
         offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return placed, offset
