@@ -6,7 +6,7 @@ import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -43,6 +43,13 @@ class PushedUpdate(abc.ABC):
         """Returns what each server is to do with the arrays that were noted, now on the host."""
 
 
+class _CachedValue(NamedTuple):
+    """The version of a value that was read last, and its array if it was read again since."""
+
+    version: int
+    array: jax.Array | None = None
+
+
 class ParameterSource:
     """A process's access to the servers: it fetches values and sends writes, many at once.
 
@@ -61,7 +68,7 @@ class ParameterSource:
         # The servers that shards of the variable being created are on already.
         self._is_apart = False
         self._taken: list[int] = []
-        self._cached: dict[str, tuple[int, jax.Array | None]] = {}
+        self._cached: dict[str, _CachedValue] = {}
         # Registers optimizers again, on a server that has lost them.
         self.registrations: list[Callable[[], None]] = []
 
@@ -102,8 +109,8 @@ class ParameterSource:
         specs = [spec_of(variable) for variable in variables]
         for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
-            if cached is None or cached[0] != version:
-                known[spec.uid] = version, None
+            if cached is None or cached.version != version:
+                known[spec.uid] = _CachedValue(version)
                 values.append(array)
             else:
                 values.append(self._get_cached_array(spec, version, array))
@@ -119,10 +126,10 @@ class ParameterSource:
 
     def _get_cached_array(self, spec: ParameterSpec, version: int, array: np.ndarray) -> jax.Array:
         cached = self._cached.get(spec.uid)
-        if cached is not None and cached[0] == version and cached[1] is not None:
-            return cached[1]
+        if cached is not None and cached.version == version and cached.array is not None:
+            return cached.array
         placed = _place_on_device(array)
-        self._cached[spec.uid] = version, placed
+        self._cached[spec.uid] = _CachedValue(version, placed)
         return placed
 
     def rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
@@ -240,7 +247,7 @@ def make_row_operations(
     for variable, places, own in _split_ids(table, ids):
         inside = own if indices.ndim == 1 else np.column_stack([own, indices[places, 1:]])
         operations += [
-            (spec.server, Scatter(spec.uid, kind.value, inside, rows[places]))
+            (spec.server, Scatter(spec.uid, kind, inside, rows[places]))
             for spec in _specs_of(variable)
         ]
     return operations

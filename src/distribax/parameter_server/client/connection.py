@@ -16,9 +16,9 @@ from distribax.errors import (
     ParametersLostError,
 )
 from distribax.parameter_server.protocol import handshake, sockets, wire
-from distribax.parameter_server.protocol.operations import APPLY, Array
+from distribax.parameter_server.protocol.operations import Array, OpCode
 from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
-from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.requests import PARAMETERS_LOST, Request
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.mailbox import Mailbox
 from distribax.parameter_server.shared_memory.reader import SharedReader
@@ -112,7 +112,7 @@ class Connection:
         self.settle()
         self._connect(self._make_deadline())
         self._sequence += 1
-        if any(operation["do"] == APPLY for operation in operations):
+        if any(operation["do"] == OpCode.APPLY for operation in operations):
             self._begun.clear()
         header = {"do": Request.PUSH, "operations": operations}
         message = Message(header, arrays, number=self._sequence)
@@ -356,7 +356,7 @@ class Connection:
         if error is None:
             return answer
         kind, text = error
-        if kind == "ParametersLost":
+        if kind == PARAMETERS_LOST:
             raise ParametersLostError(self._server, text)
         raise ParameterServerError(self._server, kind, text)
 

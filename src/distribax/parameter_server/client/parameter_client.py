@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,13 @@ from distribax.parameter_server.protocol.parameter_spec import (
 from distribax.parameter_server.protocol.requests import Request
 from distribax.parameter_server.protocol.server_status import IncompleteRound, ServerStatus
 from distribax.parameter_server.protocol.wire import Message
+
+
+class VersionedValue(NamedTuple):
+    """A parameter's value, and its version: equal versions of a parameter are equal values."""
+
+    version: int
+    value: Array
 
 
 class ParameterClient:
@@ -51,7 +58,7 @@ class ParameterClient:
     ) -> None:
         self.client_id = f"{client_id}/{os.urandom(6).hex()}"
         self._lock = threading.RLock()
-        self._cache: dict[str, tuple[int, Array]] = {}
+        self._cache: dict[str, VersionedValue] = {}
         self._connections = [
             Connection(index, locate, self.client_id, token, timeout, shared_memory, worker)
             for index in range(num_servers)
@@ -73,10 +80,10 @@ class ParameterClient:
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
-        return [value for _, value in self.pull_versions(specs)]
+        return [found.value for found in self.pull_versions(specs)]
 
-    def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[tuple[int, Array]]:
-        """Like `pull`, with each value's version: equal versions of a uid are equal values.
+    def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[VersionedValue]:
+        """Like `pull`, with each value's version.
 
         Only values that have changed since this client's last pull are sent. The values of one
         server belong together: no push is seen in one and not in another. The arrays are read-only
@@ -110,7 +117,7 @@ class ParameterClient:
         connection.has_parameters = True
         for spec, (version, value) in zip(specs, found, strict=True):
             if value is not None:
-                self._cache[spec.uid] = version, _make_read_only(value)
+                self._cache[spec.uid] = VersionedValue(version, _make_read_only(value))
         return True
 
     def _ask(self, by_server: Mapping[int, Sequence[ParameterSpec]]) -> None:
@@ -147,7 +154,7 @@ class ParameterClient:
 
     def _list_versions(self, specs: Sequence[ParameterSpec]) -> list[int]:
         cache = self._cache
-        return [cached[0] if (cached := cache.get(spec.uid)) else 0 for spec in specs]
+        return [cached.version if (cached := cache.get(spec.uid)) else 0 for spec in specs]
 
     def pull_rows(self, wanted: Sequence[tuple[ParameterSpec, ArrayLike]]) -> list[Array]:
         """Returns some rows of some parameters, with this client's pushes so far in them.
@@ -254,7 +261,7 @@ class ParameterClient:
         arrays = iter(answer.arrays)
         for uid, old, new in zip(uids, have, answer.header["versions"], strict=True):
             if old != new:
-                self._cache[uid] = (new, _make_read_only(next(arrays)))
+                self._cache[uid] = VersionedValue(new, _make_read_only(next(arrays)))
 
 
 def _are_in_range(spec: ParameterSpec, indices: Array) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from distribax.parameter_server.protocol import wire
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
-from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.requests import PARAMETERS_LOST, Request
 from distribax.parameter_server.protocol.server_status import ServerStatus
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server.store import Store, UnknownParameterError
@@ -94,7 +94,7 @@ class RequestHandler:
 
     def _explain(self, kind: str, text: str) -> Message:
         if kind == UnknownParameterError.__name__:
-            return _make_error("ParametersLost", f"{text}; {self._server.describe_origin()}")
+            return _make_error(PARAMETERS_LOST, f"{text}; {self._server.describe_origin()}")
         return _make_error(kind, text)
 
     def _hello(self, request: Message) -> Message:
