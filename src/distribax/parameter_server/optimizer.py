@@ -40,7 +40,7 @@ from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.optimizer_state import StateLayout
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import IndexedSlices
-from distribax.variables import ShardedVariable, Variable
+from distribax.variables import ShardedVariable, Variable, VariableDescription
 from distribax.variables.sharded.division import check_ids
 
 if TYPE_CHECKING:
@@ -159,16 +159,15 @@ class ServedUpdate(PushedUpdate):
     def _attach(self, specs: list[ParameterSpec]) -> Variable:
         """Returns the variable of these copies: always the same object in this process."""
         spec = specs[0]
-        description = {
-            "_name": spec.name,
-            "_aggregation": VariableAggregation.ONLY_FIRST_REPLICA,
-            "_synchronization": VariableSynchronization.AUTO,
-            "_trainable": False,
-            "_where": "dx.Optimizer",
-            "_shape": spec.shape,
-            "_dtype": np.dtype(spec.dtype),
-            "_constraint": None,
-        }
+        description = VariableDescription(
+            spec.name,
+            VariableAggregation.ONLY_FIRST_REPLICA,
+            VariableSynchronization.AUTO,
+            trainable=False,
+            where="dx.Optimizer",
+            shape=spec.shape,
+            dtype=np.dtype(spec.dtype),
+        )
 
         def make() -> Variable:
             placement = Served(self._source, specs=tuple(specs), name=spec.name)
