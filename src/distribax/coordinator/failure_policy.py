@@ -6,14 +6,12 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from distribax.cluster.environment_variables import read_seconds
+from distribax.parameter_server.settings import SERVER_LOST_SECONDS
 
 MAX_LOSSES = 10
 """When so many workers have died while they ran a closure, the closure is taken for the cause."""
 MAX_START_FAILURES: Final = 3
 """When each worker has failed to start so often, the user is told why instead of waiting."""
-SERVER_LOST_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
-"""How long work waits for a parameter server that nobody can reach."""
 _START_PAUSE_SECONDS: Final = 0.2
 _LONGEST_START_PAUSE_SECONDS: Final = 5.0
 

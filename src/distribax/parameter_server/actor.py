@@ -28,7 +28,7 @@ from distribax.parameter_server import (
     ParameterServer,
 )
 from distribax.parameter_server.protocol.server_status import ServerStatus
-from distribax.parameter_server.settings import ServerSettings
+from distribax.parameter_server.settings import SERVER_LOST_SECONDS, ServerSettings
 from distribax.topology.host_memory import keep_freed_memory
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +46,6 @@ _START_SECONDS = read_seconds("DISTRIBAX_SERVER_START_SECONDS", 60.0)
 # functions go to others.
 _ANSWER_SECONDS = read_seconds("DISTRIBAX_SERVER_ANSWER_SECONDS", 60.0)
 _RESTART_POLL_SECONDS = 0.2
-# How long the coordinator waits for it, as there is nobody else.
-_LOST_SECONDS = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
 _LOCATE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
@@ -154,7 +152,7 @@ def connect_to_servers(
         locate,
         client_id=client_id,
         token=token.encode(),
-        timeout=max(_ANSWER_SECONDS, _LOST_SECONDS) if is_coordinator else _ANSWER_SECONDS,
+        timeout=max(_ANSWER_SECONDS, SERVER_LOST_SECONDS) if is_coordinator else _ANSWER_SECONDS,
         worker=worker,
     )
 

@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 from distribax import progress
+from distribax.cluster.exact_read import receive_exactly
 from distribax.cluster.peers import gate, hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
@@ -195,12 +196,12 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     try:
         if not secret and not is_own_socket(link.getpeername()):
             return False  # Another user of this machine may pretend to be the first worker.
-        greeting = _receive_exactly(link, GREETING_SIZE, deadline)
+        greeting = receive_exactly(link, GREETING_SIZE, deadline)
         introduction = Introduction(secret, greeting, own, cluster)
         if not introduction.is_hub:
             return False
         link.sendall(introduction.hello)
-        reply = _receive_exactly(link, REPLY_SIZE, deadline)
+        reply = receive_exactly(link, REPLY_SIZE, deadline)
     except OSError:
         return False
     if not introduction.is_proved_by(reply):
@@ -210,18 +211,6 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
             f"one, in {SECRET_VARIABLE} or in the file that {SECRET_VARIABLE}_FILE names."
         )
     return True
-
-
-def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        link.settimeout(left)
-        if not (part := link.recv(size - len(data))):
-            raise ConnectionError
-        data += part
-    return data
 
 
 def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -> dict[str, Any]:
