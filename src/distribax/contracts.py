@@ -135,7 +135,7 @@ class Source(Sink, Protocol):
     def pull(self, variables: Sequence[State]) -> list[Any]:
         """Returns the values of some variables, fetched together."""
 
-    def rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:
+    def pull_rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:
         """Returns some rows of some tables, fetched together."""
 
     def write(self, variable: Variable, kind: WriteKind, value: jax.Array) -> None:

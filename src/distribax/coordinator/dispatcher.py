@@ -163,7 +163,7 @@ class Dispatcher:
             return _BEAT_SECONDS
         return _HURRIED_BEAT_SECONDS
 
-    def _when_answered(
+    def _make_handler(
         self,
         worker: WorkerHandle,
         handler: Callable[[WorkerHandle, A, *Details], None],
@@ -211,7 +211,7 @@ class Dispatcher:
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
         number = worker.take_number()
-        answer = self._when_answered(worker, self._on_reply, number)
+        answer = self._make_handler(worker, self._on_reply, number)
         worker.send(number, closures, self._sizer.estimate_seconds(closures), answer)
 
     # Answers.
@@ -291,7 +291,7 @@ class Dispatcher:
             if worker.state is WorkerState.LOST:
                 pause = self._policy.choose_start_pause(worker.start_failures)
                 if now - worker.entered_at >= pause:
-                    worker.start(self._when_answered(worker, self._on_greeting))
+                    worker.start(self._make_handler(worker, self._on_greeting))
             else:
                 self._watch_worker(worker, now)
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
@@ -308,7 +308,7 @@ class Dispatcher:
         silence = now - worker.pinged_at
         if not worker.is_asked:
             if silence >= self._policy.ping_seconds:
-                worker.ping(self._when_answered(worker, self._on_pulse))
+                worker.ping(self._make_handler(worker, self._on_pulse))
         else:
             heard = worker.has_been_heard
             if self._policy.on_silence(silence, has_been_heard=heard) is FailureDecision.REPLACE:
@@ -348,7 +348,7 @@ class Dispatcher:
     def _recall(self, workers: list[WorkerHandle]) -> None:
         for worker in workers:
             if not all(batch.is_recalled for batch in worker.batches.values()):
-                worker.recall(self._when_answered(worker, self._on_recalled))
+                worker.recall(self._make_handler(worker, self._on_recalled))
 
     def _set_aside(self, worker: WorkerHandle, problem: str) -> None:
         """Gives the closures to others of a worker that cannot reach a parameter server.

@@ -243,10 +243,10 @@ def _is_installed(module: types.ModuleType) -> bool:
     # Of a user, of the system, or of another environment that is on the path.
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
-    return any(path.is_relative_to(folder) for folder in _installation_folders())
+    return any(path.is_relative_to(folder) for folder in _list_installation_folders())
 
 
 @functools.cache
-def _installation_folders() -> tuple[Path, ...]:
+def _list_installation_folders() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple({Path(sysconfig.get_path(name)).resolve() for name in names})

@@ -46,14 +46,14 @@ class Definition:
     Attributes:
         kind: What a worker makes of it.
         name: What error messages call it.
-        part: Returns the bytes for a worker's index; mostly they are the same for all.
+        dump_for: Returns the bytes for a worker's index; mostly they are the same for all.
         needs: The references inside it.
         number: Stands for it in pickles.
     """
 
     kind: DefinitionKind
     name: str
-    part: Callable[[int], bytes]
+    dump_for: Callable[[int], bytes]
     needs: tuple[WorkerReference, ...] = ()
     number: int = field(default_factory=make_number)
 

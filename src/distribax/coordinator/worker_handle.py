@@ -104,7 +104,9 @@ class WorkerHandle:
             if self._actor is None or self._epoch != ray_session.get_epoch():
                 self._epoch = ray_session.get_epoch()
                 # Ray may be restarting one that was taken for dead.
-                self._actor = _actor_class().options(**self._options, get_if_exists=True).remote()
+                self._actor = (
+                    _make_actor_class().options(**self._options, get_if_exists=True).remote()
+                )
             return self._actor.start.remote(self.index, self._setup)
 
         _ask(ask, answer)
@@ -176,8 +178,8 @@ class WorkerHandle:
                 unused.append(number)
 
         known[number] = weakref.ref(definition, forget)
-        part = definition.part(self.index)
-        sent.append(SentDefinition(number, definition.kind, definition.name, part))
+        data = definition.dump_for(self.index)
+        sent.append(SentDefinition(number, definition.kind, definition.name, data))
 
     # What the dispatcher has learnt.
 
@@ -298,7 +300,7 @@ def _ask(question: Callable[[], Any], answer: AnswerHandler) -> None:
 
 
 @functools.cache
-def _actor_class() -> Any:
+def _make_actor_class() -> Any:
     import ray
 
     return ray.remote(concurrency_groups={_CONTROL: 1})(Worker)

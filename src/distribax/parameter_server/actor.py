@@ -89,7 +89,7 @@ class ServerActor:
         finally:
             os._exit(0)
 
-    def endpoint(self) -> Endpoint:
+    def get_endpoint(self) -> Endpoint:
         """Returns where the server listens."""
         return self._endpoint
 
@@ -142,7 +142,7 @@ def connect_to_servers(
         try:
             with ray_session.guard_calls():
                 actor = ray.get_actor(f"server-{index}", namespace=namespace)
-            answer: Answer[Endpoint] = ask_actor(actor.endpoint.remote, epoch)
+            answer: Answer[Endpoint] = ask_actor(actor.get_endpoint.remote, epoch)
             return answer.wait(_LOCATE_SECONDS)
         except (ray.exceptions.RayError, ValueError, TimeoutError, RayStoppedError) as error:
             raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error

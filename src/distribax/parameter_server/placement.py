@@ -106,7 +106,7 @@ class ParameterSource:
         """
         known = self._cached
         values: list[Any] = []
-        specs = [spec_of(variable) for variable in variables]
+        specs = [get_spec(variable) for variable in variables]
         for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
             if cached is None or cached.version != version:
@@ -132,7 +132,7 @@ class ParameterSource:
         self._cached[spec.uid] = _CachedValue(version, placed)
         return placed
 
-    def rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
+    def pull_rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
         """Returns some rows of some tables; only these rows are sent."""
         asked: list[tuple[ParameterSpec, np.ndarray]] = []
         plans = []
@@ -140,7 +140,7 @@ class ParameterSource:
             check_ids("embedding_lookup", table.shape, table.described, ids)
             plan = []
             for variable, places, own in _split_ids(table, ids.reshape(-1)):
-                asked.append((spec_of(variable), own))
+                asked.append((get_spec(variable), own))
                 plan.append(places)
             plans.append(plan)
         found = iter(self.client.pull_rows(asked))
@@ -176,7 +176,7 @@ class ParameterSource:
     def write(self, variable: contracts.Variable, kind: WriteKind, value: ArrayLike) -> None:
         """Sends a write to a variable now."""
         if kind is WriteKind.ASSIGN:
-            self.assign(_specs_of(variable), np.asarray(value))
+            self.assign(_get_specs(variable), np.asarray(value))
         else:
             self.push(make_operations(variable, kind, np.asarray(value)))
 
@@ -195,15 +195,15 @@ class ParameterSource:
                     register()
 
 
-def _specs_of(variable: contracts.State) -> tuple[ParameterSpec, ...]:
+def _get_specs(variable: contracts.State) -> tuple[ParameterSpec, ...]:
     """Returns what a variable's copies are on their servers."""
     assert isinstance(variable, Variable) and isinstance(variable.placement, Served)
     return variable.placement.specs
 
 
-def spec_of(variable: contracts.State) -> ParameterSpec:
+def get_spec(variable: contracts.State) -> ParameterSpec:
     """Returns what a variable is on its server: the copy that is read."""
-    return _specs_of(variable)[0]
+    return _get_specs(variable)[0]
 
 
 def _split_ids(
@@ -234,7 +234,7 @@ def make_operations(
     value = np.asarray(value)
     if value.shape != variable.shape:
         value = np.broadcast_to(value, variable.shape)
-    return [(spec.server, operation(spec.uid, value)) for spec in _specs_of(variable)]
+    return [(spec.server, operation(spec.uid, value)) for spec in _get_specs(variable)]
 
 
 def make_row_operations(
@@ -248,7 +248,7 @@ def make_row_operations(
         inside = own if indices.ndim == 1 else np.column_stack([own, indices[places, 1:]])
         operations += [
             (spec.server, Scatter(spec.uid, kind, inside, rows[places]))
-            for spec in _specs_of(variable)
+            for spec in _get_specs(variable)
         ]
     return operations
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.topology.host_memory import aligned_empty
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
@@ -122,7 +122,7 @@ def _parse(
         described = header.get(_ARRAYS, ())
         if not described and not payload:
             return header, []
-        forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
+        forms = [(parse_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise FrameError(f"a frame's header cannot be read: {reason}") from error

@@ -144,18 +144,18 @@ class Update:
         }
         of_slots = self._find_slot_rows(touched) if touched else {}
 
-        def rows(uid: str, of: RowSet) -> Array:
+        def gather(uid: str, of: RowSet) -> Array:
             return gather_rows(store.read_host(uid), of.indices)
 
         targets, slots = self.spec.targets, self.spec.slots
         program = self._get_program(tuple([gradient is not None for gradient in gradients]))
         own = [
-            rows(targets[i], touched[i]) if i in touched else store.consume(targets[i])
+            gather(targets[i], touched[i]) if i in touched else store.consume(targets[i])
             for i in program.moving
         ]
         resting = [store.read(targets[i]) for i in program.resting]
         state = [
-            rows(uid, of_slots[i]) if i in of_slots else store.read(uid)
+            gather(uid, of_slots[i]) if i in of_slots else store.read(uid)
             for i, uid in enumerate(slots)
         ]
         dense = [

@@ -66,7 +66,7 @@ class RequestHandler:
             self._answer_requests()
         finally:
             if self._worker is not None:
-                self._store.part(self._worker)
+                self._store.leave(self._worker)
 
     def _answer_requests(self) -> None:
         while True:

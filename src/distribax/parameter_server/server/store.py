@@ -276,7 +276,7 @@ class Store:
                     current.give_up(earlier)
             self._rounds_changed.notify_all()
 
-    def part(self, worker: int) -> None:
+    def leave(self, worker: int) -> None:
         """Notes that a connection of a worker has ended."""
         with self.lock:
             self.presence.leave(worker)
@@ -292,10 +292,10 @@ class Store:
     def add(self, uid: str, form: ParameterForm, value: ArrayLike) -> None:
         """Adds a new parameter."""
         assert uid not in self.parameters
-        self.parameters[uid] = StoredParameter(form, self.arena, value, self._next_version())
+        self.parameters[uid] = StoredParameter(form, self.arena, value, self._take_version())
         self.structure += 1
 
-    def _next_version(self) -> int:
+    def _take_version(self) -> int:
         self.version += 1
         return self.version
 
@@ -351,7 +351,7 @@ class Store:
         }
 
     def _commit(self, transaction: Transaction) -> None:
-        version = self._next_version()
+        version = self._take_version()
         with self.arena:
             for uid, change in transaction.changes.items():
                 if uid in transaction.slots and isinstance(change, jax.Array):

@@ -25,7 +25,7 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.parameter_server.protocol.wire import view_bytes
 from distribax.parameter_server.server.private_files import (
     check_owner,
@@ -136,7 +136,7 @@ def read(path: Path, token: bytes) -> SnapshotState:
         header = json.loads(text)
         arrays: list[Array] = []
         for dtype, shape, expected in header["arrays"]:
-            array = aligned_empty(tuple(shape), plain_dtype(dtype))
+            array = aligned_empty(tuple(shape), parse_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
             whole = file.readinto(view_bytes(array)) == array.nbytes
             if not whole or _digest(array) != expected:
