@@ -30,7 +30,7 @@ from distribax.training.optimizer_state import StateLayout, apply_transformation
 _NO_CHANGE: Final = contextlib.nullcontext()
 
 
-class Values(Protocol):
+class ReadableValues(Protocol):
     """The values that an update works on, by uid."""
 
     def read(self, uid: str) -> Array | jax.Array:
@@ -132,7 +132,7 @@ class Update:
         return stack
 
     def __call__(
-        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, object]
+        self, store: ReadableValues, gradients: Sequence[Gradient], extra_args: Mapping[str, object]
     ) -> dict[str, Change]:
         """Returns the changes by uid."""
         # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
