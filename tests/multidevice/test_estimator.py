@@ -119,6 +119,9 @@ def test_ends_with_the_input_and_by_hooks(tmp_path: Path) -> None:
     assert estimator.get_variable_value("global_step") == 8
     assert [path.name for path in tmp_path.glob("model*")] == ["model.ckpt-8"]
     estimator.train(input_fn, max_steps=8)  # Nothing to do.
+    # The loss is an array, and so is what it is compared to.
+    estimator.train(input_fn, [lambda step, loss: loss < np.inf], steps=2)
+    assert estimator.get_variable_value("global_step") == 9
 
 
 def test_evaluation_inside_of_a_training_leaves_it_as_it_is(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class ModelState(Mapping[str, Any]):
         self._given[asked] += 1
         key = (asked[0], f"{asked[1]}_{number}" if number else asked[1])
         if key not in self._kept:
-            # What it is made of is its own.
+            # What the object creates itself belongs to the object.
             with keeping.keep_in(None):
                 self._kept[key] = create()
         return self._kept[key]
@@ -91,7 +91,7 @@ class ModelState(Mapping[str, Any]):
         return len(self.objects)
 
 
-def _current(what: str) -> ModelState:
+def _get_state(what: str) -> ModelState:
     state = keeping.current_keeper()
     if not isinstance(state, ModelState):
         raise RuntimeError(
@@ -106,7 +106,7 @@ def get_global_step() -> Variable:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    return _current("get_global_step").global_step
+    return _get_state("get_global_step").global_step
 
 
 def trainable_variables() -> list[AnyVariable]:
@@ -115,7 +115,7 @@ def trainable_variables() -> list[AnyVariable]:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    return [each for each in _current("trainable_variables").variables if each.trainable]
+    return [each for each in _get_state("trainable_variables").variables if each.trainable]
 
 
 def get_or_create(name: str, create: Callable[[], _T]) -> _T:
@@ -134,6 +134,6 @@ def get_or_create(name: str, create: Callable[[], _T]) -> _T:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    state = _current("get_or_create")
+    state = _get_state("get_or_create")
     made: _T = state.get_or_create(object, name, lambda: run_now(create))
     return made

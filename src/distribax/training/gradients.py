@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from distribax.execution import overlay
 from distribax.execution.traces.lookup_gradients import Inflow, Taps, open_taps
 from distribax.training import eager_gradients
-from distribax.training.foreign_variables import as_differentiable
+from distribax.training.variable_kinds import as_differentiable
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 
@@ -84,7 +84,7 @@ def value_and_grad(
 
     def call(*args: object, **kwargs: object) -> tuple[Any, Any]:
         def of_values(values: list[jax.Array]) -> Any:
-            pieces = map(_pieces, here, values)
+            pieces = map(_split, here, values)
             with overlay.lay_over(dict(chain.from_iterable(pieces))):
                 return fn(*args, **kwargs)
 
@@ -114,7 +114,7 @@ def _differentiate_remote(
 
     def of_all(values: list[jax.Array], token: jax.Array) -> Any:
         taps = Taps(token, away, shards, flows)
-        unread = {v: overlay.Unread(_reader(taps, v, outside)) for v in shards}
+        unread = {v: overlay.Unread(_make_reader(taps, v, outside)) for v in shards}
         with overlay.lay_over(unread), open_taps(taps):
             return of_values(values)
 
@@ -123,7 +123,7 @@ def _differentiate_remote(
     return result, own, flows
 
 
-def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
+def _split(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
     """Returns the variables that a leaf consists of, with their part of its value."""
     if not isinstance(leaf, ShardedVariable):
         return [(leaf, value)]
@@ -131,7 +131,7 @@ def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Arr
     return [(variable, value[rows]) for variable, rows in parts]
 
 
-def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Callable[[], Any]:
+def _make_reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Callable[[], Any]:
     """Returns how the differentiated function reads a variable for the first time."""
 
     def read() -> Any:
@@ -144,7 +144,7 @@ def _reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Cal
 def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlices:
     """Returns the gradient with respect to one variable: sparse if only rows of it were read."""
     rows = [flow for flow in flows if flow.what is leaf and flow.ids is not None]
-    whole = [_whole(variable, flows) for variable in leaf.states]
+    whole = [_find_whole(variable, flows) for variable in leaf.states]
     if not rows or any(part is not None for part in whole):
         shards = [
             jnp.zeros(variable.shape, variable.dtype) if part is None else part
@@ -153,12 +153,12 @@ def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlice
         dense = shards[0] if len(shards) == 1 else jnp.concatenate(shards)
         for flow in rows:
             if flow.gradient is not None:
-                dense = _slices(leaf, [flow]).add_to(dense)
+                dense = _make_slices(leaf, [flow]).add_to(dense)
         return dense
-    return _slices(leaf, [flow for flow in rows if flow.gradient is not None])
+    return _make_slices(leaf, [flow for flow in rows if flow.gradient is not None])
 
 
-def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
+def _find_whole(variable: Variable, flows: list[Inflow]) -> Any | None:
     """Returns the gradient with respect to a variable that was read as a whole, or None."""
     for flow in flows:
         if flow.what is variable and flow.ids is None:
@@ -167,7 +167,7 @@ def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
     return None
 
 
-def _slices(leaf: AnyVariable, flows: list[Inflow]) -> IndexedSlices:
+def _make_slices(leaf: AnyVariable, flows: list[Inflow]) -> IndexedSlices:
     row = leaf.shape[1:]
     values = [jnp.reshape(flow.gradient, (-1, *row)) for flow in flows]  # type: ignore[arg-type]
     indices = [jnp.reshape(flow.ids, -1) for flow in flows]  # type: ignore[arg-type]

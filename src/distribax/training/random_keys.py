@@ -122,7 +122,7 @@ class Generator:
         maxval: jax.typing.ArrayLike = 1,
         dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> jax.Array:
-        """Returns numbers that are spread evenly.
+        """Returns numbers of a uniform distribution.
 
         Args:
             shape: How many.

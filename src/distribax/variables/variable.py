@@ -308,7 +308,10 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         if self._awaited:
             late_values.ask_givers()
         placement, buffer = self._placement, self._buffer
-        return buffer if placement.is_program_form else placement.to_program(buffer)
+        if not placement.is_program_form:
+            return placement.to_program(buffer)
+        jax_private.refuse_deleted(buffer)
+        return buffer
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""

@@ -29,7 +29,7 @@ def note_scope(initialize: Function, /, model: keras.Model, *args: Any, **kwargs
 def get_home(model: keras.Model | None) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model, or its first variable, was made, or None."""
     if model is None:
-        # A callback that a user's own loop calls.
+        # A callback that a custom training loop calls.
         return None
     home = _made_in.get(model)
     if home is None and model.variables:
@@ -106,5 +106,5 @@ def _check_layers(model: keras.Model, strategy: contracts.Strategy, what: str) -
             )
 
 
-def _name(strategy: Any) -> str:
+def _name(strategy: contracts.Strategy) -> str:
     return type(strategy).__name__

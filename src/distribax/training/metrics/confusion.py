@@ -135,7 +135,7 @@ class Precision(_ClassConfusion):
     @override
     def result(self) -> jax.Array:
         """Returns the precision over all replicas; 0 if nothing was predicted as 1."""
-        true_positives, false_positives, _, _ = self._totals()
+        true_positives, false_positives, _, _ = self._read_totals()
         return self._shape(divide(true_positives, true_positives + false_positives))
 
 
@@ -164,7 +164,7 @@ class Recall(_ClassConfusion):
     @override
     def result(self) -> jax.Array:
         """Returns the recall over all replicas; 0 if there was no label of 1."""
-        true_positives, _, _, false_negatives = self._totals()
+        true_positives, _, _, false_negatives = self._read_totals()
         return self._shape(divide(true_positives, true_positives + false_negatives))
 
 
@@ -230,7 +230,7 @@ class AUC(_Confusion):
     @override
     def result(self) -> jax.Array:
         """Returns the area over all replicas."""
-        yes, wrong_yes, no, wrong_no = self._totals()
+        yes, wrong_yes, no, wrong_no = self._read_totals()
         if self._curve == "PR" and self._method == "interpolation":
             return _interpolate_precision(yes, wrong_yes, wrong_no)
         recall = divide(yes, yes + wrong_no)

@@ -138,7 +138,7 @@ class Metric(metaclass=keeping.Kept):
         self.update_state(*args, **kwargs)
         return self.result()
 
-    def _totals(self) -> list[jax.Array]:
+    def _read_totals(self) -> list[jax.Array]:
         """Returns the sums over all replicas, in a replica too."""
         replica = context.get_replica_context()
         if replica is None:
@@ -186,7 +186,7 @@ class Sum(Metric):
     @override
     def result(self) -> jax.Array:
         """Returns the sum over all replicas."""
-        return self._totals()[0]
+        return self._read_totals()[0]
 
 
 class Mean(Metric):
@@ -230,7 +230,7 @@ class Mean(Metric):
     @override
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 before the first value."""
-        total, count = self._totals()
+        total, count = self._read_totals()
         return divide(total, count)
 
 
