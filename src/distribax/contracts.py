@@ -144,10 +144,7 @@ class Source(Sink, Protocol):
     def pull(self, variables: Sequence[State]) -> list[Any]:
         """Returns the values of some variables, fetched together."""
 
-    def prepare_pull(self, variables: Sequence[State]) -> Callable[[], list[Any]]:
-        """Returns what fetches the values of some variables together whenever it is called."""
-
-    def rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:
+    def pull_rows(self, requests: Sequence[tuple[Table, np.ndarray]]) -> list[jax.Array]:
         """Returns some rows of some tables, fetched together."""
 
     def write(self, variable: Variable, kind: WriteKind, value: jax.Array) -> None:

@@ -17,7 +17,7 @@ import distribax as dx
 from distribax import progress
 from distribax.cluster.peers import meeting
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member, meet
-from distribax.coordinator.progress import View, make_view
+from distribax.coordinator.work_display import WorkDisplay, make_display
 from distribax.progress import modes, waits
 from distribax.testing.local_cluster import free_ports
 
@@ -76,7 +76,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         wait_for(terminal, "saving y")
     dx.set_progress("off")
     assert "saving x" not in terminal.getvalue()
-    assert type(make_view("auto", terminal)) is View, "nor is a coordinator's work shown"
+    assert type(make_display("auto", terminal)) is WorkDisplay, "nor is a coordinator's work shown"
     with pytest.raises(ValueError, match=r"set_progress\(mode\)='loud' is not known"):
         dx.set_progress("loud")
     monkeypatch.setattr(modes, "_chosen", None)

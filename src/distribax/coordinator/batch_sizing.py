@@ -36,7 +36,7 @@ class BatchSizer:
         known = self._seconds
         return sum(known.get(closure.function.name, math.inf) for closure in closures)
 
-    def choose_share(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
+    def choose_count(self, first: Closure, num_waiting: int, rests: Sequence[float]) -> int:
         """Returns how many of the waiting closures a worker takes, so that all end together.
 
         Args:
@@ -51,9 +51,9 @@ class BatchSizer:
         level = (total + num_waiting * each) / len(rests)
         return max(0 if rest else 1, round((level - rest) / each))
 
-    def choose_batch(self, waiting: Iterator[Closure], share: int) -> int:
-        """Returns how many of the waiting closures make a batch: at most `share`."""
-        if not share:
+    def choose_batch(self, waiting: Iterator[Closure], most: int) -> int:
+        """Returns how many of the waiting closures make a batch: at most `most`."""
+        if not most:
             return 0
         known = self._seconds
         count, total, size = 0, 0.0, 0
@@ -67,6 +67,6 @@ class BatchSizer:
             if count and (total > BATCH_SECONDS or size > MAX_BATCH_BYTES):
                 return count
             count += 1
-            if count >= share or count >= MAX_BATCH:
+            if count >= most or count >= MAX_BATCH:
                 return count
         return count

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from distribax.coordinator.outcomes import Failure
-from distribax.coordinator.references import Definition, Reference
+from distribax.coordinator.outcomes import ClosureFailure
+from distribax.coordinator.references import Definition, WorkerReference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.status import ClosureCounts
 from distribax.errors import ClosureCancelledError
@@ -55,7 +55,7 @@ class Closure:
 
     function: Definition
     arguments: bytes | None
-    needs: tuple[Reference, ...]
+    needs: tuple[WorkerReference, ...]
     value: RemoteValue
     state: ClosureState = ClosureState.QUEUED
     losses: int = 0
@@ -193,7 +193,7 @@ class ClosureQueue:
             self._changed.notify_all()
 
     def settle(self, closures: Sequence[Closure], outcomes: Sequence[object]) -> None:
-        """Hands over what closures ended with: values, or `Failure`s."""
+        """Hands over what closures ended with: values, or `ClosureFailure`s."""
         with self._changed:
             self._running.difference_update(closures)
             finished: list[Closure] = []
@@ -202,7 +202,7 @@ class ClosureQueue:
             for closure, outcome in zip(closures, outcomes, strict=True):
                 if closure.value.is_settled:
                     cancelled.append(closure)
-                elif type(outcome) is Failure:
+                elif type(outcome) is ClosureFailure:
                     closure.value.set_error(outcome.error)
                     failed.append(closure)
                 else:
@@ -331,7 +331,7 @@ def _count_bytes(closures: Sequence[Closure]) -> int:
     return sum(len(each.arguments) for each in closures if each.arguments is not None)
 
 
-def _find_values(needs: Sequence[Reference]) -> Iterator[RemoteValue]:
+def _find_values(needs: Sequence[WorkerReference]) -> Iterator[RemoteValue]:
     """Yields the remote values among references, and inside those that are settled."""
     for reference in needs:
         if isinstance(reference, RemoteValue):

@@ -15,13 +15,14 @@ from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments, dump_code
 from distribax.coordinator.printing import show_printed
-from distribax.coordinator.progress import ViewChoice, make_view
-from distribax.coordinator.references import Reference
+from distribax.coordinator.references import WorkerReference
 from distribax.coordinator.remote_value import RemoteValue
 from distribax.coordinator.round_watch import RoundWatch
 from distribax.coordinator.status import CoordinatorStatus
+from distribax.coordinator.work_display import make_display
 from distribax.coordinator.worker_handle import WorkerHandle
 from distribax.execution import named_objects
+from distribax.parameter_server.protocol.server_status import IncompleteRound, WatchedServerStatus
 from distribax.parameter_server.strategy import ParameterServerStrategy
 
 
@@ -43,8 +44,9 @@ class ClusterCoordinator:
             the interpreter lock for longer is taken for dead.
         all_workers_timeout: How many seconds work may wait while there is no worker, before
             `WorkersLostError` is raised.
-        view: How long work is shown: "live" (a progress bar), "lines" (a line every ten seconds),
-            "none", or "auto", which is "live" in a terminal and "lines" elsewhere.
+        view: How long work is shown: "live" (a progress bar), "log" (a line every ten seconds),
+            "off", or "auto", which is "live" in a terminal and "log" elsewhere. "lines" and "none"
+            are other words for "log" and "off".
         show_prints: Whether what functions print on workers is printed here, too, with the worker's
             name before each line ("worker 1: ...").
 
@@ -78,7 +80,7 @@ class ClusterCoordinator:
         queue_size: int = 65536,
         worker_timeout: float = 20.0,
         all_workers_timeout: float = 60.0,
-        view: ViewChoice = "auto",
+        view: str = "auto",
         show_prints: bool = True,
     ) -> None:
         if strategy.cluster_coordinator is self:
@@ -89,7 +91,7 @@ class ClusterCoordinator:
                 "1."
             )
         policy = FailurePolicy(worker_timeout, all_workers_timeout)
-        view_of_work = make_view(view)
+        display = make_display(view)
         setup, _ = dump_code(strategy.worker_setup())
         engine = strategy.engine
         workers = [
@@ -99,11 +101,11 @@ class ClusterCoordinator:
         # The thread must not keep the strategy, and so this coordinator, alive.
         find_strategy = weakref.ref(strategy)
 
-        def read_servers() -> Sequence[Mapping[str, Any]]:
+        def read_servers() -> Sequence[WatchedServerStatus]:
             alive = find_strategy()
             return alive.server_status() if alive is not None else ()
 
-        def watch_rounds(idle: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        def watch_rounds(idle: Sequence[int]) -> Sequence[IncompleteRound]:
             alive = find_strategy()
             return alive.watch_rounds(idle) if alive is not None else ()
 
@@ -117,13 +119,13 @@ class ClusterCoordinator:
             workers,
             policy,
             read_servers,
-            view_of_work.update,
+            display.update,
             while_waiting,
             show_printed if show_prints else lambda worker_index, text: None,
         )
         self._strategy = strategy
         self._num_workers = len(workers)
-        self._view = view_of_work
+        self._display = display
         self._dispatcher = dispatcher
         self._queue = dispatcher.queue
         self._functions = FunctionCatalogue()
@@ -181,7 +183,7 @@ class ClusterCoordinator:
             raise TypeError(
                 f"schedule: kwargs={kwargs!r} has a key that is not an argument's name."
             )
-        with named_objects.ship_to(self._strategy):
+        with named_objects.pickle_for(self._strategy):
             function = self._functions.define(fn)
             arguments, needs = dump_arguments(fn, args or (), kwargs or {})
         if needs or function.needs:
@@ -191,7 +193,7 @@ class ClusterCoordinator:
         queue.put(Closure(function, arguments, needs, value))
         return value
 
-    def _check_references(self, needs: Sequence[Reference]) -> None:
+    def _check_references(self, needs: Sequence[WorkerReference]) -> None:
         for reference in needs:
             if isinstance(reference, PerWorkerValues):
                 if len(reference.values) != self._num_workers:
@@ -220,7 +222,7 @@ class ClusterCoordinator:
             self._queue.join()
             self._strategy.finish_rounds()
         finally:
-            self._view.stop()
+            self._display.stop()
 
     def done(self) -> bool:
         """Tells whether all scheduled functions have been run.
@@ -268,7 +270,7 @@ class ClusterCoordinator:
         Raises:
             TypeError: If `dataset_fn` is neither, or cannot be sent to a worker.
         """
-        with named_objects.ship_to(self._strategy):
+        with named_objects.pickle_for(self._strategy):
             return PerWorkerDataset(dataset_fn, self._find_element_spec)
 
     def _find_element_spec(self, dataset: PerWorkerDataset) -> Any:
@@ -285,7 +287,7 @@ class ClusterCoordinator:
     def close(self) -> None:
         """Ends the workers; what is scheduled is cancelled. Further calls do nothing."""
         self._dispatcher.close("it was closed")
-        self._view.stop()
+        self._display.stop()
         if self._strategy.cluster_coordinator is self:
             self._strategy.cluster_coordinator = None
 

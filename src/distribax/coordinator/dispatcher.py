@@ -12,18 +12,24 @@ import queue as queues
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, TypeVarTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar, TypeVarTuple
 
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.batch_sizing import BatchSizer
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
-from distribax.coordinator.failure_policy import Decision, FailurePolicy
+from distribax.coordinator.failure_policy import FailureDecision, FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse, Reply
-from distribax.coordinator.outcomes import Failure, Raised, is_unreachable, unpack_outcome
+from distribax.coordinator.outcomes import ClosureFailure, Raised, is_unreachable, unpack_outcome
 from distribax.coordinator.status import CoordinatorStatus, WorkerState
-from distribax.coordinator.worker_handle import Answer, ClusterEndedError, Future, WorkerHandle
+from distribax.coordinator.worker_handle import (
+    AnswerHandler,
+    ClusterEndedError,
+    Future,
+    WorkerHandle,
+)
 from distribax.errors import WorkersLostError
+from distribax.parameter_server.protocol.server_status import WatchedServerStatus
 
 _logger = logging.getLogger(__name__)
 
@@ -65,7 +71,7 @@ class Dispatcher:
         queue_size: int,
         workers: list[WorkerHandle],
         policy: FailurePolicy,
-        read_servers: Callable[[], Sequence[Mapping[str, Any]]],
+        read_servers: Callable[[], Sequence[WatchedServerStatus]],
         on_beat: Callable[[CoordinatorStatus], None],
         while_waiting: Callable[[], None],
         on_print: Callable[[int, str], None],
@@ -157,12 +163,12 @@ class Dispatcher:
             return _BEAT_SECONDS
         return _HURRIED_BEAT_SECONDS
 
-    def _when_answered(
+    def _make_handler(
         self,
         worker: WorkerHandle,
         handler: Callable[[WorkerHandle, A, *Details], None],
         *details: *Details,
-    ) -> Answer:
+    ) -> AnswerHandler:
         """Returns what runs `handler` in this thread when the worker has answered."""
         life, events = worker.life, self._events
 
@@ -200,12 +206,12 @@ class Dispatcher:
     def _choose_batch(self, rests: list[float], waiting: Iterator[Closure]) -> int:
         """Returns how many of the waiting closures the worker with the first of `rests` takes."""
         first = next(waiting)
-        share = self._sizer.choose_share(first, self.queue.num_ready, rests)
-        return self._sizer.choose_batch(itertools.chain([first], waiting), share)
+        most = self._sizer.choose_count(first, self.queue.num_ready, rests)
+        return self._sizer.choose_batch(itertools.chain([first], waiting), most)
 
     def _send(self, worker: WorkerHandle, closures: list[Closure]) -> None:
         number = worker.take_number()
-        answer = self._when_answered(worker, self._on_reply, number)
+        answer = self._make_handler(worker, self._on_reply, number)
         worker.send(number, closures, self._sizer.estimate_seconds(closures), answer)
 
     # Answers.
@@ -215,7 +221,7 @@ class Dispatcher:
             self._set_aside(worker, answer.summary)
         elif isinstance(answer, Raised):
             worker.start_failures += 1
-            if self._policy.on_start_failure(worker.start_failures) is Decision.REPLACE:
+            if self._policy.on_start_failure(worker.start_failures) is FailureDecision.REPLACE:
                 worker.replace()
             self._lose(worker, answer.summary)
         else:
@@ -285,13 +291,13 @@ class Dispatcher:
             if worker.state is WorkerState.LOST:
                 pause = self._policy.choose_start_pause(worker.start_failures)
                 if now - worker.entered_at >= pause:
-                    worker.start(self._when_answered(worker, self._on_greeting))
+                    worker.start(self._make_handler(worker, self._on_greeting))
             else:
                 self._watch_worker(worker, now)
         ready = [worker for worker in self._workers if worker.state is WorkerState.READY]
         if ready:
             self._stranded_since = None
-            self._share_out(ready, now)
+            self._even_out(ready, now)
         else:
             self._watch_stranded(now)
         if now - self._beat_at >= _BEAT_SECONDS:
@@ -302,10 +308,10 @@ class Dispatcher:
         silence = now - worker.pinged_at
         if not worker.is_asked:
             if silence >= self._policy.ping_seconds:
-                worker.ping(self._when_answered(worker, self._on_pulse))
+                worker.ping(self._make_handler(worker, self._on_pulse))
         else:
             heard = worker.has_been_heard
-            if self._policy.on_silence(silence, has_been_heard=heard) is Decision.REPLACE:
+            if self._policy.on_silence(silence, has_been_heard=heard) is FailureDecision.REPLACE:
                 worker.replace()
                 self._lose(worker, f"it has given no sign of life for {silence:.1f} s")
         if worker.state is WorkerState.READY and worker.has_unused and not worker.batches:
@@ -322,11 +328,11 @@ class Dispatcher:
         seconds = now - self._stranded_since
         aside = self._epoch is None or any(worker.is_aside for worker in self._workers)
         decision = self._policy.on_no_worker(seconds, failures, is_server_lost=aside)
-        if decision is Decision.RAISE:
+        if decision is FailureDecision.RAISE:
             self._stranded_since = None
             self.queue.fail(_make_no_worker_error(self._workers, seconds, self._policy, now))
 
-    def _share_out(self, ready: list[WorkerHandle], now: float) -> None:
+    def _even_out(self, ready: list[WorkerHandle], now: float) -> None:
         """Takes closures back that wait behind others while a worker has nothing to do."""
         if self.queue.num_ready or all(worker.batches for worker in ready):
             return
@@ -342,7 +348,7 @@ class Dispatcher:
     def _recall(self, workers: list[WorkerHandle]) -> None:
         for worker in workers:
             if not all(batch.is_recalled for batch in worker.batches.values()):
-                worker.recall(self._when_answered(worker, self._on_recalled))
+                worker.recall(self._make_handler(worker, self._on_recalled))
 
     def _set_aside(self, worker: WorkerHandle, problem: str) -> None:
         """Gives the closures to others of a worker that cannot reach a parameter server.
@@ -374,7 +380,7 @@ class Dispatcher:
         for closure in batches[0].closures:
             closure.losses += 1
             decision = self._policy.on_loss(closure.losses)
-            (doomed if decision is Decision.RAISE else retried).append(closure)
+            (doomed if decision is FailureDecision.RAISE else retried).append(closure)
         self.queue.give_back([closure for batch in batches[1:] for closure in batch.closures])
         self.queue.give_back(retried, retry=True)
         if retried:
@@ -382,7 +388,7 @@ class Dispatcher:
                 "Functions that are retried as worker %d is lost: %d.", worker.index, len(retried)
             )
         if doomed:
-            errors = [Failure(_make_deadly_error(closure, worker)) for closure in doomed]
+            errors = [ClosureFailure(_make_deadly_error(closure, worker)) for closure in doomed]
             self.queue.settle(doomed, errors)
 
     def _beat(self, now: float) -> None:

@@ -6,19 +6,17 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from distribax.cluster.environment_variables import read_seconds
+from distribax.parameter_server.settings import SERVER_LOST_SECONDS
 
 MAX_LOSSES = 10
 """When so many workers have died while they ran a closure, the closure is taken for the cause."""
 MAX_START_FAILURES: Final = 3
 """When each worker has failed to start so often, the user is told why instead of waiting."""
-SERVER_LOST_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
-"""How long work waits for a parameter server that nobody can reach."""
 _START_PAUSE_SECONDS: Final = 0.2
 _LONGEST_START_PAUSE_SECONDS: Final = 5.0
 
 
-class Decision(enum.Enum):
+class FailureDecision(enum.Enum):
     """What the dispatcher is to do."""
 
     WAIT = "wait"
@@ -56,32 +54,36 @@ class FailurePolicy:
         """How many seconds pass between two pings of a worker."""
         return min(1.0, self.worker_timeout / 4)
 
-    def on_silence(self, seconds: float, *, has_been_heard: bool) -> Decision:
+    def on_silence(self, seconds: float, *, has_been_heard: bool) -> FailureDecision:
         """Decides on a worker that has not answered for so many seconds.
 
         A process that has never answered may still wait for its place in the cluster.
         """
         bound = self.worker_timeout if has_been_heard else self.all_workers_timeout
-        return Decision.REPLACE if seconds > max(bound, self.worker_timeout) else Decision.WAIT
+        return (
+            FailureDecision.REPLACE
+            if seconds > max(bound, self.worker_timeout)
+            else FailureDecision.WAIT
+        )
 
-    def on_start_failure(self, failures: int) -> Decision:
+    def on_start_failure(self, failures: int) -> FailureDecision:
         """Decides on a worker that has failed to start so often in a row.
 
         The same process tries again first, which is quicker than another one.
         """
-        return Decision.RETRY if failures % MAX_START_FAILURES else Decision.REPLACE
+        return FailureDecision.RETRY if failures % MAX_START_FAILURES else FailureDecision.REPLACE
 
     def choose_start_pause(self, failures: int) -> float:
         """Returns how many seconds to wait before a worker is started again."""
         return min(_START_PAUSE_SECONDS * 2**failures, _LONGEST_START_PAUSE_SECONDS)
 
-    def on_loss(self, losses: int) -> Decision:
+    def on_loss(self, losses: int) -> FailureDecision:
         """Decides on a closure that was running on so many workers when they were lost."""
-        return Decision.RAISE if losses >= MAX_LOSSES else Decision.RETRY
+        return FailureDecision.RAISE if losses >= MAX_LOSSES else FailureDecision.RETRY
 
     def on_no_worker(
         self, seconds: float, start_failures: int, *, is_server_lost: bool = False
-    ) -> Decision:
+    ) -> FailureDecision:
         """Decides when work has waited for so many seconds, and there is no worker.
 
         Args:
@@ -93,4 +95,4 @@ class FailurePolicy:
         if is_server_lost:
             bound = max(bound, SERVER_LOST_SECONDS)
         lost = seconds > bound or start_failures >= MAX_START_FAILURES
-        return Decision.RAISE if lost else Decision.WAIT
+        return FailureDecision.RAISE if lost else FailureDecision.WAIT

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from distribax.coordinator.references import Kind
+from distribax.coordinator.references import DefinitionKind
 
 
-class Shipment(NamedTuple):
+class SentDefinition(NamedTuple):
     """A definition on its way to a worker."""
 
     number: int
-    kind: Kind
+    kind: DefinitionKind
     name: str
     data: bytes
 
 
-class Batch(NamedTuple):
+class ClosureBatch(NamedTuple):
     """Closures for one worker, which it runs in order.
 
     Attributes:
         number: Counts the batches of a worker's process.
         boot: The process that it is meant for; another one refuses it.
-        shipments: Definitions that the process does not have yet.
+        definitions: Definitions that the process does not have yet.
         forgotten: The numbers of definitions that nobody uses any more.
         functions: For each closure the number of its function.
         arguments: For each closure its pickled arguments, or None if it has none.
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     number: int
     boot: str
-    shipments: tuple[Shipment, ...]
+    definitions: tuple[SentDefinition, ...]
     forgotten: tuple[int, ...]
     functions: list[int]
     arguments: list[bytes | None]

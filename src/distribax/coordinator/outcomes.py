@@ -35,7 +35,7 @@ class Raised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Failure:
+class ClosureFailure:
     """What a closure ended with instead of a value."""
 
     error: BaseException
@@ -80,7 +80,7 @@ def _fits_numpy(value: jax.Array) -> bool:
     return isinstance(value.dtype, np.dtype)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _ResultPickler(cloudpickle.Pickler):
     """Pickles objects with JAX arrays inside as if they held NumPy arrays.
 
     Random keys stay random keys. Classes that came from the coordinator go back by name: unpickled
@@ -123,7 +123,7 @@ def _make_random_key(data: np.ndarray, impl: str) -> jax.Array:
 
 def _dumps(value: object) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer, 5).dump(value)
+    _ResultPickler(buffer, 5).dump(value)
     return buffer.getvalue()
 
 
@@ -167,11 +167,11 @@ _WRAPPED: Final = frozenset({Packed, Raised, tuple, list, dict})
 
 
 def unpack_outcome(outcome: object, function: str, worker_index: int) -> object:
-    """Returns the result of a function that a worker has run, or a `Failure`."""
+    """Returns the result of a function that a worker has run, or a `ClosureFailure`."""
     if type(outcome) not in _WRAPPED:
         return outcome
     if type(outcome) is Raised:
-        return Failure(_unpack_error(outcome, function, worker_index))
+        return ClosureFailure(_unpack_error(outcome, function, worker_index))
     try:
         return _unpack(outcome)
     except Exception as error:
@@ -179,7 +179,7 @@ def unpack_outcome(outcome: object, function: str, worker_index: int) -> object:
             f"{function} has returned a value on worker {worker_index} that cannot be unpickled "
             "here. Return arrays, numbers and nests of them."
         )
-        return Failure(error)
+        return ClosureFailure(error)
 
 
 def _unpack(outcome: object) -> object:

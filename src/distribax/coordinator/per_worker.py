@@ -8,10 +8,10 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.coordinator.pickling import describe, dump_callable, dump_value, quote
-from distribax.coordinator.references import Definition, Kind, Reference
+from distribax.coordinator.references import Definition, DefinitionKind, WorkerReference
 
 
-class PerWorkerValues(Reference):
+class PerWorkerValues(WorkerReference):
     """Holds one value for each worker; a scheduled function gets that of the worker it runs on.
 
     Args:
@@ -46,14 +46,16 @@ class PerWorkerValues(Reference):
         pickled = [dump_value(value) for value in self._values]
         parts = [data for data, _ in pickled]
         needs = tuple(need for _, needs in pickled for need in needs)
-        return Definition(Kind.OBJECT, "a per-worker value", lambda index: parts[index], needs)
+        return Definition(
+            DefinitionKind.OBJECT, "a per-worker value", lambda index: parts[index], needs
+        )
 
     @override
     def __repr__(self) -> str:
         return f"PerWorkerValues({list(self._values)!r})"
 
 
-class PerWorkerDataset(Reference):
+class PerWorkerDataset(WorkerReference):
     """A data set that each worker makes for itself; `iter` gives an iterator for functions.
 
     `coordinator.create_per_worker_dataset` returns it.
@@ -74,10 +76,10 @@ class PerWorkerDataset(Reference):
         self._find_element_spec = find_element_spec
         # A string can be iterated too, but is a mistake.
         if hasattr(type(dataset), "__iter__") and not isinstance(dataset, (str, bytes)):
-            kind, name = Kind.DATASET, "a data set"
+            kind, name = DefinitionKind.DATASET, "a data set"
             data, needs = _dump_dataset(dataset)
         elif callable(dataset):
-            kind, name = Kind.DATASET_FUNCTION, f"the data set of {describe(dataset)}"
+            kind, name = DefinitionKind.DATASET_FUNCTION, f"the data set of {describe(dataset)}"
             data, needs = dump_callable(dataset, "create_per_worker_dataset", "dataset_fn")
         else:
             raise TypeError(
@@ -100,7 +102,7 @@ class PerWorkerDataset(Reference):
         return PerWorkerIterator(self)
 
 
-class PerWorkerIterator(Reference):
+class PerWorkerIterator(WorkerReference):
     """An iterator that is different on each worker; pass it to a scheduled function.
 
     Each worker makes it when a function first needs it, and again after a restart; then it begins
@@ -117,7 +119,7 @@ class PerWorkerIterator(Reference):
         data, needs = dump_value(dataset)
         self._dataset = dataset
         name = f"an iterator of {dataset.definition.name}"
-        super().__init__(Definition(Kind.ITERATOR, name, lambda _: data, needs))
+        super().__init__(Definition(DefinitionKind.ITERATOR, name, lambda _: data, needs))
 
     @property
     def element_spec(self) -> Any:
@@ -148,7 +150,7 @@ class PerWorkerIterator(Reference):
         return next(self)
 
 
-def _dump_dataset(dataset: object) -> tuple[bytes, tuple[Reference, ...]]:
+def _dump_dataset(dataset: object) -> tuple[bytes, tuple[WorkerReference, ...]]:
     try:
         return dump_value(dataset)
     except Exception as error:

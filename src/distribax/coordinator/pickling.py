@@ -11,7 +11,6 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,29 +20,27 @@ from typing_extensions import override
 
 from distribax.coordinator.references import (
     Definition,
-    Kind,
-    Reference,
+    DefinitionKind,
+    WorkerReference,
     collect_references,
-    resolve,
 )
 
 _PACKAGE: Final = __name__.partition(".")[0]
 _PROTOCOL: Final = 5
-_NUM_KEPT: Final = 64
 
 PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types whose values any process can unpickle."""
 
 
-def dump_value(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+def dump_value(value: object) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns a value's pickle and the references inside it."""
     buffer = io.BytesIO()
     with collect_references() as needs:
-        _Pickler(buffer, _PROTOCOL).dump(value)
+        _ValuePickler(buffer, _PROTOCOL).dump(value)
     return buffer.getvalue(), tuple(needs)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _ValuePickler(cloudpickle.Pickler):
     """Pickles values; classes of the program, which workers cannot import, by number.
 
     Otherwise each value would bring its class along, which takes time and resets the class's
@@ -57,20 +54,20 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-_classes: weakref.WeakKeyDictionary[type, Reference] = weakref.WeakKeyDictionary()
+_classes: weakref.WeakKeyDictionary[type, WorkerReference] = weakref.WeakKeyDictionary()
 
 
-def _refer_to_class(cls: type) -> Reference:
+def _refer_to_class(cls: type) -> WorkerReference:
     reference = _classes.get(cls)
     if reference is None:
         data, needs = dump_code(cls)
         name = f"the class {describe(cls)}"
-        reference = Reference(Definition(Kind.OBJECT, name, lambda _: data, needs))
+        reference = WorkerReference(Definition(DefinitionKind.OBJECT, name, lambda _: data, needs))
         _classes[cls] = reference
     return reference
 
 
-def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
+def dump_code(value: object) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns the pickle of a function or a class, its code included, and its references."""
     with collect_references() as needs:
         data = cloudpickle.dumps(value, _PROTOCOL)
@@ -79,16 +76,12 @@ def dump_code(value: object) -> tuple[bytes, tuple[Reference, ...]]:
 
 def dump_arguments(
     fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-) -> tuple[bytes | None, tuple[Reference, ...]]:
+) -> tuple[bytes | None, tuple[WorkerReference, ...]]:
     """Returns the pickle of a call's arguments, None if it has none, and their references."""
     if not args and not kwargs:
         return None, ()
     if all(map(_is_plain, args)) and all(map(_is_plain, kwargs.values())):
         return pickle.dumps((tuple(args), dict(kwargs)), _PROTOCOL), ()
-    references = [arg for arg in args if isinstance(arg, Reference)]
-    if not kwargs and len(references) == len(args):
-        numbers = tuple([reference.reference_number for reference in references])
-        return _dump_references(numbers), tuple(references)
     try:
         return dump_value((tuple(args), dict(kwargs)))
     except Exception as error:
@@ -97,23 +90,6 @@ def dump_arguments(
             f"{quote(error)}. Pass numbers, arrays, nests of them and objects that can be "
             "pickled; make what cannot be (locks, open files, generators) inside the function."
         ) from error
-
-
-@functools.lru_cache(_NUM_KEPT)
-def _dump_references(numbers: tuple[int, ...]) -> bytes:
-    """Pickles arguments that are references: mostly an iterator, the same at each step."""
-    return pickle.dumps((tuple(map(_PickledReference, numbers)), {}), _PROTOCOL)
-
-
-@dataclass(frozen=True)
-class _PickledReference:
-    """Pickles as the reference with that number does."""
-
-    number: int
-
-    @override
-    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
-        return resolve, (self.number,)
 
 
 def _is_plain(value: object) -> bool:
@@ -168,7 +144,7 @@ class FunctionCatalogue:
         # The same code with other references in it has other numbers in its bytes.
         known = self._by_digest.get(digest)
         if known is None:
-            known = Definition(Kind.OBJECT, describe(fn), lambda _: data, needs)
+            known = Definition(DefinitionKind.OBJECT, describe(fn), lambda _: data, needs)
             self._by_digest[digest] = known
         return known
 
@@ -196,7 +172,7 @@ class _Scheduled(NamedTuple):
 
 def dump_callable(
     fn: Callable[..., object], method: str, argument: str
-) -> tuple[bytes, tuple[Reference, ...]]:
+) -> tuple[bytes, tuple[WorkerReference, ...]]:
     """Returns the pickle of a function with what it captures, and its references.
 
     Args:
@@ -207,7 +183,7 @@ def dump_callable(
     Raises:
         TypeError: If it cannot be pickled.
     """
-    module = ship_module_of(fn)
+    module = pickle_by_value(fn)
     try:
         return dump_code(fn)
     except Exception as error:
@@ -224,7 +200,7 @@ def dump_callable(
         ) from error
 
 
-def ship_module_of(code: object) -> types.ModuleType | None:
+def pickle_by_value(code: object) -> types.ModuleType | None:
     """Has functions and classes of a module pickled by value, if workers cannot import it.
 
     Args:
@@ -267,10 +243,10 @@ def _is_installed(module: types.ModuleType) -> bool:
     # Of a user, of the system, or of another environment that is on the path.
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
-    return any(path.is_relative_to(folder) for folder in _installation_folders())
+    return any(path.is_relative_to(folder) for folder in _list_installation_folders())
 
 
 @functools.cache
-def _installation_folders() -> tuple[Path, ...]:
+def _list_installation_folders() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple({Path(sysconfig.get_path(name)).resolve() for name in names})

@@ -1,7 +1,7 @@
 """Things that a scheduled function uses and that workers keep: functions, data sets, values.
 
 Each is sent to a worker once, as a definition with a number. Where an argument or a function
-contains a `Reference`, the pickle holds only the number, and the worker looks it up.
+contains a `WorkerReference`, the pickle holds only the number, and the worker looks it up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def make_number() -> int:
     return next(_numbers)
 
 
-class Kind(enum.Enum):
+class DefinitionKind(enum.Enum):
     """What a worker makes of a definition's bytes."""
 
     OBJECT = "object"
@@ -46,19 +46,19 @@ class Definition:
     Attributes:
         kind: What a worker makes of it.
         name: What error messages call it.
-        part: Returns the bytes for a worker's index; mostly they are the same for all.
+        dump_for: Returns the bytes for a worker's index; mostly they are the same for all.
         needs: The references inside it.
         number: Stands for it in pickles.
     """
 
-    kind: Kind
+    kind: DefinitionKind
     name: str
-    part: Callable[[int], bytes]
-    needs: tuple[Reference, ...] = ()
+    dump_for: Callable[[int], bytes]
+    needs: tuple[WorkerReference, ...] = ()
     number: int = field(default_factory=make_number)
 
 
-class Reference:
+class WorkerReference:
     """Base of what is passed to a worker by number.
 
     Args:
@@ -100,17 +100,17 @@ class Reference:
 class _Thread(threading.local):
     """The references that are being collected in each thread, or None."""
 
-    collected: list[Reference] | None = None
+    collected: list[WorkerReference] | None = None
 
 
 _thread = _Thread()
 
 
 @contextlib.contextmanager
-def collect_references() -> Iterator[list[Reference]]:
+def collect_references() -> Iterator[list[WorkerReference]]:
     """Lets references be pickled in this thread, and collects those that are met."""
     outer = _thread.collected
-    collected: list[Reference] = []
+    collected: list[WorkerReference] = []
     _thread.collected = collected
     try:
         yield collected

@@ -11,7 +11,12 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.coordinator.pickling import dump_value
-from distribax.coordinator.references import Definition, Kind, Reference, make_number
+from distribax.coordinator.references import (
+    Definition,
+    DefinitionKind,
+    WorkerReference,
+    make_number,
+)
 
 
 class RemoteValueStatus(enum.Enum):
@@ -32,7 +37,7 @@ class ValueQueue(Protocol):
         """Waits until the value is settled."""
 
 
-class RemoteValue(Reference):
+class RemoteValue(WorkerReference):
     """The result of a scheduled function, now or later.
 
     `coordinator.schedule` returns it. As an argument of another scheduled function it becomes the
@@ -141,7 +146,7 @@ class RemoteValue(Reference):
         assert self._status is RemoteValueStatus.READY
         data, needs = dump_value(self._result)
         number = self.reference_number
-        return Definition(Kind.VALUE, "a remote value", lambda _: data, needs, number)
+        return Definition(DefinitionKind.VALUE, "a remote value", lambda _: data, needs, number)
 
     @override
     def __repr__(self) -> str:

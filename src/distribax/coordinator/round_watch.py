@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from distribax.coordinator.status import CoordinatorStatus, WorkerState, WorkerStatus
+from distribax.parameter_server.protocol.server_status import IncompleteRound
 
 _logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class RoundWatch:
             incomplete, as `ParameterServerStrategy.watch_rounds` does.
     """
 
-    def __init__(self, watch: Callable[[Sequence[int]], Sequence[Mapping[str, Any]]]) -> None:
+    def __init__(self, watch: Callable[[Sequence[int]], Sequence[IncompleteRound]]) -> None:
         self._watch = watch
         # Several threads may wait.
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class RoundWatch:
             self._lock.release()
 
     def _tell_late(
-        self, rounds: Sequence[Mapping[str, Any]], workers: Sequence[WorkerStatus]
+        self, rounds: Sequence[IncompleteRound], workers: Sequence[WorkerStatus]
     ) -> None:
         # Without a function that runs, nobody is late: an update waits for the next functions.
         awaited = [

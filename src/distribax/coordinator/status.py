@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+
+from distribax.parameter_server.protocol.server_status import WatchedServerStatus
 
 
 class WorkerState(enum.StrEnum):
@@ -78,7 +78,7 @@ class CoordinatorStatus(ClosureCounts):
 
     rate: float
     workers: tuple[WorkerStatus, ...]
-    servers: tuple[Mapping[str, Any], ...] = ()
+    servers: tuple[WatchedServerStatus, ...] = ()
 
     @property
     def num_workers_up(self) -> int:

@@ -9,13 +9,13 @@ import secrets
 import time
 from typing import Any, Final
 
-from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Timing
+from distribax.coordinator.messages import ClosureBatch, Greeting, Pulse, Reply, Timing
 from distribax.coordinator.outcomes import Raised, find_unreachable, pack_error, pack_result
 from distribax.coordinator.printing import PrintCapture
 from distribax.coordinator.references import set_lookup
 from distribax.coordinator.worker_objects import WorkerObjects
 from distribax.errors import ParameterServerUnreachableError
-from distribax.parameter_server.worker import WorkerSetup, WorkerStrategy
+from distribax.parameter_server.worker_strategy import WorkerSetup, WorkerStrategy
 
 LONGEST_SECONDS: Final = 0.4
 """A batch that takes longer than this ends after the closure that runs."""
@@ -64,11 +64,11 @@ class Worker:
 
     def run(self, data: bytes) -> bytes:
         """Runs a batch and returns the reply, both pickled."""
-        batch: Batch = pickle.loads(data)
+        batch: ClosureBatch = pickle.loads(data)
         strategy = self._strategy
         if batch.boot != self._boot or strategy is None or self._is_aside:
             return pickle.dumps(Reply([], {}, refused=True), 5)
-        self._objects.add(batch.shipments)
+        self._objects.add(batch.definitions)
         self._objects.remove(batch.forgotten)
         with self._printed.capture():
             try:
@@ -93,7 +93,7 @@ class Worker:
             return [pack_error(error)] * len(outcomes)
         return outcomes
 
-    def _run_closures(self, batch: Batch) -> tuple[list[Any], dict[int, Timing]]:
+    def _run_closures(self, batch: ClosureBatch) -> tuple[list[Any], dict[int, Timing]]:
         objects, number = self._objects, batch.number
         outcomes: list[Any] = []
         timings: dict[int, Timing] = {}

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from distribax.cluster.ray import ray_session
 from distribax.coordinator.closure_queue import Closure
-from distribax.coordinator.messages import Batch, Greeting, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, SentDefinition
 from distribax.coordinator.references import Definition
 from distribax.coordinator.status import WorkerState, WorkerStatus
 from distribax.coordinator.worker import Worker
@@ -25,7 +25,7 @@ from distribax.errors import DistribaxError
 _logger = logging.getLogger(__name__)
 
 Future: TypeAlias = "concurrent.futures.Future[Any]"
-Answer: TypeAlias = Callable[[Future], None]
+AnswerHandler: TypeAlias = Callable[[Future], None]
 """Called with a worker's answer, in any thread."""
 _CONTROL: Final = "control"
 
@@ -92,7 +92,7 @@ class WorkerHandle:
 
     # Questions to the worker.
 
-    def start(self, answer: Answer) -> None:
+    def start(self, answer: AnswerHandler) -> None:
         """Asks the process to become a worker; Ray starts it if there is none."""
         self._enter(WorkerState.STARTING)
         self.has_been_heard = False
@@ -104,12 +104,14 @@ class WorkerHandle:
             if self._actor is None or self._epoch != ray_session.get_epoch():
                 self._epoch = ray_session.get_epoch()
                 # Ray may be restarting one that was taken for dead.
-                self._actor = _actor_class().options(**self._options, get_if_exists=True).remote()
+                self._actor = (
+                    _make_actor_class().options(**self._options, get_if_exists=True).remote()
+                )
             return self._actor.start.remote(self.index, self._setup)
 
         _ask(ask, answer)
 
-    def ping(self, answer: Answer) -> None:
+    def ping(self, answer: AnswerHandler) -> None:
         """Asks for a sign of life."""
         self.pinged_at = time.monotonic()
         self.is_asked = True
@@ -119,7 +121,7 @@ class WorkerHandle:
         """Returns whether this is the process that was started last."""
         return self.greeting is not None and self.greeting.boot == boot
 
-    def recall(self, answer: Answer) -> None:
+    def recall(self, answer: AnswerHandler) -> None:
         """Asks the worker to start no more of the closures that it has."""
         for batch in self.batches.values():
             batch.is_recalled = True
@@ -136,24 +138,24 @@ class WorkerHandle:
         number: int,
         closures: list[Closure],
         seconds: float,
-        answer: Answer,
+        answer: AnswerHandler,
     ) -> None:
         """Gives the worker closures to run."""
         assert self.greeting is not None
-        shipments: list[Shipment] = []
+        sent: list[SentDefinition] = []
         names: dict[int, str] = {}
         for closure in closures:
             function = closure.function
             if function.number not in names:
                 names[function.number] = function.name
-                self._add_shipments(function, shipments)
+                self._add_definitions(function, sent)
             for reference in closure.needs:
-                self._add_shipments(reference.definition, shipments)
+                self._add_definitions(reference.definition, sent)
         unused = tuple(self._unused.popleft() for _ in range(len(self._unused)))
-        batch = Batch(
+        batch = ClosureBatch(
             number,
             self.greeting.boot,
-            tuple(shipments),
+            tuple(sent),
             unused,
             [closure.function.number for closure in closures],
             [closure.arguments for closure in closures],
@@ -162,13 +164,13 @@ class WorkerHandle:
         data = pickle.dumps(batch, 5)
         _ask(lambda: self._actor.run.remote(data), answer)
 
-    def _add_shipments(self, definition: Definition, shipments: list[Shipment]) -> None:
+    def _add_definitions(self, definition: Definition, sent: list[SentDefinition]) -> None:
         """Adds a definition and those inside it, unless the worker has them."""
         number = definition.number
         if number in self._known:
             return
         for reference in definition.needs:
-            self._add_shipments(reference.definition, shipments)
+            self._add_definitions(reference.definition, sent)
         known, unused = self._known, self._unused
 
         def forget(_: weakref.ref[Definition]) -> None:
@@ -176,8 +178,8 @@ class WorkerHandle:
                 unused.append(number)
 
         known[number] = weakref.ref(definition, forget)
-        part = definition.part(self.index)
-        shipments.append(Shipment(number, definition.kind, definition.name, part))
+        data = definition.dump_for(self.index)
+        sent.append(SentDefinition(number, definition.kind, definition.name, data))
 
     # What the dispatcher has learnt.
 
@@ -280,7 +282,7 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.ActorDiedError)
 
 
-def _ask(question: Callable[[], Any], answer: Answer) -> None:
+def _ask(question: Callable[[], Any], answer: AnswerHandler) -> None:
     import ray
 
     try:
@@ -298,7 +300,7 @@ def _ask(question: Callable[[], Any], answer: Answer) -> None:
 
 
 @functools.cache
-def _actor_class() -> Any:
+def _make_actor_class() -> Any:
     import ray
 
     return ray.remote(concurrency_groups={_CONTROL: 1})(Worker)

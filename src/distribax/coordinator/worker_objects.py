@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
-from distribax.coordinator.messages import Shipment
-from distribax.coordinator.references import Kind
+from distribax.coordinator.messages import SentDefinition
+from distribax.coordinator.references import DefinitionKind
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.distributed import DistributedDataset, DistributedIterator
@@ -27,20 +27,18 @@ class WorkerObjects:
     """
 
     def __init__(self) -> None:
-        self._shipments: dict[int, Shipment] = {}
+        self._definitions: dict[int, SentDefinition] = {}
         self._objects: dict[int, Any] = {}
-        self._arguments: dict[bytes, Arguments] = {}
 
-    def add(self, shipments: Iterable[Shipment]) -> None:
+    def add(self, definitions: Iterable[SentDefinition]) -> None:
         """Keeps definitions; those that it has already stay as they are."""
-        for shipment in shipments:
-            self._shipments.setdefault(shipment.number, shipment)
+        for definition in definitions:
+            self._definitions.setdefault(definition.number, definition)
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Forgets definitions, and ends the threads of their iterators."""
         for number in numbers:
-            self._arguments.clear()
-            self._shipments.pop(number, None)
+            self._definitions.pop(number, None)
             made = self._objects.pop(number, None)
             if isinstance(made, _ITERATORS):
                 made.close()
@@ -50,10 +48,10 @@ class WorkerObjects:
         try:
             return self._objects[number]
         except KeyError:
-            shipment = self._shipments[number]
-            made = _make_object(shipment)
+            definition = self._definitions[number]
+            made = _make_object(definition)
             # What one function does to a value must not be seen by the next.
-            if shipment.kind is not Kind.VALUE:
+            if definition.kind is not DefinitionKind.VALUE:
                 self._objects[number] = made
             return made
 
@@ -61,32 +59,27 @@ class WorkerObjects:
         """Returns the positional and the keyword arguments of a call."""
         if data is None:
             return (), {}
-        known = self._arguments.get(data)
-        if known is None:
-            known = pickle.loads(data)
-            # Most steps have only an iterator, which is the same object each time.
-            if not known[1] and all(isinstance(arg, _ITERATORS) for arg in known[0]):
-                self._arguments[data] = known
-        return known
+        arguments: Arguments = pickle.loads(data)
+        return arguments
 
 
-def _make_object(shipment: Shipment) -> object:
+def _make_object(definition: SentDefinition) -> object:
     try:
-        loaded = pickle.loads(shipment.data)
-        match shipment.kind:
-            case Kind.OBJECT | Kind.VALUE:
+        loaded = pickle.loads(definition.data)
+        match definition.kind:
+            case DefinitionKind.OBJECT | DefinitionKind.VALUE:
                 return loaded
-            case Kind.DATASET:
+            case DefinitionKind.DATASET:
                 if isinstance(loaded, Dataset):
                     return Dataset(_reshuffle(loaded.plan, {}))
                 return loaded
-            case Kind.DATASET_FUNCTION:
+            case DefinitionKind.DATASET_FUNCTION:
                 return _check_dataset(loaded())
-            case Kind.ITERATOR:
+            case DefinitionKind.ITERATOR:
                 # `next` works inside `dx.function`, whatever the data set is.
                 return iter(_check_dataset(loaded))
     except Exception as error:
-        error.add_note(f"This was while the worker made {shipment.name}.")
+        error.add_note(f"This was while the worker made {definition.name}.")
         raise
 
 

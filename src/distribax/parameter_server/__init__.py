@@ -10,15 +10,14 @@ from distribax.errors import ParameterServerError as ParameterServerError
 from distribax.errors import ParameterServerUnreachableError as ParameterServerUnreachableError
 from distribax.errors import ParametersLostError as ParametersLostError
 from distribax.parameter_server.client.parameter_client import ParameterClient as ParameterClient
-from distribax.parameter_server.client.parameter_client import Selection as Selection
+from distribax.parameter_server.parameter_server import ParameterServer as ParameterServer
 from distribax.parameter_server.protocol.operations import Apply as Apply
 from distribax.parameter_server.protocol.operations import Array as Array
 from distribax.parameter_server.protocol.operations import Assign as Assign
 from distribax.parameter_server.protocol.operations import AssignAdd as AssignAdd
 from distribax.parameter_server.protocol.operations import Op as Op
-from distribax.parameter_server.protocol.operations import Rows as Rows
 from distribax.parameter_server.protocol.operations import Scatter as Scatter
+from distribax.parameter_server.protocol.operations import SparseGradient as SparseGradient
 from distribax.parameter_server.protocol.parameter_spec import Endpoint as Endpoint
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec as OptimizerSpec
 from distribax.parameter_server.protocol.parameter_spec import ParameterSpec as ParameterSpec
-from distribax.parameter_server.server.parameter_server import ParameterServer as ParameterServer

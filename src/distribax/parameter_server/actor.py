@@ -27,7 +27,8 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterServer,
 )
-from distribax.parameter_server.settings import ServerSettings
+from distribax.parameter_server.protocol.server_status import ServerStatus
+from distribax.parameter_server.settings import SERVER_LOST_SECONDS, ServerSettings
 from distribax.topology.host_memory import keep_freed_memory
 
 _logger = logging.getLogger(__name__)
@@ -45,8 +46,6 @@ _START_SECONDS = read_seconds("DISTRIBAX_SERVER_START_SECONDS", 60.0)
 # functions go to others.
 _ANSWER_SECONDS = read_seconds("DISTRIBAX_SERVER_ANSWER_SECONDS", 60.0)
 _RESTART_POLL_SECONDS = 0.2
-# How long the coordinator waits for it, as there is nobody else.
-_LOST_SECONDS = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
 _LOCATE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 5.0
@@ -90,13 +89,13 @@ class ServerActor:
         finally:
             os._exit(0)
 
-    def endpoint(self) -> Endpoint:
+    def get_endpoint(self) -> Endpoint:
         """Returns where the server listens."""
         return self._endpoint
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """Returns what the server holds and has done; the answer is a sign of life."""
-        return {"pid": os.getpid(), **self._server.status()}
+        return self._server.status()
 
     def snapshot(self) -> str:
         """Writes a snapshot now, and returns its path."""
@@ -143,7 +142,7 @@ def connect_to_servers(
         try:
             with ray_session.guard_calls():
                 actor = ray.get_actor(f"server-{index}", namespace=namespace)
-            answer: PendingAnswer[Endpoint] = ask_actor(actor.endpoint.remote, epoch)
+            answer: PendingAnswer[Endpoint] = ask_actor(actor.get_endpoint.remote, epoch)
             return answer.wait(_LOCATE_SECONDS)
         except (ray.exceptions.RayError, ValueError, TimeoutError, RayStoppedError) as error:
             raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error
@@ -153,7 +152,7 @@ def connect_to_servers(
         locate,
         client_id=client_id,
         token=token.encode(),
-        timeout=max(_ANSWER_SECONDS, _LOST_SECONDS) if is_coordinator else _ANSWER_SECONDS,
+        timeout=max(_ANSWER_SECONDS, SERVER_LOST_SECONDS) if is_coordinator else _ANSWER_SECONDS,
         worker=worker,
     )
 
@@ -184,7 +183,7 @@ class ServerHealth:
     answered: float = field(default_factory=time.monotonic)
     lost: str = ""
     lost_counts: dict[str, int] = field(default_factory=dict)
-    status: dict[str, Any] = field(default_factory=dict)
+    status: ServerStatus = field(default_factory=ServerStatus)
 
 
 class ServerGroup:
@@ -206,7 +205,7 @@ class ServerGroup:
         self._epoch = ray_session.get_epoch()
         self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
-        self._pending: list[PendingAnswer[dict[str, Any]] | None] = [None] * len(self._actors)
+        self._pending: list[PendingAnswer[ServerStatus] | None] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
@@ -365,7 +364,7 @@ class ServerGroup:
         health.starting, health.answered = True, time.monotonic()
 
 
-def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
+def _take_in(health: ServerHealth, status: ServerStatus) -> None:
     """Notes what a server has answered, and tells the user what a restart has lost."""
     error = status.get("snapshot_error")
     if error and error != health.status.get("snapshot_error"):
@@ -380,12 +379,12 @@ def _take_in(health: ServerHealth, status: dict[str, Any]) -> None:
         health.restarts += 1
         health.lost = _explain_loss(health, status)
         _logger.warning("%s", health.lost)
-    health.boot, health.updates = boot, int(status["updates"])
-    health.counts = dict(status["counts"])
+    health.boot, health.updates = boot, status["updates"]
+    health.counts = status["counts"]
     health.answered, health.status, health.starting = time.monotonic(), status, False
 
 
-def _explain_loss(health: ServerHealth, status: Mapping[str, Any]) -> str:
+def _explain_loss(health: ServerHealth, status: ServerStatus) -> str:
     if not status.get("restored"):
         return (
             f"parameter server {health.index} died and was restarted with nothing, as there is no "

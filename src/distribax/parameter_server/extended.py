@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterSpec
-from distribax.parameter_server.optimizer import ServedUpdate, note_key
+from distribax.parameter_server.optimizer import ServedUpdate, make_note_key
 from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.settings import RoundSettings
 from distribax.strategies.one_device import SingleExtended
@@ -126,7 +126,7 @@ class ParameterServerExtended(SingleExtended):
 
     def targets_of(self, uid: str) -> list[Variable | ShardedVariable] | None:
         """Returns the variables that an optimizer was built for in another process, or None."""
-        note = self.source.client.get_note(note_key(uid))
+        note = self.source.client.get_note(make_note_key(uid))
         if note is None:
             return None
         uids: list[list[str]] = json.loads(note)

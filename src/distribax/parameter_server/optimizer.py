@@ -20,13 +20,19 @@ from typing_extensions import override
 
 from distribax import jax_private
 from distribax.execution import frames, named_objects
-from distribax.parameter_server import Apply, AssignAdd, OptimizerSpec, ParameterSpec, Rows
+from distribax.parameter_server import (
+    Apply,
+    AssignAdd,
+    OptimizerSpec,
+    ParameterSpec,
+    SparseGradient,
+)
 from distribax.parameter_server.placement import (
     ParameterSource,
     PushedUpdate,
     Served,
     ServerOp,
-    spec_of,
+    get_spec,
 )
 from distribax.parameter_server.protocol.operations import Array, Gradient
 from distribax.parameter_server.settings import RoundSettings
@@ -34,7 +40,7 @@ from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.optimizer_state import StateLayout
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import IndexedSlices
-from distribax.variables import ShardedVariable, Variable
+from distribax.variables import ShardedVariable, Variable, VariableDescription
 from distribax.variables.sharded.division import check_ids
 
 if TYPE_CHECKING:
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TargetPart:
     """A variable on one server: a target, or a shard of it."""
 
     target: int
@@ -84,9 +90,9 @@ class ServedUpdate(PushedUpdate):
         assert isinstance(source, ParameterSource)
         self._source = source
         self._parts = [
-            _Part(index, spec_of(variable))
+            _TargetPart(index, get_spec(variable))
             for index, target in enumerate(self._targets)
-            for variable in shards_of(target)
+            for variable in list_shards(target)
         ]
         # The places of each server's parts among them.
         self._places: dict[int, list[int]] = {}
@@ -107,7 +113,7 @@ class ServedUpdate(PushedUpdate):
 
     def _check_shapes(self, state: Sequence[jax.ShapeDtypeStruct]) -> None:
         for owner, leaf in zip(self._layout.owners, state, strict=True):
-            if owner is None or len(shards_of(self._targets[owner])) == 1:
+            if owner is None or len(list_shards(self._targets[owner])) == 1:
                 continue
             if tuple(leaf.shape) != tuple(self._targets[owner].shape):
                 raise ValueError(
@@ -119,7 +125,7 @@ class ServedUpdate(PushedUpdate):
 
     # State.
 
-    def _slot_uid(self, index: int, place: _Part | int) -> str:
+    def _make_slot_uid(self, index: int, place: _TargetPart | int) -> str:
         """Returns the name of a slot beside a part, or of a server's copy of one of no target."""
         return f"{self._uid}/{index}" + (
             f"@{place}" if isinstance(place, int) else f"/{place.spec.uid}"
@@ -132,17 +138,19 @@ class ServedUpdate(PushedUpdate):
         name = f"{self._name}/{label}slot_{index}"
         if owner is None:
             specs = [
-                ParameterSpec(self._slot_uid(index, server), name, tuple(leaf.shape), dtype, server)
+                ParameterSpec(
+                    self._make_slot_uid(index, server), name, tuple(leaf.shape), dtype, server
+                )
                 for server in self._servers
             ]
             return self._attach(specs)
         target = self._targets[owner]
-        whole = len(shards_of(target)) == 1
+        whole = len(list_shards(target)) == 1
         shards = []
         for part in self._parts:
             if part.target == owner:
                 shape = tuple(leaf.shape) if whole else part.spec.shape
-                uid = self._slot_uid(index, part)
+                uid = self._make_slot_uid(index, part)
                 spec = ParameterSpec(uid, name, shape, dtype, part.spec.server)
                 shards.append(self._attach([spec]))
         if whole:
@@ -153,16 +161,15 @@ class ServedUpdate(PushedUpdate):
     def _attach(self, specs: list[ParameterSpec]) -> Variable:
         """Returns the variable of these copies: always the same object in this process."""
         spec = specs[0]
-        description = {
-            "_name": spec.name,
-            "_aggregation": VariableAggregation.ONLY_FIRST_REPLICA,
-            "_synchronization": VariableSynchronization.AUTO,
-            "_trainable": False,
-            "_where": "dx.Optimizer",
-            "_shape": spec.shape,
-            "_dtype": np.dtype(spec.dtype),
-            "_constraint": None,
-        }
+        description = VariableDescription(
+            spec.name,
+            VariableAggregation.ONLY_FIRST_REPLICA,
+            VariableSynchronization.AUTO,
+            trainable=False,
+            where="dx.Optimizer",
+            shape=spec.shape,
+            dtype=np.dtype(spec.dtype),
+        )
 
         def make() -> Variable:
             placement = Served(self._source, specs=tuple(specs), name=spec.name)
@@ -182,13 +189,13 @@ class ServedUpdate(PushedUpdate):
 
         self._claim()
         pickled = cloudpickle.dumps(self._transformation)
-        counter, rounds = spec_of(self.counter), self._rounds
+        counter, rounds = get_spec(self.counter), self._rounds
         for server, places in self._places.items():
             parts = [self._parts[place] for place in places]
             targets = tuple(part.spec.uid for part in parts)
             own = counter.uid if counter.server == server else None
             slots = tuple(
-                self._slot_uid(index, server if number is None else parts[number])
+                self._make_slot_uid(index, server if number is None else parts[number])
                 for index, number in self._layout.list_slots([part.target for part in parts])
             )
             spec = OptimizerSpec(
@@ -199,7 +206,7 @@ class ServedUpdate(PushedUpdate):
     def _claim(self) -> None:
         """Notes what the optimizer updates; raises if another process has begun otherwise."""
         names = [list_uids(target) for target in self._targets]
-        note = self._source.client.set_note(note_key(self._uid), json.dumps(names).encode())
+        note = self._source.client.set_note(make_note_key(self._uid), json.dumps(names).encode())
         if json.loads(note) != names:
             raise ValueError(
                 "dx.Optimizer: another worker has built it for other variables than "
@@ -233,7 +240,7 @@ class ServedUpdate(PushedUpdate):
             (server, Apply(self._uid, tuple([pieces[place] for place in places]), extra_args))
             for server, places in self._places.items()
         ]
-        counter = spec_of(self.counter)
+        counter = get_spec(self.counter)
         if counter.server not in self._places:
             # It was made before the variables were known, and no update runs where it is.
             operations.append((counter.server, AssignAdd(counter.uid, np.ones((), counter.dtype))))
@@ -255,20 +262,20 @@ def _divide(target: Target, grad: Grad | None) -> list[Gradient]:
 def _encode_gradient(piece: Grad | None) -> Gradient:
     if not isinstance(piece, IndexedSlices):
         return piece
-    return Rows(piece.indices, piece.values) if len(piece.indices) else None
+    return SparseGradient(piece.indices, piece.values) if len(piece.indices) else None
 
 
-def shards_of(target: Target) -> list[Variable]:
+def list_shards(target: Target) -> list[Variable]:
     """Returns the variables that a target consists of."""
     return [target] if isinstance(target, Variable) else list(target.variables)
 
 
 def list_uids(target: Target) -> list[str]:
     """Returns the names under which other processes know a target's variables."""
-    return [spec_of(variable).uid for variable in shards_of(target)]
+    return [get_spec(variable).uid for variable in list_shards(target)]
 
 
-def note_key(uid: str) -> str:
+def make_note_key(uid: str) -> str:
     """Returns where the servers keep which variables an optimizer updates."""
     return f"optimizer/{uid}"
 
@@ -323,7 +330,7 @@ def _try_apart(
         return [
             piece
             for array, target in zip(arrays, targets, strict=True)
-            for piece in ([array] if len(shards_of(target)) == 1 else jnp.split(array, 2))
+            for piece in ([array] if len(list_shards(target)) == 1 else jnp.split(array, 2))
         ]
 
     params = draw(1.0)

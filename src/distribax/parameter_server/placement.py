@@ -6,7 +6,7 @@ import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterSpec,
     Scatter,
-    Selection,
 )
 from distribax.topology.host_memory import make_aligned
 from distribax.types import WriteKind
@@ -42,6 +41,13 @@ class PushedUpdate(abc.ABC):
     @abc.abstractmethod
     def make_operations(self, arrays: Any) -> Iterable[ServerOp]:
         """Returns what each server is to do with the arrays that were noted, now on the host."""
+
+
+class _CachedValue(NamedTuple):
+    """The version of a value that was read last, and its array if it was read again since."""
+
+    version: int
+    array: jax.Array | None = None
 
 
 class ParameterSource:
@@ -62,7 +68,7 @@ class ParameterSource:
         # The servers that shards of the variable being created are on already.
         self._is_apart = False
         self._taken: list[int] = []
-        self._cached: dict[str, tuple[int, jax.Array | None]] = {}
+        self._cached: dict[str, _CachedValue] = {}
         # Registers optimizers again, on a server that has lost them.
         self.registrations: list[Callable[[], None]] = []
 
@@ -91,15 +97,7 @@ class ParameterSource:
         self._bytes[spec.server] += value.nbytes
 
     def pull(self, variables: Sequence[contracts.State]) -> list[Any]:
-        """Returns the variables' values as a compiled program takes them."""
-        return self.prepare_pull(variables)()
-
-    def prepare_pull(self, variables: Sequence[contracts.State]) -> Callable[[], list[Any]]:
-        """Returns what fetches the values of these variables, sorted by server once."""
-        return functools.partial(self._pull, Selection.of(map(spec_of, variables)))
-
-    def _pull(self, selection: Selection) -> list[Any]:
-        """Returns values as a compiled program takes them.
+        """Returns the variables' values as a compiled program takes them.
 
         What has not changed is not sent again. A new value is returned as the NumPy array that was
         received: the CPU backend uses a large one without a copy (the memory is aligned and never
@@ -108,11 +106,11 @@ class ParameterSource:
         """
         known = self._cached
         values: list[Any] = []
-        found = self.client.pull_versions(selection)
-        for spec, (version, array) in zip(selection.specs, found, strict=True):
+        specs = [get_spec(variable) for variable in variables]
+        for spec, (version, array) in zip(specs, self.client.pull_versions(specs), strict=True):
             cached = known.get(spec.uid)
-            if cached is None or cached[0] != version:
-                known[spec.uid] = version, None
+            if cached is None or cached.version != version:
+                known[spec.uid] = _CachedValue(version)
                 values.append(array)
             else:
                 values.append(self._get_cached_array(spec, version, array))
@@ -120,7 +118,7 @@ class ParameterSource:
 
     def pull_specs(self, specs: Sequence[ParameterSpec]) -> list[jax.Array]:
         """Returns the parameters' values as arrays, on the default device."""
-        found = self.client.pull_versions(Selection.of(specs))
+        found = self.client.pull_versions(specs)
         return [
             self._get_cached_array(spec, version, array)
             for spec, (version, array) in zip(specs, found, strict=True)
@@ -128,13 +126,13 @@ class ParameterSource:
 
     def _get_cached_array(self, spec: ParameterSpec, version: int, array: np.ndarray) -> jax.Array:
         cached = self._cached.get(spec.uid)
-        if cached is not None and cached[0] == version and cached[1] is not None:
-            return cached[1]
+        if cached is not None and cached.version == version and cached.array is not None:
+            return cached.array
         placed = _place_on_device(array)
-        self._cached[spec.uid] = version, placed
+        self._cached[spec.uid] = _CachedValue(version, placed)
         return placed
 
-    def rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
+    def pull_rows(self, requests: Sequence[tuple[contracts.Table, np.ndarray]]) -> list[jax.Array]:
         """Returns some rows of some tables; only these rows are sent."""
         asked: list[tuple[ParameterSpec, np.ndarray]] = []
         plans = []
@@ -142,7 +140,7 @@ class ParameterSource:
             check_ids("embedding_lookup", table.shape, table.described, ids)
             plan = []
             for variable, places, own in _split_ids(table, ids.reshape(-1)):
-                asked.append((spec_of(variable), own))
+                asked.append((get_spec(variable), own))
                 plan.append(places)
             plans.append(plan)
         found = iter(self.client.pull_rows(asked))
@@ -178,7 +176,7 @@ class ParameterSource:
     def write(self, variable: contracts.Variable, kind: WriteKind, value: ArrayLike) -> None:
         """Sends a write to a variable now."""
         if kind is WriteKind.ASSIGN:
-            self.assign(_specs_of(variable), np.asarray(value))
+            self.assign(_get_specs(variable), np.asarray(value))
         else:
             self.push(make_operations(variable, kind, np.asarray(value)))
 
@@ -197,15 +195,15 @@ class ParameterSource:
                     register()
 
 
-def _specs_of(variable: contracts.State) -> tuple[ParameterSpec, ...]:
+def _get_specs(variable: contracts.State) -> tuple[ParameterSpec, ...]:
     """Returns what a variable's copies are on their servers."""
     assert isinstance(variable, Variable) and isinstance(variable.placement, Served)
     return variable.placement.specs
 
 
-def spec_of(variable: contracts.State) -> ParameterSpec:
+def get_spec(variable: contracts.State) -> ParameterSpec:
     """Returns what a variable is on its server: the copy that is read."""
-    return _specs_of(variable)[0]
+    return _get_specs(variable)[0]
 
 
 def _split_ids(
@@ -236,7 +234,7 @@ def make_operations(
     value = np.asarray(value)
     if value.shape != variable.shape:
         value = np.broadcast_to(value, variable.shape)
-    return [(spec.server, operation(spec.uid, value)) for spec in _specs_of(variable)]
+    return [(spec.server, operation(spec.uid, value)) for spec in _get_specs(variable)]
 
 
 def make_row_operations(
@@ -249,8 +247,8 @@ def make_row_operations(
     for variable, places, own in _split_ids(table, ids):
         inside = own if indices.ndim == 1 else np.column_stack([own, indices[places, 1:]])
         operations += [
-            (spec.server, Scatter(spec.uid, kind.value, inside, rows[places]))
-            for spec in _specs_of(variable)
+            (spec.server, Scatter(spec.uid, kind, inside, rows[places]))
+            for spec in _get_specs(variable)
         ]
     return operations
 

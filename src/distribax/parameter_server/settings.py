@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.roles import TASK_TYPES
+
+SERVER_LOST_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_LOST_SECONDS", 300.0)
+"""How long the coordinator, and work, waits for a parameter server that nobody can reach."""
 
 
 @dataclass(frozen=True)

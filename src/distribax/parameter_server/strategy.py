@@ -7,8 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
@@ -19,13 +18,21 @@ from distribax.execution import named_objects
 from distribax.parameter_server.actor import ServerGroup, ServerHealth, connect_to_servers
 from distribax.parameter_server.extended import ServedStrategy
 from distribax.parameter_server.placement import ParameterSource
+from distribax.parameter_server.protocol.server_status import (
+    IncompleteRound,
+    WatchedServerStatus,
+)
 from distribax.parameter_server.settings import (
     RoundSettings,
     ServerSettings,
     check_cluster,
     check_settings,
 )
-from distribax.parameter_server.worker import WorkerSetup, is_worker_process, read_jax_settings
+from distribax.parameter_server.worker_strategy import (
+    WorkerSetup,
+    is_worker_process,
+    read_jax_settings,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -158,7 +165,7 @@ class ParameterServerStrategy(ServedStrategy):
         """What is known of each parameter server: restarts, updates applied, what was lost."""
         return self._servers.health
 
-    def server_status(self) -> list[Mapping[str, Any]]:
+    def server_status(self) -> list[WatchedServerStatus]:
         """Returns what is known of each parameter server as plain data.
 
         Returns:
@@ -217,7 +224,7 @@ class ParameterServerStrategy(ServedStrategy):
         if self._rounds.num_shares > 1:
             self.source.client.complete_rounds()
 
-    def watch_rounds(self, idle: Sequence[int]) -> list[Mapping[str, Any]]:
+    def watch_rounds(self, idle: Sequence[int]) -> list[IncompleteRound]:
         """Tells the servers which workers have nothing to do, so that others do their shares.
 
         Args:
@@ -230,7 +237,7 @@ class ParameterServerStrategy(ServedStrategy):
         """
         if self._rounds.num_shares == 1:
             return []
-        return list(self.source.client.watch_rounds(idle))
+        return self.source.client.watch_rounds(idle)
 
     def finish_rounds(self) -> None:
         """Ends what has been scheduled: applies incomplete updates, if there is a `round_timeout`.

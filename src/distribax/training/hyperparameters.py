@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,29 +60,37 @@ def run_now(fn: Callable[[], _T]) -> _T:
     return jax_private.run_outside_trace(call)
 
 
-def find_places(structure: jax.tree_util.PyTreeDef) -> dict[str, tuple[int, bool]]:
+class HyperparameterPlace(NamedTuple):
+    """Where a hyperparameter is among the leaves of a state, and whether a schedule computes it."""
+
+    leaf: int
+    is_scheduled: bool
+
+
+def find_places(structure: jax.tree_util.PyTreeDef) -> dict[str, HyperparameterPlace]:
     """Returns where the hyperparameters are among the leaves of a state.
 
     Args:
         structure: The structure of the transformation's state.
 
     Returns:
-        By name, the index of the leaf and whether a schedule computes it.
+        The places by name.
 
     Example:
         >>> import jax, optax
         >>> adam = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)
-        >>> find_places(jax.tree.structure(adam.init([1.0])))
-        {'learning_rate': (1, False), 'momentum': (2, False)}
+        >>> find_places(jax.tree.structure(adam.init([1.0])))["momentum"]
+        HyperparameterPlace(leaf=2, is_scheduled=False)
     """
-    places: dict[str, tuple[int, bool]] = {}
+    places: dict[str, HyperparameterPlace] = {}
     state = jax.tree.unflatten(structure, range(structure.num_leaves))
     for node in _list_injected(state):
         scheduled = getattr(node, "hyperparams_states", {})
         for name, index in node.hyperparams.items():
             # Of two with the same name, the outer one, or the first, keeps it unchanged.
             number = sum(known.split("_#")[0] == name for known in places)
-            places[f"{name}_#{number + 1}" if number else name] = (index, name in scheduled)
+            key = f"{name}_#{number + 1}" if number else name
+            places[key] = HyperparameterPlace(index, name in scheduled)
     return places
 
 
@@ -132,13 +140,13 @@ class Adjustable(abc.ABC):
         if self._layout is not None:
             # Numbers are not divided.
             slots = cast("list[Variable]", self._slots)
-            return {name: slots[index] for name, (index, _) in self._find_places().items()}
+            return {name: slots[place.leaf] for name, place in self._find_places().items()}
         if not self._early:
             leaves = jax.tree.leaves(self._init_empty())
             here = context.get_strategy() is self._home
             with contextlib.nullcontext() if here else self._home.scope():
-                for name, (index, _) in self._find_places().items():
-                    self._early[name] = self._create_slot(leaves[index], name)
+                for name, place in self._find_places().items():
+                    self._early[name] = self._create_slot(leaves[place.leaf], name)
         return dict(self._early)
 
     @property
@@ -168,7 +176,7 @@ class Adjustable(abc.ABC):
     @learning_rate.setter
     def learning_rate(self, value: float | jax.Array) -> None:
         variable = self.learning_rate
-        if self._find_places()["learning_rate"][1]:
+        if self._find_places()["learning_rate"].is_scheduled:
             raise ValueError(
                 f"dx.Optimizer: learning_rate={value!r} cannot be set, as a schedule computes it "
                 "before each update. Make the optimizer with a number: "
@@ -202,7 +210,7 @@ class Adjustable(abc.ABC):
         full = f"{self._name}/{name}"
         return Variable(value, trainable=False, name=full, aggregation=aggregation)
 
-    def _find_places(self) -> dict[str, tuple[int, bool]]:
+    def _find_places(self) -> dict[str, HyperparameterPlace]:
         if self._layout is not None:
             return find_places(self._layout.structure)
         return find_places(jax.tree.structure(self._init_empty()))

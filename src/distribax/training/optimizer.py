@@ -190,7 +190,7 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
         here = context.get_strategy() is strategy
         # Called outside the scope, the state still belongs where the variables are.
         slots: list[Target] = []
-        names = {index: name for name, (index, _) in find_places(layout.structure).items()}
+        names = {place.leaf: name for name, place in find_places(layout.structure).items()}
         # Unlike the user's variables, they are the same whether a trace creates or finds them.
         with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):

@@ -37,7 +37,7 @@ def look_up(
                 "pass them in."
             )
         ids = np.asarray(known)
-        rows = table.source.rows([(table, ids)])[0]
+        rows = table.source.pull_rows([(table, ids)])[0]
     return lookup_gradients.tap_rows(table, rows, ids)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
@@ -26,11 +27,34 @@ from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
 
-_DESCRIBED = (
-    *("_name", "_aggregation", "_synchronization", "_trainable"),
-    *("_where", "_shape", "_dtype", "_constraint"),
-)
-"""The attributes of a variable that another process is told, beside its value."""
+
+@dataclasses.dataclass(frozen=True)
+class VariableDescription:
+    """What another process is told of a variable, beside its value.
+
+    Attributes:
+        name: Its name.
+        aggregation: How values that replicas write, or have, are combined.
+        synchronization: When its copies are brought together.
+        trainable: Whether optimizers change it.
+        where: Where it was created, for messages.
+        shape: Its shape.
+        dtype: Its data type.
+        constraint: What `dx.Optimizer` applies to its value, if anything.
+    """
+
+    name: str
+    aggregation: VariableAggregation
+    synchronization: VariableSynchronization
+    trainable: bool
+    where: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    constraint: Callable[[jax.Array], jax.Array] | None = None
+
+    def list_attributes(self) -> dict[str, Any]:
+        """Returns the attributes of a variable that is like this."""
+        return {f"_{name}": value for name, value in vars(self).items()}
 
 
 class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedByStrategy):
@@ -363,30 +387,30 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        description = {name: getattr(self, name) for name in _DESCRIBED}
+        names = [field.name for field in dataclasses.fields(VariableDescription)]
+        description = VariableDescription(**{name: getattr(self, f"_{name}") for name in names})
         if self.source is not None:
             return _get_or_attach, (self._strategy, self._placement.specs, description)
         _check_picklable(self)
-        return _make_again, (self.host_value(), description)
+        return _make_again, (self.host_value(), description.list_attributes())
 
     @classmethod
     def attach(
-        cls, strategy: contracts.Strategy, placement: Placement, description: dict[str, Any]
+        cls, strategy: contracts.Strategy, placement: Placement, description: VariableDescription
     ) -> Variable:
         """Returns an object for a variable that exists already, in another process.
 
         Args:
             strategy: The strategy of this process.
             placement: Where the value lives.
-            description: The attributes that the other process has sent.
+            description: What the other process has sent.
 
         Returns:
             The new object; nothing is created where the value lives.
         """
-        assert description.keys() == set(_DESCRIBED)
         variable = cls.__new__(cls)
         vars(variable).update(
-            description,
+            description.list_attributes(),
             _strategy=strategy,
             _placement=placement,
             _buffer=None,
@@ -421,18 +445,18 @@ def _check_picklable(variable: Variable) -> None:
         )
 
 
-def _make_again(value: np.ndarray, description: dict[str, Any]) -> Variable:
-    variable = Variable(value, trainable=description["_trainable"], name=description["_name"])
-    vars(variable).update(description)
+def _make_again(value: np.ndarray, attributes: dict[str, Any]) -> Variable:
+    variable = Variable(value, trainable=attributes["_trainable"], name=attributes["_name"])
+    vars(variable).update(attributes)
     return variable
 
 
 def _get_or_attach(
-    strategy: contracts.ServingStrategy, specs: Sequence[Any], description: dict[str, Any]
+    strategy: contracts.ServingStrategy, specs: Sequence[Any], description: VariableDescription
 ) -> Variable:
     return named_objects.get_or_create(
         specs[0].uid,
         lambda: Variable.attach(
-            strategy, strategy.extended.served_placement(specs, description["_name"]), description
+            strategy, strategy.extended.served_placement(specs, description.name), description
         ),
     )

@@ -1,4 +1,4 @@
-"""Scheduling functions on real workers: arguments, results, what is shipped and when."""
+"""Scheduling functions on real workers: arguments, results, what is sent and when."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_classes_of_the_program_are_the_same_here_and_there(
     assert type(doubled.x) is np.ndarray and doubled.x.tolist() == [0, 2]
 
 
-def test_methods_are_shipped_with_their_object_once(coordinator: ClusterCoordinator) -> None:
+def test_methods_are_sent_with_their_object_once(coordinator: ClusterCoordinator) -> None:
     point = Point(1)
     assert coordinator.schedule(point.moved, args=(1,)).fetch().x == 2
     point.x = 100
@@ -292,7 +292,7 @@ def test_what_is_not_used_any_more_is_forgotten_by_workers(all_up: ClusterCoordi
     def num_definitions() -> int:
         from distribax.coordinator import references
 
-        return len(references._lookup.__self__._shipments)  # type: ignore[attr-defined]
+        return len(references._lookup.__self__._definitions)  # type: ignore[attr-defined]
 
     size = max(all_up.fetch([all_up.schedule(num_definitions) for _ in range(8)]))
     for number in range(20):

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
-from distribax.coordinator.references import Definition, Kind, Reference
+from distribax.coordinator.references import Definition, DefinitionKind, WorkerReference
 from distribax.coordinator.remote_value import RemoteValue
 
 
@@ -14,10 +14,10 @@ def closure(
     queue: ClosureQueue,
     name: str = "fn",
     arguments: bytes | None = None,
-    needs: tuple[Reference, ...] = (),
+    needs: tuple[WorkerReference, ...] = (),
 ) -> Closure:
     """Makes a closure whose result the queue settles."""
-    function = Definition(Kind.OBJECT, name, lambda _: b"")
+    function = Definition(DefinitionKind.OBJECT, name, lambda _: b"")
     return Closure(function, arguments, needs, RemoteValue(queue))
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from distribax.coordinator import ClosureCancelledError, RemoteValue, RemoteValueStatus
 from distribax.coordinator import closure_queue as queues
 from distribax.coordinator.closure_queue import Closure, ClosureQueue
-from distribax.coordinator.outcomes import Failure
+from distribax.coordinator.outcomes import ClosureFailure
 from tests.unit.coordinator.closures import closure, put, take
 
 
@@ -107,7 +107,7 @@ def test_an_error_waits_for_what_runs_and_is_raised_once(use: str) -> None:
     running, failing, waiting = put(queue, 3)
     take(queue, 2)
     error = ValueError("bad")
-    queue.settle([failing], [Failure(error)])
+    queue.settle([failing], [ClosureFailure(error)])
     assert queue.has_error
     uses: dict[str, Callable[[], Any]] = {
         "put": lambda: put(queue, 1),
@@ -140,7 +140,7 @@ def test_an_error_reaches_who_waits_for_room() -> None:
     put(queue, 1)
     waiter = Waiter(lambda: put(queue, 1))
     assert waiter.waits
-    queue.settle([running], [Failure(KeyError("k"))])
+    queue.settle([running], [ClosureFailure(KeyError("k"))])
     assert isinstance(waiter.ended(), KeyError)
 
 
@@ -161,7 +161,7 @@ def test_only_the_first_of_several_errors_is_raised() -> None:
     queue = ClosureQueue(10)
     both = put(queue, 2)
     take(queue, 2)
-    queue.settle(both, [Failure(ValueError("first")), Failure(ValueError("second"))])
+    queue.settle(both, [ClosureFailure(ValueError("first")), ClosureFailure(ValueError("second"))])
     with pytest.raises(ValueError, match="first"):
         queue.join()
     queue.join()
@@ -191,7 +191,7 @@ def test_closures_that_need_a_failed_value_fail_with_it() -> None:
     for each in dependents:
         queue.put(each)
     take(queue, 2)
-    queue.settle([first, other], [Failure(ValueError("bad")), 2])
+    queue.settle([first, other], [ClosureFailure(ValueError("bad")), 2])
     for each in dependents:
         with pytest.raises(ValueError, match="bad"):
             each.value.fetch()
@@ -297,7 +297,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(outcomes=st.lists(st.booleans(), min_size=1, max_size=4))
     def settle(self, outcomes: list[bool]) -> None:
         ended, self.running = self.running[: len(outcomes)], self.running[len(outcomes) :]
-        made = [1 if good else Failure(ValueError("bad")) for good in outcomes[: len(ended)]]
+        made = [1 if good else ClosureFailure(ValueError("bad")) for good in outcomes[: len(ended)]]
         self.queue.settle(ended, made)
 
     @precondition(lambda self: self.queue.has_error and not self.running)

@@ -15,8 +15,8 @@ from distribax.coordinator.closure_queue import ClosureState
 from distribax.coordinator.dispatcher import Dispatcher
 from distribax.coordinator.failure_policy import FailurePolicy
 from distribax.coordinator.messages import Greeting, Pulse
-from distribax.coordinator.progress import View
 from distribax.coordinator.status import WorkerState
+from distribax.coordinator.work_display import WorkDisplay
 from distribax.coordinator.worker_handle import SentBatch, WorkerHandle
 from tests.unit.coordinator.closures import put, take
 
@@ -40,7 +40,7 @@ class Absent(Broken):
 
 def make_dispatcher(worker: WorkerHandle) -> Dispatcher:
     hide = lambda index, text: None  # noqa: E731
-    return Dispatcher(4, [worker], FailurePolicy(), lambda: (), View().update, list, hide)
+    return Dispatcher(4, [worker], FailurePolicy(), lambda: (), WorkDisplay().update, list, hide)
 
 
 def test_a_mistake_is_told_to_users_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:

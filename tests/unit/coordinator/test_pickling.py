@@ -17,7 +17,7 @@ import pytest
 
 from distribax.coordinator import PerWorkerValues
 from distribax.coordinator.pickling import FunctionCatalogue, describe, dump_arguments
-from distribax.coordinator.references import Reference
+from distribax.coordinator.references import WorkerReference
 
 
 class Model:
@@ -66,11 +66,11 @@ def test_a_function_is_pickled_once() -> None:
     catalogue = FunctionCatalogue()
     first = catalogue.define(one)
     assert catalogue.define(one) is first
-    assert pickle.loads(first.part(0))() == 1
+    assert pickle.loads(first.dump_for(0))() == 1
     assert first.name.endswith("test_pickling.one")
 
 
-def test_the_same_code_is_shipped_once() -> None:
+def test_the_same_code_is_sent_once() -> None:
     catalogue = FunctionCatalogue()
     made = [lambda: 1 for _ in range(3)]
     assert len({catalogue.define(fn).number for fn in made}) == 1
@@ -104,7 +104,7 @@ def test_callables_that_cannot_be_referred_to_weakly_are_pickled_each_time() -> 
     first = catalogue.define(slotted)
     slotted.held = 2
     second = catalogue.define(slotted)
-    assert first is not second and pickle.loads(second.part(0))() == 2
+    assert first is not second and pickle.loads(second.dump_for(0))() == 2
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_names(fn: Any, name: str) -> None:
     assert describe(fn).endswith(name)
 
 
-def test_functions_of_the_programs_modules_are_shipped_by_value(module: Any) -> None:
+def test_functions_of_the_programs_modules_are_pickled_by_value(module: Any) -> None:
     exec("OFFSET = 3\ndef add(x):\n    return x + OFFSET\n", module.__dict__)
-    data = FunctionCatalogue().define(module.add).part(0)
+    data = FunctionCatalogue().define(module.add).dump_for(0)
     del sys.modules[module.__name__]
     try:
         assert pickle.loads(data)(1) == 4
@@ -131,19 +131,19 @@ def test_functions_of_the_programs_modules_are_shipped_by_value(module: Any) -> 
         sys.modules[module.__name__] = module
 
 
-def test_a_module_that_cannot_be_shipped_has_to_be_imported(module: Any) -> None:
+def test_a_module_that_cannot_be_pickled_has_to_be_imported(module: Any) -> None:
     exec(
         "import threading\nLOCK = threading.Lock()\ndef use():\n    return LOCK\n", module.__dict__
     )
-    data = FunctionCatalogue().define(module.use).part(0)
+    data = FunctionCatalogue().define(module.use).dump_for(0)
     assert pickle.loads(data) is module.use
     # It stays so: what is in it has to be the same everywhere.
-    assert FunctionCatalogue().define(module.use).part(0) == data
+    assert FunctionCatalogue().define(module.use).dump_for(0) == data
 
 
 def test_installed_functions_go_by_name() -> None:
     for fn in (math.sqrt, functools.reduce, np.mean, pytest.approx, describe):
-        assert len(FunctionCatalogue().define(fn).part(0)) < 100
+        assert len(FunctionCatalogue().define(fn).dump_for(0)) < 100
 
 
 def test_arguments() -> None:
@@ -160,7 +160,7 @@ def test_references_are_found_wherever_they_are() -> None:
     assert values in needs
     definition = FunctionCatalogue().define(lambda: values)
     assert definition.needs == (values,)
-    assert [pickle.loads(values.definition.part(index)) for index in (0, 1)] == [1, 2]
+    assert [pickle.loads(values.definition.dump_for(index)) for index in (0, 1)] == [1, 2]
 
 
 def test_a_class_of_the_program_goes_by_number(module: Any) -> None:
@@ -188,8 +188,8 @@ def test_wrong_per_worker_values(values: Any) -> None:
 
 
 def test_the_base_of_references_has_no_definition() -> None:
-    with pytest.raises(NotImplementedError, match="Reference does not say what workers"):
-        _ = Reference().definition
+    with pytest.raises(NotImplementedError, match="WorkerReference does not say what workers"):
+        _ = WorkerReference().definition
 
 
 def test_what_cannot_be_pickled() -> None:

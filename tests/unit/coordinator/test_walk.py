@@ -17,7 +17,7 @@ import pytest
 
 import distribax as dx
 from distribax.coordinator import PerWorkerDataset, references, worker
-from distribax.coordinator.messages import Batch, Greeting, Reply, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, Reply, SentDefinition
 from distribax.coordinator.pickling import FunctionCatalogue, dump_arguments
 from distribax.coordinator.worker import Worker
 from distribax.coordinator.worker_handle import WorkerHandle
@@ -102,18 +102,20 @@ def test_a_step_goes_down_through_four_folders(strategy: LocalServersStrategy) -
 
     dataset = dx.data.Dataset.from_tensor_slices(np.ones((4, 3), np.float32)).repeat()
     iterator = iter(PerWorkerDataset(dataset, lambda dataset: None))
-    with named_objects.ship_to(strategy):
+    with named_objects.pickle_for(strategy):
         function = FunctionCatalogue().define(step)
         arguments, needs = dump_arguments(step, (iterator,), {})
-    shipments: list[Shipment] = []
+    definitions: list[SentDefinition] = []
     for definition in (function, *(need.definition for need in needs)):
-        WorkerHandle(0, {}, b"")._add_shipments(definition, shipments)
+        WorkerHandle(0, {}, b"")._add_definitions(definition, definitions)
     actor = Worker()
     greeting = actor.start(0, pickle.dumps(Setup()))
     assert isinstance(greeting, Greeting)
 
     def run(number: int) -> float:
-        batch = Batch(number, greeting.boot, tuple(shipments), (), [function.number], [arguments])
+        batch = ClosureBatch(
+            number, greeting.boot, tuple(definitions), (), [function.number], [arguments]
+        )
         reply: Reply = pickle.loads(actor.run(pickle.dumps(batch)))
         return float(reply.outcomes[0])
 

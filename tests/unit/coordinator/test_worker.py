@@ -13,9 +13,9 @@ import cloudpickle
 import pytest
 
 from distribax.coordinator import experimental_get_current_worker_index, references, worker
-from distribax.coordinator.messages import Batch, Greeting, Pulse, Reply, Shipment
+from distribax.coordinator.messages import ClosureBatch, Greeting, Pulse, Reply, SentDefinition
 from distribax.coordinator.outcomes import Raised
-from distribax.coordinator.references import Kind
+from distribax.coordinator.references import DefinitionKind
 from distribax.coordinator.worker import LONGEST_SECONDS, Worker
 from distribax.errors import ParameterServerUnreachableError
 
@@ -61,12 +61,16 @@ class Driver:
 
     def run(self, *calls: Callable[[], Any], number: int | None = None) -> Reply:
         self.number = self.number + 1 if number is None else number
-        shipments = tuple(
-            Shipment(100 * self.number + index, Kind.OBJECT, "fn", cloudpickle.dumps(call))
+        definitions = tuple(
+            SentDefinition(
+                100 * self.number + index, DefinitionKind.OBJECT, "fn", cloudpickle.dumps(call)
+            )
             for index, call in enumerate(calls)
         )
-        functions = [each.number for each in shipments]
-        batch = Batch(self.number, self.boot, shipments, (), functions, [None] * len(functions))
+        functions = [each.number for each in definitions]
+        batch = ClosureBatch(
+            self.number, self.boot, definitions, (), functions, [None] * len(functions)
+        )
         reply: Reply = pickle.loads(self.worker.run(pickle.dumps(batch)))
         return reply
 
@@ -119,7 +123,7 @@ def test_a_batch_for_another_process_is_refused() -> None:
     driver = Driver()
     driver.boot = "other"
     assert driver.run(lambda: 1).refused
-    assert pickle.loads(Worker().run(pickle.dumps(Batch(1, "", (), (), [], [])))).refused
+    assert pickle.loads(Worker().run(pickle.dumps(ClosureBatch(1, "", (), (), [], [])))).refused
 
 
 def test_recalled_closures_are_not_started() -> None:
@@ -133,7 +137,7 @@ def test_recalled_closures_are_not_started() -> None:
         return 1
 
     replies: list[Reply] = []
-    batch = Batch(1, driver.boot, (), (), [1, 2, 1], [None] * 3)
+    batch = ClosureBatch(1, driver.boot, (), (), [1, 2, 1], [None] * 3)
     driver.worker._objects._objects.update({1: wait, 2: lambda: 2})
     thread = threading.Thread(
         target=lambda: replies.append(pickle.loads(driver.worker.run(pickle.dumps(batch))))
@@ -171,6 +175,6 @@ def test_a_batch_whose_updates_do_not_arrive_has_failed(monkeypatch: pytest.Monk
 def test_what_is_forgotten_is_gone() -> None:
     driver = Driver()
     driver.run(lambda: 1)
-    batch = Batch(2, driver.boot, (), (100,), [100], [None])
+    batch = ClosureBatch(2, driver.boot, (), (100,), [100], [None])
     (outcome,) = pickle.loads(driver.worker.run(pickle.dumps(batch))).outcomes
     assert outcome.summary == "KeyError: 100"

@@ -15,7 +15,6 @@ from distribax.parameter_server import (
     OptimizerSpec,
     ParameterServerError,
     ParameterSpec,
-    Selection,
 )
 from tests.unit.parameter_server.conftest import Cluster
 
@@ -44,9 +43,9 @@ def test_a_counter_counts_the_updates_of_a_push(
     client.create(COUNTER, np.int32(10))
     transformation = cloudpickle.dumps(optax.sgd(1.0))
     client.register_optimizer(0, OptimizerSpec("o", transformation, ("p",), (), counter="n"))
-    before = client.pull_versions(Selection.of([COUNTER]))[0][0]
+    before = client.pull_versions([COUNTER])[0][0]
     client.push({0: operations})
-    ((version, value),) = client.pull_versions(Selection.of([COUNTER]))
+    ((version, value),) = client.pull_versions([COUNTER])
     assert value == expected and value.dtype == np.int32
     assert version != before
     np.testing.assert_array_equal(client.pull([VALUE])[0], -operations.count(STEP) * np.ones(3))

@@ -21,7 +21,7 @@ from distribax.parameter_server import (
     ParameterServerError,
     ParametersLostError,
     ParameterSpec,
-    Rows,
+    SparseGradient,
 )
 from tests.unit.parameter_server.conftest import Cluster
 
@@ -140,7 +140,7 @@ def test_sparse_updates_are_those_of_optax_on_the_touched_rows(cluster: Cluster,
     indices = np.array([3, 399, 3, 17, 0])
     rows = np.random.default_rng(5).normal(size=(5, 50)).astype(np.float32)
     dense = _values(1)
-    client.push({0: [Apply("o", (Rows(indices, rows), dense[1], dense[2]))]})
+    client.push({0: [Apply("o", (SparseGradient(indices, rows), dense[1], dense[2]))]})
     # The reference: the same step with the touched rows as the parameter.
     touched = np.unique(indices)
     summed = np.zeros(SHAPES[0], np.float32)
@@ -167,8 +167,8 @@ def test_sparse_and_dense_gradients_take_turns(cluster: Cluster) -> None:
     (slot,) = _register(client, optax.sgd(1.0, momentum=1.0), SPECS[:1], [np.zeros(SHAPES[0])])
     ones = np.ones(SHAPES[0], np.float32)
     client.push({0: [Apply("o", (ones,))]})
-    client.push({0: [Apply("o", (Rows([1], ones[:1]),))]})
-    client.push({0: [Apply("o", (Rows(np.zeros(0, int), ones[:0]),))]})
+    client.push({0: [Apply("o", (SparseGradient([1], ones[:1]),))]})
+    client.push({0: [Apply("o", (SparseGradient(np.zeros(0, int), ones[:0]),))]})
     client.push({0: [Apply("o", (ones,))]})
     trace, value = client.pull([slot, SPECS[0]])
     assert trace[0, 0] == 2 and trace[1, 0] == 3
@@ -179,7 +179,7 @@ def test_two_updates_of_one_push_follow_each_other(cluster: Cluster) -> None:
     client = cluster.client()
     _register(client, optax.sgd(1.0, momentum=1.0), SPECS[:1], [np.zeros(SHAPES[0])])
     ones = np.ones(SHAPES[0], np.float32)
-    rows = Rows([5], ones[:1])
+    rows = SparseGradient([5], ones[:1])
     client.push({0: [Apply("o", (rows,)), Apply("o", (ones,)), Apply("o", (rows,))]})
     (value,) = client.pull(SPECS[:1])
     assert value[0, 0] == -1 and value[5, 0] == -(1 + 2 + 3)
@@ -269,9 +269,9 @@ def test_a_counter_is_an_integer(cluster: Cluster) -> None:
     [
         (Apply("o", (None,)), "has 3 targets on this server, but 1 gradients"),
         (Apply("o", (np.zeros(3), None, None)), r"gradient of parameter 'p0' has shape \(3,\)"),
-        (Apply("o", (Rows([400], np.zeros((1, 50))), None, None)), "expected 0 to 399"),
-        (Apply("o", (Rows([0], np.zeros((2, 50))), None, None)), r"expected \(1, 50\)"),
-        (Apply("o", (None, None, Rows([0], np.zeros(1)))), "is a scalar"),
+        (Apply("o", (SparseGradient([400], np.zeros((1, 50))), None, None)), "expected 0 to 399"),
+        (Apply("o", (SparseGradient([0], np.zeros((2, 50))), None, None)), r"expected \(1, 50\)"),
+        (Apply("o", (None, None, SparseGradient([0], np.zeros(1)))), "is a scalar"),
         (Apply("unknown", ()), "there is no optimizer 'unknown'"),
     ],
 )
@@ -288,7 +288,7 @@ def test_gradients_that_do_not_fit_are_refused(
 def test_rows_need_slots_of_the_parameters_shape(cluster: Cluster) -> None:
     client = cluster.client()
     _register(client, optax.scale_by_factored_rms(min_dim_size_to_factor=10), SPECS[:1])
-    client.push({0: [Apply("o", (Rows([0], np.ones((1, 50))),))]})
+    client.push({0: [Apply("o", (SparseGradient([0], np.ones((1, 50))),))]})
     with pytest.raises(ParameterServerError, match="its rows cannot be updated alone"):
         client.flush()
 
@@ -358,6 +358,6 @@ def test_few_programs_are_compiled_for_many_counts_of_rows(cluster: Cluster) -> 
     client.register_optimizer(0, OptimizerSpec("o", pickle.dumps(_ByReference()), ("p0",)))
     _traces.clear()
     for count in range(1, 17):
-        client.push({0: [Apply("o", (Rows(np.arange(count), np.ones((count, 50))),))]})
+        client.push({0: [Apply("o", (SparseGradient(np.arange(count), np.ones((count, 50))),))]})
     client.flush()
     assert _traces == [1, 2, 4, 8, 16]

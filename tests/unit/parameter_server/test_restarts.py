@@ -21,7 +21,6 @@ from distribax.parameter_server import (
     ParameterClient,
     ParametersLostError,
     ParameterSpec,
-    Selection,
 )
 from distribax.parameter_server.snapshots import snapshot_file, snapshot_schedule
 from tests.unit.parameter_server.conftest import TIMEOUT, Cluster
@@ -66,7 +65,7 @@ def test_training_goes_on_from_the_snapshot(
     client.set_note("note", b"kept")
     for _ in range(2):
         _step(client)
-    old = client.pull_versions(Selection.of([VALUE]))[0][0]
+    old = client.pull_versions([VALUE])[0][0]
     path = server.snapshot()
     assert path.parent == tmp_path and server.snapshot() == path
     for _ in range(3):
@@ -74,9 +73,7 @@ def test_training_goes_on_from_the_snapshot(
     client.pull([VALUE])
     server = any_cluster.restart(snapshot_dir=tmp_path)
     assert server.status()["restored"] == str(path) and server.status()["updates"] == 2
-    (version, value), (_, count), (_, trace) = client.pull_versions(
-        Selection.of([VALUE, COUNT, TRACE])
-    )
+    (version, value), (_, count), (_, trace) = client.pull_versions([VALUE, COUNT, TRACE])
     assert np.all(value == -3) and np.all(trace == 2) and count == 2
     assert version > old, "versions never repeat: callers cache by them"
     assert _read_losses(caplog) == ["3 of 5"] and f"restored from {path}" in caplog.text

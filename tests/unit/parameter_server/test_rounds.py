@@ -18,7 +18,7 @@ from distribax.parameter_server import (
     ParameterClient,
     ParameterServerError,
     ParameterSpec,
-    Rows,
+    SparseGradient,
 )
 from distribax.parameter_server.server import presence, request_handler
 from tests.unit.parameter_server.conftest import TIMEOUT, Cluster
@@ -284,7 +284,7 @@ def test_more_gradients_than_an_update_takes_are_refused(cluster: Cluster) -> No
 def test_sparse_dense_and_missing_gradients_are_averaged(cluster: Cluster) -> None:
     client = cluster.client()
     _prepare(client, rounds=4)
-    rows = Rows([1, 1], 4 * ONES[:2])
+    rows = SparseGradient([1, 1], 4 * ONES[:2])
     client.push({0: [Apply("sgd", (gradient,)) for gradient in (4 * ONES, rows, None, None)]})
     (table,) = client.pull([TABLE])
     assert np.all(table[0] == -1) and np.all(table[1] == -3)
@@ -299,7 +299,7 @@ def test_contributions_are_kept_in_snapshots(cluster: Cluster, tmp_path: Any) ->
     cluster.start(snapshot_dir=tmp_path)
     client = cluster.client()
     _prepare(client)
-    client.push({0: [Apply("sgd", (Rows([2], ONES[:1]),), {"unused": 1.0})]})
+    client.push({0: [Apply("sgd", (SparseGradient([2], ONES[:1]),), {"unused": 1.0})]})
     client.flush()
     cluster.servers[0].snapshot()
     cluster.restart(snapshot_dir=tmp_path)

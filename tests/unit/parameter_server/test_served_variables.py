@@ -103,7 +103,7 @@ def test_a_transformation_with_random_keys_is_refused(strategy: Any) -> None:
 
 
 def test_a_compiled_step_fetches_only_what_has_changed(strategy: Any) -> None:
-    """One without effects, whose values JAX keeps; see test_standing.py for the others."""
+    """One without effects, whose values JAX keeps; test_reading_steps.py has the others."""
     with strategy.scope():
         large = dx.Variable(np.ones((1000, 100), np.float32))
         count = dx.Variable(0.0)
@@ -223,7 +223,7 @@ def test_two_workers_begin_with_different_variables(
     with strategy.scope():
         a, b = dx.Variable(0.0, name="a"), dx.Variable(0.0, name="b")
         optimizer = dx.Optimizer(optax.sgd(1.0))
-    with named_objects.ship_to(strategy):
+    with named_objects.pickle_for(strategy):
         elsewhere = cloudpickle.dumps(optimizer)
     optimizer.apply_gradients([(jnp.float32(1.0), a)])
     # As another process would make it that has asked who builds it at the same moment.

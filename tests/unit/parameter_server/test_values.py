@@ -15,8 +15,8 @@ from distribax.parameter_server import (
     ParametersLostError,
     ParameterSpec,
     Scatter,
-    Selection,
 )
+from distribax.types import WriteKind
 from tests.unit.parameter_server.conftest import Cluster
 
 MATRIX = ParameterSpec("m", "matrix", (300, 100), "float32", 0)
@@ -78,9 +78,9 @@ def test_what_has_not_changed_is_not_sent_again(any_cluster: Cluster) -> None:
     client = any_cluster.client()
     client.create(MATRIX, VALUE)
     client.create(COUNT, np.int32(0))
-    (old_matrix, matrix), (old_count, _) = client.pull_versions(Selection.of([MATRIX, COUNT]))
+    (old_matrix, matrix), (old_count, _) = client.pull_versions([MATRIX, COUNT])
     client.push({0: [AssignAdd("c", np.int32(1))]})
-    (new_matrix, same), (new_count, count) = client.pull_versions(Selection.of([MATRIX, COUNT]))
+    (new_matrix, same), (new_count, count) = client.pull_versions([MATRIX, COUNT])
     assert same is matrix and new_matrix == old_matrix
     assert new_count != old_count and count == 1
 
@@ -94,8 +94,8 @@ def test_operations_of_a_push_are_applied_in_order(any_cluster: Cluster) -> None
             0: [
                 Assign("m", np.zeros_like(VALUE)),
                 AssignAdd("m", np.ones_like(VALUE)),
-                Scatter("m", "assign_add", np.array([7, 7]), np.concatenate([row, row])),
-                Scatter("m", "assign", np.array([8, 8]), np.concatenate([row, 2 * row])),
+                Scatter("m", WriteKind.ASSIGN_ADD, np.array([7, 7]), np.concatenate([row, row])),
+                Scatter("m", WriteKind.ASSIGN, np.array([8, 8]), np.concatenate([row, 2 * row])),
             ]
         }
     )
@@ -108,9 +108,9 @@ def test_row_operations_alone_and_then_a_whole_one(any_cluster: Cluster) -> None
     client = any_cluster.client()
     client.create(MATRIX, VALUE)
     rows = np.ones((2, 100), np.float32)
-    client.push({0: [Scatter("m", "assign_add", [3, 3], rows)]})
+    client.push({0: [Scatter("m", WriteKind.ASSIGN_ADD, [3, 3], rows)]})
     np.testing.assert_array_equal(client.pull([MATRIX])[0][3], VALUE[3] + 2)
-    client.push({0: [Scatter("m", "assign", [4, 299], rows), AssignAdd("m", VALUE)]})
+    client.push({0: [Scatter("m", WriteKind.ASSIGN, [4, 299], rows), AssignAdd("m", VALUE)]})
     np.testing.assert_array_equal(client.pull([MATRIX])[0][299], VALUE[299] + 1)
 
 
@@ -125,7 +125,7 @@ def test_rows_of_equal_indices_are_summed(cluster: Cluster, distinct: int, dtype
     spec = ParameterSpec("t", "table", (300, 3), dtype, 0)
     client = cluster.client()
     client.create(spec, np.zeros((300, 3), dtype))
-    client.push({0: [Scatter("t", "assign_add", indices, rows)]})
+    client.push({0: [Scatter("t", WriteKind.ASSIGN_ADD, indices, rows)]})
     np.testing.assert_array_equal(client.pull([spec])[0].astype(np.int64), expected)
 
 
@@ -149,7 +149,7 @@ def test_only_the_rows_asked_for_are_read(any_cluster: Cluster) -> None:
     client.create(MATRIX, VALUE)
     indices = np.array([[299, 0], [5, 5]])
     np.testing.assert_array_equal(client.pull_rows([(MATRIX, indices)])[0], VALUE[indices])
-    client.push({0: [Scatter("m", "assign_add", [5], np.ones((1, 100), np.float32))]})
+    client.push({0: [Scatter("m", WriteKind.ASSIGN_ADD, [5], np.ones((1, 100), np.float32))]})
     np.testing.assert_array_equal(client.pull_rows([(MATRIX, [5])])[0], VALUE[[5]] + 1)
     assert client.pull_rows([(MATRIX, np.zeros(0, np.int64))])[0].shape == (0, 100)
 
@@ -159,15 +159,24 @@ def test_only_the_rows_asked_for_are_read(any_cluster: Cluster) -> None:
     [
         (Assign("m", np.zeros((2, 2), np.float32)), r"has shape \(2, 2\)"),
         (Assign("c", np.float32(1.5)), "dtype float32, expected"),
-        (Scatter("m", "assign_add", [300], np.zeros((1, 100), np.float32)), "expected 0 to 299"),
-        (Scatter("m", "assign_add", [-1], np.zeros((1, 100), np.float32)), "reach from -1"),
         (
-            Scatter("m", "assign_add", [1.5], np.zeros((1, 100), np.float32)),
+            Scatter("m", WriteKind.ASSIGN_ADD, [300], np.zeros((1, 100), np.float32)),
+            "expected 0 to 299",
+        ),
+        (Scatter("m", WriteKind.ASSIGN_ADD, [-1], np.zeros((1, 100), np.float32)), "reach from -1"),
+        (
+            Scatter("m", WriteKind.ASSIGN_ADD, [1.5], np.zeros((1, 100), np.float32)),
             "integers, not float64",
         ),
-        (Scatter("m", "assign", [1], np.zeros((2, 100), np.float32)), r"expected \(1, 100\)"),
-        (Scatter("m", "assign", [[[1]]], np.zeros((1, 100), np.float32)), "of one dimension"),
-        (Scatter("c", "assign", [0], np.zeros((1,), np.int32)), "is a scalar"),
+        (
+            Scatter("m", WriteKind.ASSIGN, [1], np.zeros((2, 100), np.float32)),
+            r"expected \(1, 100\)",
+        ),
+        (
+            Scatter("m", WriteKind.ASSIGN, [[[1]]], np.zeros((1, 100), np.float32)),
+            "of one dimension",
+        ),
+        (Scatter("c", WriteKind.ASSIGN, [0], np.zeros((1,), np.int32)), "is a scalar"),
     ],
 )
 def test_an_operation_that_does_not_fit_leaves_all_as_it_was(

@@ -95,7 +95,7 @@ def test_visualize_says_which_device_has_which_part() -> None:
 def test_optimizers_of_a_strategy_that_has_ended_are_not_asked() -> None:
     with local_servers() as served, served.scope():
         optimizer = dx.Optimizer(optax.sgd(0.1))
-        with named_objects.ship_to(served):
+        with named_objects.pickle_for(served):
             cloudpickle.dumps(optimizer)  # From now on, a worker may have built it.
     with dx.OneDeviceStrategy("CPU:0").scope():
         w = dx.Variable(1.0, name="w")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distribax as dx
-from distribax.parameter_server import Apply, Rows, Scatter, Selection
+from distribax.parameter_server import Apply, Scatter, SparseGradient
 from distribax.testing import local_servers
 from tests import turns
 
@@ -59,9 +59,9 @@ class Traffic:
             if isinstance(operation, Apply):
                 parts = [part for part in operation.gradients if part is not None]
             for part in parts:
-                if isinstance(part, (Rows, Scatter)):
+                if isinstance(part, (SparseGradient, Scatter)):
                     self.pushed_rows.append(np.asarray(part.indices).tolist())
-                    rows = part.rows if isinstance(part, Rows) else part.updates
+                    rows = part.rows if isinstance(part, SparseGradient) else part.updates
                     self.pushed_bytes += np.asarray(rows).nbytes
                 else:
                     whole = getattr(part, "value", getattr(part, "delta", part))
@@ -93,9 +93,9 @@ def traffic(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Traffic:
         record.fetched_rows += [np.asarray(indices).tolist() for _, indices in wanted]
         return pull_rows(wanted)
 
-    def noted_pull(selection: Selection) -> Any:
-        record.pulled += [spec.name for spec in selection.specs]
-        return pull(selection)
+    def noted_pull(specs: Any) -> Any:
+        record.pulled += [spec.name for spec in specs]
+        return pull(specs)
 
     def noted_push(by_server: Any) -> None:
         record.note_push(by_server)

@@ -188,13 +188,13 @@ def test_constant_ids(strategy: Any) -> None:
 
 def test_independent_lookups_are_fetched_together(strategy: Any, monkeypatch: Any) -> None:
     together: list[int] = []
-    fetch = strategy.source.rows
+    fetch = strategy.source.pull_rows
 
     def noted(requests: Any) -> Any:
         together.append(len(requests))
         return fetch(requests)
 
-    monkeypatch.setattr(strategy.source, "rows", noted)
+    monkeypatch.setattr(strategy.source, "pull_rows", noted)
     with strategy.scope():
         users, items = dx.Variable(TABLE), dx.Variable(TABLE[::-1].copy())
 

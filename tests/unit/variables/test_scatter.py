@@ -10,6 +10,7 @@ import pytest
 
 import distribax as dx
 from distribax.parameter_server import Scatter
+from distribax.types import WriteKind
 
 VALUE = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
 ROWS = np.array([[2, 2, 2], [3, 3, 3], [5, 5, 5]], np.float32)
@@ -137,7 +138,7 @@ def test_servers_refuse_elements_that_do_not_fit(whole: Any) -> None:
     client, uid = whole.source.client, table.placement.specs[0].uid
     wrong = (np.array([[0, 3]]), np.ones(1)), (np.array([[0, 0, 0]]), np.ones(1))
     for indices, updates in (*wrong, (np.array([[0, 0]]), np.ones(2, np.float32))):
-        operation = Scatter(uid, "scatter_max", indices, updates.astype(np.float32))
+        operation = Scatter(uid, WriteKind.MAX, indices, updates.astype(np.float32))
         client.push({0: [operation]})
         with pytest.raises(dx.ParameterServerError, match="Elements of parameter 'table'"):
             client.flush()

@@ -259,7 +259,7 @@ def test_how_it_is_created(strategy: Any) -> None:
 def test_it_is_sent_by_its_shards(strategy: Any) -> None:
     with strategy.scope():
         v = dx.Variable(VALUE, name="v")
-    with named_objects.ship_to(strategy):
+    with named_objects.pickle_for(strategy):
         assert pickle.loads(pickle.dumps(v)) is v
         sent = pickle.dumps((v, v.variables[0]))
     del v

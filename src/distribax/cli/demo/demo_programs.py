@@ -139,7 +139,7 @@ def _train_with_servers(devices: int, epochs: int, tell: Tell) -> DemoResult:
     rows = len(digits.train[1])
     strategy = ParameterServerStrategy(num_workers=_WORKERS, num_ps=1)
     try:
-        coordinator = ClusterCoordinator(strategy, view="none")
+        coordinator = ClusterCoordinator(strategy, view="off")
         with strategy.scope():
             layers = make_layers()
             optimizer = Optimizer(optax.adam(LEARNING_RATE))

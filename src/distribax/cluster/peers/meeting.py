@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from distribax import progress
+from distribax.cluster.exact_read import receive_exactly
 from distribax.cluster.peers import hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
@@ -231,12 +232,12 @@ def _prove(connection: socket.socket, own: int, cluster: str, secret: str) -> bo
     try:
         if not secret and not is_own_socket(connection.getpeername()):
             return False  # Another user of this machine may pretend to be the first worker.
-        greeting = _receive_exactly(connection, GREETING_SIZE, deadline)
+        greeting = receive_exactly(connection, GREETING_SIZE, deadline)
         introduction = Introduction(secret, greeting, own, cluster)
         if not introduction.is_hub:
             return False
         connection.sendall(introduction.hello)
-        reply = _receive_exactly(connection, REPLY_SIZE, deadline)
+        reply = receive_exactly(connection, REPLY_SIZE, deadline)
     except OSError:
         return False
     if not introduction.is_proved_by(reply):
@@ -246,18 +247,6 @@ def _prove(connection: socket.socket, own: int, cluster: str, secret: str) -> bo
             f"one, in {SECRET_VARIABLE} or in the file that {SECRET_VARIABLE}_FILE names."
         )
     return True
-
-
-def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
-        if not (part := connection.recv(size - len(data))):
-            raise ConnectionError
-        data += part
-    return data
 
 
 def _receive_answer(

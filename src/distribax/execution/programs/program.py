@@ -8,7 +8,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ from distribax.jax_private import jaxprs
 from distribax.topology import launch_lock
 from distribax.values import Form
 
-Fetch: TypeAlias = Callable[[], list[Any]]
 """Fetches values that live in another process."""
 
 
@@ -70,10 +69,6 @@ class Program:
     lift: Lift
     results: Results
     effects: Effects
-    # Of the variables that are read, those that live in other processes, with what fetches them;
-    # and the others.
-    fetches: list[tuple[Fetch, list[int]]]
-    near: list[int]
     donated: frozenset[int]
     # Whether it is for the mesh of replicas, whatever mesh the user has set.
     on_mesh: bool
@@ -104,7 +99,6 @@ class Program:
             [exchange(state) for state in part]
             for part in (self.lift.read, self.lift.donated, self.lift.written)
         )
-        near, fetches = _sort_by_source(read)
         call = self.call
         return dataclasses.replace(
             self,
@@ -112,8 +106,6 @@ class Program:
             lift=dataclasses.replace(self.lift, read=read, donated=donated, written=written),
             results=self.results.exchange(exchange),
             effects=self.effects.exchange(exchange),
-            fetches=fetches,
-            near=near,
         )
 
     def does_same(self, other: Program) -> bool:
@@ -130,7 +122,7 @@ class Program:
     def _call(self, dynamic: list[Any]) -> Any:
         own, dynamic = _split(dynamic, self.donated)
         # What takes long, or waits for other processes, is done before the variables are held.
-        far = self._fetch() if self.fetches else None
+        far = self._fetch() if self._far_places else None
         if jax_private.joint_calls.is_watched:
             with self._record(dynamic) as joint:
                 arrays, new, done = self._launch(own, far, dynamic, joint)
@@ -172,7 +164,7 @@ class Program:
         The first call would compile it between the fetch and the computation: for so long, what it
         has fetched grows old.
         """
-        if self.fetches or isinstance(self.call, StagedCall):
+        if self._far_places or isinstance(self.call, StagedCall):
             self._lower(dynamic).compile()
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
@@ -190,7 +182,7 @@ class Program:
             jax_private.leave_mesh() if self.on_mesh else contextlib.nullcontext(),
             self._enter_device(),
         ):
-            far = self._fetch() if self.fetches else None
+            far = self._fetch() if self._far_places else None
             call = self._prepare(own, far, rest)
             return call.lower(*self._peek(own, far, rest))
 
@@ -228,11 +220,22 @@ class Program:
         shardings = [variable.program_sharding for variable in variables]
         return any(each is not None and not each.is_fully_addressable for each in shardings)
 
+    @functools.cached_property
+    def _far_places(self) -> dict[contracts.Source, list[int]]:
+        """The places of the variables that other processes have, by where they are read from."""
+        places: dict[contracts.Source, list[int]] = {}
+        for place, variable in enumerate(self.lift.read):
+            if variable.source is not None:
+                places.setdefault(variable.source, []).append(place)
+        return places
+
     def _fetch(self) -> list[Any]:
         """Returns the values of other processes, those of one source together, at their places."""
-        values: list[Any] = [None] * len(self.lift.read)
-        for fetch, places in self.fetches:
-            for place, value in zip(places, fetch(), strict=True):
+        read = self.lift.read
+        values: list[Any] = [None] * len(read)
+        for source, places in self._far_places.items():
+            found = source.pull([read[place] for place in places])
+            for place, value in zip(places, found, strict=True):
                 values[place] = value
         return values
 
@@ -241,9 +244,10 @@ class Program:
         read = self.lift.read
         if far is None:
             return [variable.program_value() for variable in read]
-        for place in self.near:
-            far[place] = read[place].program_value()
-        return far
+        return [
+            variable.program_value() if variable.source is None else value
+            for variable, value in zip(read, far, strict=True)
+        ]
 
 
 def build(
@@ -289,7 +293,6 @@ def build(
         recorded = recording.close(taken, outputs)
     num_donated = len(jax.tree.leaves((given, own)))
     compiled = _compile(fn, recorded, num_donated, form)
-    near, fetches = _sort_by_source(lift.read)
     on_mesh = (
         call.has_wrapped
         or frame.mesh is not None
@@ -300,8 +303,6 @@ def build(
         lift,
         results,
         effects,
-        fetches,
-        near,
         donated,
         on_mesh,
         frame.has_created,
@@ -407,18 +408,3 @@ def _compile(
 
     replay.__name__ = getattr(fn, "__name__", replay.__name__)
     return jax.jit(replay, donate_argnums=(0, 1))
-
-
-def _sort_by_source(
-    read: Sequence[contracts.State],
-) -> tuple[list[int], list[tuple[Fetch, list[int]]]]:
-    """Returns the places of variables of this process, and those of others by what fetches them."""
-    sources: dict[contracts.Source, list[int]] = {}
-    near: list[int] = []
-    for place, variable in enumerate(read):
-        places = near if variable.source is None else sources.setdefault(variable.source, [])
-        places.append(place)
-    return near, [
-        (source.prepare_pull([read[place] for place in places]), places)
-        for source, places in sources.items()
-    ]

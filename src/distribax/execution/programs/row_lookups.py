@@ -145,7 +145,7 @@ class StagedCall:
             on_host = _to_host(next(computed)) if ids is None else ids
             by_source.setdefault(source, []).append((place, on_host))
         for source, wanted in by_source.items():
-            fetched = source.rows([(self._tables[place], ids) for place, ids in wanted])
+            fetched = source.pull_rows([(self._tables[place], ids) for place, ids in wanted])
             for (place, _), array in zip(wanted, fetched, strict=True):
                 rows[place] = array
 

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from distribax.context.scoped import set_within
 
 _T = TypeVar("_T")
-_destination: ContextVar[Any] = ContextVar("distribax_shipping", default=None)
+_destination: ContextVar[Any] = ContextVar("distribax_destination", default=None)
 _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def ship_to(strategy: object) -> AbstractContextManager[None]:
+def pickle_for(strategy: object) -> AbstractContextManager[None]:
     """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
     return set_within(_destination, strategy)
 

@@ -16,9 +16,9 @@ from distribax.errors import (
     ParametersLostError,
 )
 from distribax.parameter_server.protocol import handshake, sockets, wire
-from distribax.parameter_server.protocol.operations import APPLY, Array
+from distribax.parameter_server.protocol.operations import Array, OpCode
 from distribax.parameter_server.protocol.parameter_spec import Endpoint, ParameterSpec
-from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.requests import PARAMETERS_LOST, Request
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.mailbox import Mailbox
 from distribax.parameter_server.shared_memory.reader import SharedReader
@@ -112,7 +112,7 @@ class Connection:
         self.settle()
         self._connect(self._make_deadline())
         self._sequence += 1
-        if any(operation["do"] == APPLY for operation in operations):
+        if any(operation["do"] == OpCode.APPLY for operation in operations):
             self._begun.clear()
         header = {"do": Request.PUSH, "operations": operations}
         message = Message(header, arrays, number=self._sequence)
@@ -121,13 +121,10 @@ class Connection:
         with contextlib.suppress(*_BROKEN):
             self._send(message)
 
-    def settle(self) -> bool:
-        """Waits until the last push is acknowledged; raises its error if the server had one.
-
-        Returns whether the server has just answered.
-        """
+    def settle(self) -> None:
+        """Waits until the last push is acknowledged; raises its error if the server had one."""
         if self._unacknowledged is None:
-            return False
+            return
         deadline = self._make_deadline()
         if self._socket is not None:
             try:
@@ -136,9 +133,8 @@ class Connection:
                 pass
             else:
                 self._acknowledge(answer)
-                return True
+                return
         self._connect(deadline)
-        return True
 
     def request(self, message: Message) -> Message:
         """Sends a request that may be repeated, and returns the answer."""
@@ -173,11 +169,11 @@ class Connection:
 
     def prepare_read(self, specs: Sequence[ParameterSpec]) -> None:
         """Waits until this client reads its own writes, and may begin its share of a round."""
-        if not self.settle():
-            self._connect(self._make_deadline())
-            # No answer is expected now: if there is something to read, the connection has ended.
-            if self._is_readable(0):
-                self._disconnect()
+        self.settle()
+        self._connect(self._make_deadline())
+        # No answer is expected now: if there is something to read, the connection has ended.
+        if self._is_readable(0):
+            self._disconnect()
         if self._worker is None:
             return
         new = {spec.uid for spec in specs} - self._begun
@@ -277,13 +273,13 @@ class Connection:
                 )
             )
             hello = self._check_answer(self._receive(deadline)).header
-            self._share(hello["shared"])
+            self._open_shared_memory(hello["shared"])
             self._take_hello(hello)
         except BaseException:
             self._disconnect()
             raise
 
-    def _share(self, readable: bool) -> None:
+    def _open_shared_memory(self, readable: bool) -> None:
         """Prepares to use shared memory, if the server is on this machine."""
         assert self._socket is not None
         if not self._shared_memory or self._socket.family != getattr(socket, "AF_UNIX", None):
@@ -360,7 +356,7 @@ class Connection:
         if error is None:
             return answer
         kind, text = error
-        if kind == "ParametersLost":
+        if kind == PARAMETERS_LOST:
             raise ParametersLostError(self._server, text)
         raise ParameterServerError(self._server, kind, text)
 

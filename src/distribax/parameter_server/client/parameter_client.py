@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,25 +19,15 @@ from distribax.parameter_server.protocol.parameter_spec import (
     ParameterSpec,
 )
 from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.server_status import IncompleteRound, ServerStatus
 from distribax.parameter_server.protocol.wire import Message
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Parameters that are read together, and by server, in the order of the servers."""
+class VersionedValue(NamedTuple):
+    """A parameter's value, and its version: equal versions of a parameter are equal values."""
 
-    specs: tuple[ParameterSpec, ...]
-    by_server: Mapping[int, Sequence[ParameterSpec]]
-
-    @classmethod
-    def of(cls, specs: Iterable[ParameterSpec]) -> Selection:
-        """Returns the selection of these parameters."""
-        chosen = tuple(specs)
-        servers = sorted({spec.server for spec in chosen})
-        return cls(
-            chosen,
-            {server: [spec for spec in chosen if spec.server == server] for server in servers},
-        )
+    version: int
+    value: Array
 
 
 class ParameterClient:
@@ -68,7 +58,7 @@ class ParameterClient:
     ) -> None:
         self.client_id = f"{client_id}/{os.urandom(6).hex()}"
         self._lock = threading.RLock()
-        self._cache: dict[str, tuple[int, Array]] = {}
+        self._cache: dict[str, VersionedValue] = {}
         self._connections = [
             Connection(index, locate, self.client_id, token, timeout, shared_memory, worker)
             for index in range(num_servers)
@@ -90,16 +80,18 @@ class ParameterClient:
 
     def pull(self, specs: Sequence[ParameterSpec]) -> list[Array]:
         """Returns the values of parameters, with this client's pushes so far in them."""
-        return [value for _, value in self.pull_versions(Selection.of(specs))]
+        return [found.value for found in self.pull_versions(specs)]
 
-    def pull_versions(self, selection: Selection) -> list[tuple[int, Array]]:
-        """Like `pull`, with each value's version: equal versions of a uid are equal values.
+    def pull_versions(self, specs: Sequence[ParameterSpec]) -> list[VersionedValue]:
+        """Like `pull`, with each value's version.
 
         Only values that have changed since this client's last pull are sent. The values of one
         server belong together: no push is seen in one and not in another. The arrays are read-only
         and never change, so that JAX may use them without a copy.
         """
-        by_server = selection.by_server
+        by_server: dict[int, list[ParameterSpec]] = {}
+        for spec in sorted(specs, key=lambda spec: spec.server):
+            by_server.setdefault(spec.server, []).append(spec)
         with self._lock:
             # In the same order in every client: they wait for each other here.
             for server, wanted in by_server.items():
@@ -111,7 +103,7 @@ class ParameterClient:
             }
             if asked:
                 self._ask(asked)
-            return [self._cache[spec.uid] for spec in selection.specs]
+            return [self._cache[spec.uid] for spec in specs]
 
     def _read_shared(self, server: int, specs: Sequence[ParameterSpec]) -> bool:
         """Reads from shared memory; False if the server has to be asked."""
@@ -125,7 +117,7 @@ class ParameterClient:
         connection.has_parameters = True
         for spec, (version, value) in zip(specs, found, strict=True):
             if value is not None:
-                self._cache[spec.uid] = version, _make_read_only(value)
+                self._cache[spec.uid] = VersionedValue(version, _make_read_only(value))
         return True
 
     def _ask(self, by_server: Mapping[int, Sequence[ParameterSpec]]) -> None:
@@ -162,7 +154,7 @@ class ParameterClient:
 
     def _list_versions(self, specs: Sequence[ParameterSpec]) -> list[int]:
         cache = self._cache
-        return [cached[0] if (cached := cache.get(spec.uid)) else 0 for spec in specs]
+        return [cached.version if (cached := cache.get(spec.uid)) else 0 for spec in specs]
 
     def pull_rows(self, wanted: Sequence[tuple[ParameterSpec, ArrayLike]]) -> list[Array]:
         """Returns some rows of some parameters, with this client's pushes so far in them.
@@ -220,7 +212,7 @@ class ParameterClient:
             for connection in self._connections:
                 connection.return_shares()
 
-    def watch_rounds(self, idle: Sequence[int]) -> list[dict[str, Any]]:
+    def watch_rounds(self, idle: Sequence[int]) -> list[IncompleteRound]:
         """Tells all servers which workers have nothing to do; returns the incomplete rounds."""
         message = Message({"do": Request.WATCH_ROUNDS, "idle": list(idle)})
         with self._lock:
@@ -246,9 +238,10 @@ class ParameterClient:
         answer = self._request(0, Request.NOTE, key=key)
         return answer.arrays[0].tobytes() if answer.arrays else None
 
-    def status(self, server: int) -> dict[str, Any]:
+    def status(self, server: int) -> ServerStatus:
         """Returns a server's `ParameterServer.status()`."""
-        return dict(self._request(server, Request.STATUS).header["status"])
+        status: ServerStatus = self._request(server, Request.STATUS).header["status"]
+        return status
 
     def close(self) -> None:
         """Ends the connections, without waiting for acknowledgements; can be called twice."""
@@ -268,7 +261,7 @@ class ParameterClient:
         arrays = iter(answer.arrays)
         for uid, old, new in zip(uids, have, answer.header["versions"], strict=True):
             if old != new:
-                self._cache[uid] = (new, _make_read_only(next(arrays)))
+                self._cache[uid] = VersionedValue(new, _make_read_only(next(arrays)))
 
 
 def _are_in_range(spec: ParameterSpec, indices: Array) -> bool:

@@ -15,6 +15,7 @@ import struct
 import time
 from typing import Final
 
+from distribax.cluster.exact_read import receive_exactly
 from distribax.errors import DistribaxError
 
 _GREETING: Final = b"distribax-parameters-2\n"
@@ -47,7 +48,7 @@ def welcome(connection: socket.socket, token: bytes, seconds: float = HANDSHAKE_
     check_peer(connection)
     own = os.urandom(_NONCE)
     connection.sendall(_GREETING + own)
-    answer = _receive_exactly(connection, _NONCE + 32, deadline)
+    answer = receive_exactly(connection, _NONCE + 32, deadline)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _make_proof(token, b"client", own, theirs)):
         connection.sendall(_REFUSED + bytes(32))
@@ -71,12 +72,12 @@ def introduce(connection: socket.socket, token: bytes, seconds: float = HANDSHAK
     """
     before, deadline = connection.gettimeout(), time.monotonic() + seconds
     check_peer(connection)
-    greeting = _receive_exactly(connection, len(_GREETING) + _NONCE, deadline)
+    greeting = receive_exactly(connection, len(_GREETING) + _NONCE, deadline)
     if not greeting.startswith(_GREETING):
         raise ConnectionError(f"not a parameter server: it says {greeting!r}")
     theirs, own = greeting[len(_GREETING) :], os.urandom(_NONCE)
     connection.sendall(own + _make_proof(token, b"client", theirs, own))
-    answer = _receive_exactly(connection, 1 + 32, deadline)
+    answer = receive_exactly(connection, 1 + 32, deadline)
     if answer[:1] != _ACCEPTED:
         raise WrongTokenError("the server has another token")
     if not hmac.compare_digest(answer[1:], _make_proof(token, b"server", theirs, own)):
@@ -97,16 +98,3 @@ def check_peer(connection: socket.socket) -> None:
 
 def _make_proof(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
     return hmac.digest(token, side + server_nonce + client_nonce, hashlib.sha256)
-
-
-def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError("the other side has taken too long to prove that it has the token")
-        connection.settimeout(left)
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("the other side has closed the connection while meeting")
-        data += part
-    return data

@@ -6,12 +6,15 @@ whatever `np.asarray` takes; a `jax.Array` on the CPU is not copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from distribax.types import WriteKind
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -36,33 +39,33 @@ class AssignAdd:
 class Scatter:
     """Changes some rows of a parameter, or some elements, where it is.
 
-    `kind` is the value of a `WriteKind`. With indices of two dimensions, each line is the place of
+    With indices of two dimensions, each line is the place of
     an element, or of a smaller array. What occurs twice is changed twice; of several values that
     are assigned, the last one stays.
     """
 
     uid: str
-    kind: str
+    kind: WriteKind
     indices: Any
     updates: Any
 
 
 @dataclass(frozen=True)
-class Rows:
+class SparseGradient:
     """A gradient that is zero but for some rows; rows of an index that occurs twice are summed."""
 
     indices: Any
     rows: Any
 
 
-Gradient: TypeAlias = "Any | Rows | None"
+Gradient: TypeAlias = "Any | SparseGradient | None"
 
 
 @dataclass(frozen=True)
 class Apply:
     """One contribution to an optimizer's update: a gradient for each of its targets, in order.
 
-    A target whose gradient is None keeps its value and its slots. A `Rows` gradient changes only
+    A target whose gradient is None keeps its value and its slots. A `SparseGradient` changes only
     those rows of the target and of its slots: the others do not decay meanwhile ("lazy").
     `extra_args` are arrays or numbers for the transformation's `update`; of a round with several
     contributions, those of the one that completes it are used.
@@ -75,13 +78,14 @@ class Apply:
 
 Op: TypeAlias = Assign | AssignAdd | Scatter | Apply
 
-APPLY: Final = "apply"
-"""What an encoded `Apply` has under "do"."""
 
-SCATTER: Final = "scatter"
-"""What an encoded `Scatter` has under "do"."""
+class OpCode(enum.StrEnum):
+    """What an encoded operation has under "do"."""
 
-_WITH_VALUE: dict[str, Callable[[str, Array], Op]] = {"assign": Assign, "add": AssignAdd}
+    ASSIGN = "assign"
+    ADD = "add"
+    SCATTER = "scatter"
+    APPLY = "apply"
 
 
 def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]:
@@ -95,22 +99,22 @@ def encode(operations: Sequence[Op]) -> tuple[list[dict[str, Any]], list[Array]]
     def encode_gradient(value: Gradient) -> int | list[int] | None:
         if value is None:
             return None
-        if isinstance(value, Rows):
+        if isinstance(value, SparseGradient):
             return [place(value.indices), place(value.rows)]
         return place(value)
 
     def encode_one(operation: Op) -> dict[str, Any]:
         match operation:
             case Assign(uid, value):
-                return {"do": "assign", "uid": uid, "value": place(value)}
+                return {"do": OpCode.ASSIGN, "uid": uid, "value": place(value)}
             case AssignAdd(uid, value):
-                return {"do": "add", "uid": uid, "value": place(value)}
+                return {"do": OpCode.ADD, "uid": uid, "value": place(value)}
             case Scatter(uid, kind, indices, updates):
                 at = [place(indices), place(updates)]
-                return {"do": SCATTER, "uid": uid, "kind": kind, "rows": at}
+                return {"do": OpCode.SCATTER, "uid": uid, "kind": kind.value, "rows": at}
             case Apply(optimizer, gradients, extra_args):
                 return {
-                    "do": APPLY,
+                    "do": OpCode.APPLY,
                     "uid": optimizer,
                     "gradients": [encode_gradient(value) for value in gradients],
                     "extra": {name: place(value) for name, value in extra_args.items()},
@@ -128,16 +132,21 @@ def decode(encoded: Sequence[Mapping[str, Any]], arrays: Sequence[Array]) -> lis
     def decode_gradient(at: int | list[int] | None) -> Gradient:
         if at is None:
             return None
-        return Rows(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
+        return SparseGradient(arrays[at[0]], arrays[at[1]]) if isinstance(at, list) else arrays[at]
 
     def decode_one(item: Mapping[str, Any]) -> Op:
-        do, uid = item["do"], item["uid"]
-        if do in _WITH_VALUE:
-            return _WITH_VALUE[do](uid, arrays[item["value"]])
-        if do == SCATTER:
-            indices, updates = item["rows"]
-            return Scatter(uid, item["kind"], arrays[indices], arrays[updates])
-        gradients = tuple(decode_gradient(at) for at in item["gradients"])
-        return Apply(uid, gradients, {name: arrays[at] for name, at in item["extra"].items()})
+        uid = item["uid"]
+        match OpCode(item["do"]):
+            case OpCode.ASSIGN:
+                return Assign(uid, arrays[item["value"]])
+            case OpCode.ADD:
+                return AssignAdd(uid, arrays[item["value"]])
+            case OpCode.SCATTER:
+                indices, updates = item["rows"]
+                return Scatter(uid, WriteKind(item["kind"]), arrays[indices], arrays[updates])
+            case OpCode.APPLY:
+                gradients = tuple(decode_gradient(at) for at in item["gradients"])
+                extra = {name: arrays[at] for name, at in item["extra"].items()}
+                return Apply(uid, gradients, extra)
 
     return [decode_one(item) for item in encoded]

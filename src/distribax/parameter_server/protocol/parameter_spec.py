@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -32,7 +31,7 @@ class ParameterSpec:
             raise ValueError(f"uid of parameter {self.name!r} is empty: give it a unique string.")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"shape of parameter {self.name!r} is {self.shape}: sizes are >= 0.")
-        object.__setattr__(self, "dtype", plain_dtype(self.dtype).name)
+        object.__setattr__(self, "dtype", parse_dtype(self.dtype).name)
         if self.server < 0:
             raise ValueError(f"server of parameter {self.name!r} is {self.server}, expected >= 0.")
 
@@ -103,13 +102,7 @@ class Endpoint:
 
 
 @functools.cache
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Returns the name of a type; NumPy computes it each time, slowly."""
-    return dtype.name
-
-
-@functools.cache
-def plain_dtype(dtype: str) -> np.dtype[np.generic]:
+def parse_dtype(dtype: str) -> np.dtype[np.generic]:
     """Returns the NumPy type of that name; raises a ValueError for objects and unknown names."""
     try:
         found: np.dtype[np.generic] = np.dtype(dtype)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+PARAMETERS_LOST: Final = "ParametersLost"
+"""The kind of error when a server does not know, or no longer, what a request names."""
 
 
 class Request(enum.StrEnum):

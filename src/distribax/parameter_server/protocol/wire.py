@@ -21,7 +21,7 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.topology.host_memory import make_aligned
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
@@ -64,7 +64,7 @@ def send(connection: socket.socket, message: Message) -> None:
         connection.sendall(_make_head(message.header, 0, message.number))
         return
     arrays = [np.asarray(value, order="C") for value in message.arrays]
-    described = [[dtype_name(value.dtype), value.shape] for value in arrays]
+    described = [[value.dtype.name, value.shape] for value in arrays]
     payload = sum(value.nbytes for value in arrays)
     head = _make_head({**message.header, _ARRAYS: described}, payload, message.number)
     _send_parts(connection, [memoryview(head), *map(view_bytes, arrays)], message.descriptors)
@@ -122,7 +122,7 @@ def _parse(
         described = header.get(_ARRAYS, ())
         if not described and not payload:
             return header, []
-        forms = [(plain_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
+        forms = [(parse_dtype(dtype), tuple(map(int, shape))) for dtype, shape in described]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise FrameError(f"a frame's header cannot be read: {reason}") from error

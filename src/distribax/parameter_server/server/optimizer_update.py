@@ -21,16 +21,16 @@ import numpy as np
 import optax
 
 from distribax import jax_private
-from distribax.parameter_server.protocol.operations import Array, Gradient, Rows
+from distribax.parameter_server.protocol.operations import Array, Gradient, SparseGradient
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.sparse import RowSet, gather_rows, pad_rows, sum_rows
-from distribax.parameter_server.server.stored_parameter import Change, Form
+from distribax.parameter_server.server.stored_parameter import Change, ParameterForm
 from distribax.training.optimizer_state import StateLayout, apply_transformation
 
 _NO_CHANGE: Final = contextlib.nullcontext()
 
 
-class Values(Protocol):
+class ReadableValues(Protocol):
     """The values that an update works on, by uid."""
 
     def read(self, uid: str) -> Array | jax.Array:
@@ -47,7 +47,7 @@ class Values(Protocol):
 
 
 @dataclass(frozen=True)
-class _Program:
+class _CompiledUpdate:
     """The compiled update for gradients of some of the targets.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Program:
 class Update:
     """The update of one optimizer; it reads values, and returns what is to be written."""
 
-    def __init__(self, spec: OptimizerSpec, targets: Sequence[Form]) -> None:
+    def __init__(self, spec: OptimizerSpec, targets: Sequence[ParameterForm]) -> None:
         self.spec = spec
         self.targets = tuple(targets)
         loaded = pickle.loads(spec.transformation)
@@ -82,14 +82,14 @@ class Update:
         self._owners = self._layout.owners
         self.slots = tuple(self._describe_slot(*pair) for pair in enumerate(jax.tree.leaves(state)))
         self.slot_uids = frozenset(spec.slots)
-        self._programs: dict[tuple[bool, ...], _Program] = {}
+        self._programs: dict[tuple[bool, ...], _CompiledUpdate] = {}
 
-    def _describe_slot(self, number: int, leaf: jax.ShapeDtypeStruct) -> Form:
+    def _describe_slot(self, number: int, leaf: jax.ShapeDtypeStruct) -> ParameterForm:
         owner = self._owners[number]
         of = self.spec.uid if owner is None else self.targets[owner].name
-        return Form(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
+        return ParameterForm(f"{of}/slot_{number}", tuple(leaf.shape), np.dtype(leaf.dtype).name)
 
-    def check_slots(self, known: Mapping[str, Form]) -> None:
+    def check_slots(self, known: Mapping[str, ParameterForm]) -> None:
         """Raises a ValueError if the slots are not one for each leaf of the state, and alike.
 
         `known` are those that exist already.
@@ -132,7 +132,7 @@ class Update:
         return stack
 
     def __call__(
-        self, store: Values, gradients: Sequence[Gradient], extra_args: Mapping[str, object]
+        self, store: ReadableValues, gradients: Sequence[Gradient], extra_args: Mapping[str, object]
     ) -> dict[str, Change]:
         """Returns the changes by uid."""
         # Of targets with a sparse gradient, and of their slots, only the rows that it touches take
@@ -140,22 +140,22 @@ class Update:
         touched = {
             number: sum_rows(gradient.indices, gradient.rows)
             for number, gradient in enumerate(gradients)
-            if isinstance(gradient, Rows)
+            if isinstance(gradient, SparseGradient)
         }
         of_slots = self._find_slot_rows(touched) if touched else {}
 
-        def rows(uid: str, of: RowSet) -> Array:
+        def gather(uid: str, of: RowSet) -> Array:
             return gather_rows(store.read_host(uid), of.indices)
 
         targets, slots = self.spec.targets, self.spec.slots
         program = self._get_program(tuple([gradient is not None for gradient in gradients]))
         own = [
-            rows(targets[i], touched[i]) if i in touched else store.consume(targets[i])
+            gather(targets[i], touched[i]) if i in touched else store.consume(targets[i])
             for i in program.moving
         ]
         resting = [store.read(targets[i]) for i in program.resting]
         state = [
-            rows(uid, of_slots[i]) if i in of_slots else store.read(uid)
+            gather(uid, of_slots[i]) if i in of_slots else store.read(uid)
             for i, uid in enumerate(slots)
         ]
         dense = [
@@ -173,12 +173,12 @@ class Update:
             changes[slots[i]] = _keep_rows(value, of_slots[i]) if i in of_slots else value
         return changes
 
-    def _get_program(self, active: tuple[bool, ...]) -> _Program:
+    def _get_program(self, active: tuple[bool, ...]) -> _CompiledUpdate:
         """Returns the program for gradients of these targets."""
         program = self._programs.get(active)
         if program is None:
             owners = enumerate(self._owners)
-            program = _Program(
+            program = _CompiledUpdate(
                 # What it updates it overwrites; see `StoredParameter`.
                 jax.jit(functools.partial(self._run, active), donate_argnums=0),
                 moving=[i for i, moves in enumerate(active) if moves],

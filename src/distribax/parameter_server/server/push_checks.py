@@ -13,15 +13,15 @@ from distribax.parameter_server.protocol.operations import (
     AssignAdd,
     Gradient,
     Op,
-    Rows,
     Scatter,
+    SparseGradient,
 )
 from distribax.parameter_server.server.optimizer_update import Update
-from distribax.parameter_server.server.stored_parameter import Form
+from distribax.parameter_server.server.stored_parameter import ParameterForm
 
 
 def check_operation(
-    operation: Op, form_of: Callable[[str], Form], update_of: Callable[[str], Update]
+    operation: Op, form_of: Callable[[str], ParameterForm], update_of: Callable[[str], Update]
 ) -> None:
     """Raises a ValueError if an operation does not fit what it names."""
     match operation:
@@ -40,7 +40,7 @@ def check_operation(
                 _check_gradient(update, number, gradient)
 
 
-def check_value(form: Form, value: Array) -> None:
+def check_value(form: ParameterForm, value: Array) -> None:
     """Raises a ValueError if an array cannot be the parameter's value."""
     if value.shape != form.shape or not np.can_cast(value.dtype, form.dtype, "same_kind"):
         raise ValueError(
@@ -49,7 +49,7 @@ def check_value(form: Form, value: Array) -> None:
         )
 
 
-def check_indices(form: Form, indices: Array) -> None:
+def check_indices(form: ParameterForm, indices: Array) -> None:
     """Raises a ValueError if these are not indices of the parameter's rows."""
     if not form.shape:
         raise ValueError(f"Parameter {form.name!r} is a scalar: it has no rows.")
@@ -64,7 +64,7 @@ def check_indices(form: Form, indices: Array) -> None:
         )
 
 
-def _check_rows(form: Form, indices: Array, rows: Array) -> None:
+def _check_rows(form: ParameterForm, indices: Array, rows: Array) -> None:
     check_indices(form, indices)
     expected = (indices.size, *form.shape[1:])
     castable = np.can_cast(rows.dtype, form.dtype, "same_kind")
@@ -76,7 +76,7 @@ def _check_rows(form: Form, indices: Array, rows: Array) -> None:
         )
 
 
-def _check_scatter(form: Form, indices: Array, updates: Array) -> None:
+def _check_scatter(form: ParameterForm, indices: Array, updates: Array) -> None:
     if indices.ndim != 2:
         _check_rows(form, indices, updates)
         return
@@ -94,7 +94,7 @@ def _check_scatter(form: Form, indices: Array, updates: Array) -> None:
 
 def _check_gradient(update: Update, number: int, gradient: Gradient) -> None:
     form = update.targets[number]
-    if isinstance(gradient, Rows):
+    if isinstance(gradient, SparseGradient):
         _check_rows(form, gradient.indices, gradient.rows)
         update.check_rows(number)
     elif gradient is not None and gradient.shape != form.shape:

@@ -13,7 +13,8 @@ import numpy as np
 
 from distribax.parameter_server.protocol import wire
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
-from distribax.parameter_server.protocol.requests import Request
+from distribax.parameter_server.protocol.requests import PARAMETERS_LOST, Request
+from distribax.parameter_server.protocol.server_status import ServerStatus
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.server.store import Store, UnknownParameterError
 from distribax.parameter_server.shared_memory.arena import CONTROL_SEGMENT
@@ -26,34 +27,34 @@ _MAX_DESCRIPTORS: Final = 128
 
 
 @dataclass(frozen=True)
-class Host:
+class ServerAccess:
     """What a request handler needs of its server.
 
     Attributes:
         store: What the requests are about.
         hello: Answers a client (its name, the server that it wants) that introduces itself.
         status: Returns the server's status.
-        origin: Returns what the server began with, in words.
+        describe_origin: Returns what the server began with, in words.
     """
 
     store: Store
     hello: Callable[[str, int], dict[str, Any]]
-    status: Callable[[], dict[str, Any]]
-    origin: Callable[[], str]
+    status: Callable[[], ServerStatus]
+    describe_origin: Callable[[], str]
 
 
 class RequestHandler:
     """Answers one client's requests, one at a time."""
 
-    def __init__(self, host: Host, connection: socket.socket) -> None:
-        self._host = host
-        self._store = host.store
+    def __init__(self, server: ServerAccess, connection: socket.socket) -> None:
+        self._server = server
+        self._store = server.store
         self._connection = connection
         self._client = ""
         self._worker: int | None = None
         self._mailbox = MailboxReader()
         self._segments: set[int] = set()
-        self._is_shared = host.store.arena.shared and connection.family == socket.AF_UNIX
+        self._is_shared = server.store.arena.shared and connection.family == socket.AF_UNIX
         # Each request has a method of its name.
         self._handlers: dict[str, Callable[[Message], Message]] = {
             request: getattr(self, f"_{request}") for request in Request
@@ -65,7 +66,7 @@ class RequestHandler:
             self._answer_requests()
         finally:
             if self._worker is not None:
-                self._store.part(self._worker)
+                self._store.leave(self._worker)
 
     def _answer_requests(self) -> None:
         while True:
@@ -93,12 +94,12 @@ class RequestHandler:
 
     def _explain(self, kind: str, text: str) -> Message:
         if kind == UnknownParameterError.__name__:
-            return _make_error("ParametersLost", f"{text}; {self._host.origin()}")
+            return _make_error(PARAMETERS_LOST, f"{text}; {self._server.describe_origin()}")
         return _make_error(kind, text)
 
     def _hello(self, request: Message) -> Message:
         self._client = request.header["client"]
-        answer = self._host.hello(self._client, request.header["server"])
+        answer = self._server.hello(self._client, request.header["server"])
         if self._worker is None and (worker := request.header["worker"]) is not None:
             self._worker = worker
             self._store.greet(self._client, worker)
@@ -182,7 +183,7 @@ class RequestHandler:
         return Message({}, [] if value is None else [np.frombuffer(value, np.uint8)])
 
     def _status(self, request: Message) -> Message:
-        return Message({"status": self._host.status()})
+        return Message({"status": self._server.status()})
 
 
 def _make_error(kind: str, text: str) -> Message:

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from distribax.parameter_server.protocol.operations import Apply, Array, Gradient, Rows
+from distribax.parameter_server.protocol.operations import Apply, Array, Gradient, SparseGradient
+from distribax.parameter_server.protocol.server_status import RoundStatus
 from distribax.parameter_server.server.presence import ABSENCE_SECONDS, Presence
 
 
@@ -128,7 +128,7 @@ class Round:
         self.incomplete += 1
         self.late.update(self.known - set(self.clients))
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RoundStatus:
         """Returns what a user may want to know about the rounds."""
         return {
             "applied": self.number,
@@ -153,12 +153,12 @@ def _average(column: tuple[Gradient, ...], count: int) -> Gradient:
     given = [gradient for gradient in column if gradient is not None]
     if not given:
         return None
-    sparse = [gradient for gradient in given if isinstance(gradient, Rows)]
-    dense = [gradient for gradient in given if not isinstance(gradient, Rows)]
+    sparse = [gradient for gradient in given if isinstance(gradient, SparseGradient)]
+    dense = [gradient for gradient in given if not isinstance(gradient, SparseGradient)]
     if not dense:
         indices = np.concatenate([np.asarray(part.indices) for part in sparse])
         rows = np.concatenate([np.asarray(part.rows) for part in sparse])
-        return Rows(indices, _divide(rows, count))
+        return SparseGradient(indices, _divide(rows, count))
     total = np.array(dense[0])
     for other in dense[1:]:
         total += np.asarray(other)
@@ -172,6 +172,6 @@ def _divide(total: Array, count: int) -> Array:
 
 
 def _copy(gradient: Gradient) -> Gradient:
-    if isinstance(gradient, Rows):
-        return Rows(np.array(gradient.indices), np.array(gradient.rows))
+    if isinstance(gradient, SparseGradient):
+        return SparseGradient(np.array(gradient.indices), np.array(gradient.rows))
     return None if gradient is None else np.array(gradient)

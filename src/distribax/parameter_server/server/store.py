@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from typing_extensions import override
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Apply, Array, Op
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec, ParameterSpec
+from distribax.parameter_server.protocol.server_status import IncompleteRound
 from distribax.parameter_server.server.optimizer_update import Update
 from distribax.parameter_server.server.presence import Presence
 from distribax.parameter_server.server.push_checks import (
@@ -29,7 +30,7 @@ from distribax.parameter_server.server.push_checks import (
     check_value,
 )
 from distribax.parameter_server.server.rounds import Round
-from distribax.parameter_server.server.stored_parameter import Form, StoredParameter
+from distribax.parameter_server.server.stored_parameter import ParameterForm, StoredParameter
 from distribax.parameter_server.server.tally import Tally
 from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
@@ -55,7 +56,7 @@ class PushError(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PushOutcome:
     """The outcome of a client's last push, kept in case the push is sent again."""
 
     sequence: int
@@ -73,7 +74,7 @@ class Store:
         self.rounds: dict[str, Round] = {}
         self.presence = Presence()
         self.notes: dict[str, bytes] = {}
-        self.answers: dict[str, Answer] = {}
+        self.outcomes: dict[str, PushOutcome] = {}
         self.tally = Tally()
         # Versions never repeat, not even after a restart: callers cache by them.
         self.version = time.time_ns()
@@ -84,7 +85,7 @@ class Store:
 
     def create(self, spec: ParameterSpec, value: Array) -> bool:
         """Adds a parameter; returns False if there is one with that uid and the same form."""
-        form = Form(spec.name, spec.shape, spec.dtype)
+        form = ParameterForm(spec.name, spec.shape, spec.dtype)
         with self.lock:
             known = self.parameters.get(spec.uid)
             if known is not None:
@@ -155,24 +156,24 @@ class Store:
     def clear(self) -> None:
         """Removes everything, before a client has seen any of it."""
         with self.lock:
-            for kept in (self.parameters, self.updates, self.rounds, self.notes, self.answers):
+            for kept in (self.parameters, self.updates, self.rounds, self.notes, self.outcomes):
                 kept.clear()
             self.arena.close()
             self.arena = Arena(shared=self.arena.shared)
 
-    def push(self, client: str, sequence: int, operations: Sequence[Op]) -> Answer:
+    def push(self, client: str, sequence: int, operations: Sequence[Op]) -> PushOutcome:
         """Applies the operations, unless this or a later push of the client is known."""
         with self.lock:
-            known = self.answers.get(client)
+            known = self.outcomes.get(client)
             if known is not None and sequence <= known.sequence:
                 return known
             try:
                 self._perform(client, operations)
-                answer = Answer(sequence)
+                outcome = PushOutcome(sequence)
             except Exception as error:  # The client is told what a transformation raises.
-                answer = Answer(sequence, error=PushError(type(error).__name__, str(error)))
-            self.answers[client] = answer
-            return answer
+                outcome = PushOutcome(sequence, error=PushError(type(error).__name__, str(error)))
+            self.outcomes[client] = outcome
+            return outcome
 
     def complete_rounds(self) -> int:
         """Applies all rounds that have contributions; returns how many they were."""
@@ -242,7 +243,7 @@ class Store:
                 current.give_up(client)
             self._rounds_changed.notify_all()
 
-    def watch_rounds(self, idle: Iterable[int]) -> list[dict[str, Any]]:
+    def watch_rounds(self, idle: Iterable[int]) -> list[IncompleteRound]:
         """Notes which workers have nothing to do; returns the rounds that are incomplete."""
         with self.lock:
             self.presence.idle = set(idle)
@@ -275,7 +276,7 @@ class Store:
                     current.give_up(earlier)
             self._rounds_changed.notify_all()
 
-    def part(self, worker: int) -> None:
+    def leave(self, worker: int) -> None:
         """Notes that a connection of a worker has ended."""
         with self.lock:
             self.presence.leave(worker)
@@ -288,13 +289,13 @@ class Store:
             self.arena.close()
             self.tally.close()
 
-    def add(self, uid: str, form: Form, value: ArrayLike) -> None:
+    def add(self, uid: str, form: ParameterForm, value: ArrayLike) -> None:
         """Adds a new parameter."""
         assert uid not in self.parameters
-        self.parameters[uid] = StoredParameter(form, self.arena, value, self._next_version())
+        self.parameters[uid] = StoredParameter(form, self.arena, value, self._take_version())
         self.structure += 1
 
-    def _next_version(self) -> int:
+    def _take_version(self) -> int:
         self.version += 1
         return self.version
 
@@ -311,7 +312,7 @@ class Store:
         except KeyError:
             raise UnknownParameterError(f"there is no optimizer {uid!r}") from None
 
-    def _check_counter(self, spec: OptimizerSpec, form: Form) -> None:
+    def _check_counter(self, spec: OptimizerSpec, form: ParameterForm) -> None:
         if form.shape or np.dtype(form.dtype).kind not in "iu":
             raise ValueError(
                 f"counter of optimizer {spec.uid!r} is parameter {form.name!r} of shape "
@@ -350,7 +351,7 @@ class Store:
         }
 
     def _commit(self, transaction: Transaction) -> None:
-        version = self._next_version()
+        version = self._take_version()
         with self.arena:
             for uid, change in transaction.changes.items():
                 if uid in transaction.slots and isinstance(change, jax.Array):

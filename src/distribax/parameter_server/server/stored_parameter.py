@@ -19,7 +19,7 @@ from distribax.parameter_server.shared_memory.arena import (
 
 
 @dataclass(frozen=True)
-class Form:
+class ParameterForm:
     """What a parameter looks like."""
 
     name: str
@@ -40,7 +40,7 @@ class StoredParameter:
     holds the store's lock.
     """
 
-    def __init__(self, form: Form, arena: Arena, value: ArrayLike, version: int) -> None:
+    def __init__(self, form: ParameterForm, arena: Arena, value: ArrayLike, version: int) -> None:
         self.form = form
         self.block = arena.allocate(form.shape, form.dtype)
         self.host: Array = self.block.data

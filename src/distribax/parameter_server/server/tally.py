@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from distribax.parameter_server.snapshots.snapshot_file import open_no_link
+from distribax.parameter_server.server.private_files import open_no_link
 
 OPTIMIZER_UPDATE: Final = "optimizer update"
 """The kind of change that an optimizer makes."""

@@ -23,7 +23,7 @@ from distribax.parameter_server.server.stored_parameter import Change, StoredPar
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.types import WriteKind
 
-_SCATTERS = {"assign": "scatter_update", "assign_add": "scatter_add"}
+_SCATTERS = {WriteKind.ASSIGN: "scatter_update", WriteKind.ASSIGN_ADD: "scatter_add"}
 """The methods of a variable that write some rows, by the methods that write all of it alike."""
 
 
@@ -64,8 +64,8 @@ class Transaction:
                 self.counts["assign_add"] += 1
             case Scatter(uid, kind, indices, updates):
                 value = self.read_host(uid)
-                self._set_rows(uid, scatter(value, WriteKind(kind), indices, updates))
-                self.counts[_SCATTERS.get(kind, kind)] += 1
+                self._set_rows(uid, scatter(value, kind, indices, updates))
+                self.counts[_SCATTERS.get(kind, kind.value)] += 1
             case Apply():
                 self._contribute(operation)
 

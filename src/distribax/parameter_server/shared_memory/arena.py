@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.topology.host_memory import ALIGNMENT, make_aligned, view_array
 
 CONTROL_SEGMENT: Final = 0
@@ -148,7 +148,7 @@ def view_block(
     """Returns the block that begins at an offset of a segment's memory."""
     start = offset + _HEADER
     words = view_words(memory[offset:start])
-    data = view_array(memory, start, tuple(shape), plain_dtype(dtype))
+    data = view_array(memory, start, tuple(shape), parse_dtype(dtype))
     return Block(segment, offset, words, data)
 
 

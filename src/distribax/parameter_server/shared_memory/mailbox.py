@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array, Op, decode
-from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.parameter_server.protocol.wire import Message
 from distribax.parameter_server.shared_memory.arena import create_file, map_file
 from distribax.topology.host_memory import ALIGNMENT, view_array
@@ -42,7 +42,7 @@ class Mailbox:
         if sum(array.nbytes for array in arrays) < _SMALLEST:
             return message
         placed, size = _plan_places(arrays)
-        memory = self._room_for(size)
+        memory = self._get_room(size)
         for (_, shape, offset), array in zip(placed, arrays, strict=True):
             np.copyto(view_array(memory, offset, shape, array.dtype), array)
         descriptors = () if self._sent or self._descriptor is None else (self._descriptor,)
@@ -60,7 +60,7 @@ class Mailbox:
             os.close(self._descriptor)
         self._memory, self._descriptor, self._sent = None, None, False
 
-    def _room_for(self, size: int) -> Array:
+    def _get_room(self, size: int) -> Array:
         if self._memory is None or len(self._memory) < size:
             self.close()
             self._descriptor = create_file("distribax-mailbox", size)
@@ -87,7 +87,7 @@ class MailboxReader:
     def _view_array(self, dtype: str, shape: Sequence[int], offset: int) -> Array:
         if self._memory is None:
             raise ValueError("a push refers to a mailbox that was not sent")
-        form = plain_dtype(dtype)
+        form = parse_dtype(dtype)
         nbytes = math.prod(shape) * form.itemsize
         if offset < 0 or offset % ALIGNMENT or offset + nbytes > len(self._memory):
             raise ValueError(f"a push refers to bytes outside of its mailbox: {offset}, {nbytes}")
@@ -99,6 +99,6 @@ def _plan_places(arrays: Sequence[Array]) -> tuple[list[_Place], int]:
     placed: list[_Place] = []
     offset = 0
     for array in arrays:
-        placed.append((dtype_name(array.dtype), array.shape, offset))
+        placed.append((array.dtype.name, array.shape, offset))
         offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     return placed, offset

@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import json
 import os
-import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,8 +25,14 @@ import numpy as np
 
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
-from distribax.parameter_server.protocol.parameter_spec import plain_dtype
+from distribax.parameter_server.protocol.parameter_spec import parse_dtype
 from distribax.parameter_server.protocol.wire import view_bytes
+from distribax.parameter_server.server.private_files import (
+    check_owner,
+    make_private,
+    open_no_link,
+    open_private,
+)
 from distribax.topology.host_memory import make_aligned
 
 KEPT: Final = 2
@@ -37,8 +42,6 @@ _MAGIC: Final = b"dxsnap2\n"
 _PREFIX: Final = struct.Struct("<8sQ32s")
 _SUFFIX: Final = ".dxsnap"
 _ASIDE: Final = ".damaged"
-_PRIVATE_FOLDER: Final = 0o700
-_PRIVATE_FILE: Final = 0o600
 
 
 class DamagedSnapshotError(DistribaxError, ValueError):
@@ -72,7 +75,7 @@ def write(folder: Path, number: int, state: SnapshotState, token: bytes) -> Path
     path = folder / f"{number:020d}{_SUFFIX}"
     temporary = path.with_suffix(".partial")
     try:
-        with open(temporary, "wb", opener=_open_private) as file:
+        with open(temporary, "wb", opener=open_private) as file:
             file.write(_PREFIX.pack(_MAGIC, len(header), _make_code(token, path, header)))
             file.write(header)
             for array in arrays:
@@ -96,7 +99,7 @@ def write(folder: Path, number: int, state: SnapshotState, token: bytes) -> Path
 def list_files(folder: Path) -> list[Path]:
     """Returns the snapshots of a folder, the newest first; none if it is another user's."""
     try:
-        _check_owner(folder)
+        check_owner(folder)
     except OSError:
         return []
     return _list_files(folder, _SUFFIX)
@@ -133,7 +136,7 @@ def read(path: Path, token: bytes) -> SnapshotState:
         header = json.loads(text)
         arrays: list[Array] = []
         for dtype, shape, expected in header["arrays"]:
-            array = make_aligned(tuple(shape), plain_dtype(dtype))
+            array = make_aligned(tuple(shape), parse_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
             whole = file.readinto(view_bytes(array)) == array.nbytes
             if not whole or _digest(array) != expected:
@@ -154,37 +157,6 @@ def _digest(array: Array) -> str:
 def _list_files(folder: Path, suffix: str) -> list[Path]:
     """Returns the files of a kind, the newest first."""
     return sorted(folder.glob(f"*{suffix}"), reverse=True)
-
-
-def make_private(folder: Path) -> None:
-    """Creates a folder, and those above it that are missing, for this user alone."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
-    if _check_owner(folder) != _PRIVATE_FOLDER:
-        folder.chmod(_PRIVATE_FOLDER)
-
-
-def _check_owner(folder: Path) -> int:
-    """Returns the permissions of a folder; raises a PermissionError if it is another user's."""
-    found = os.stat(folder)
-    # A link of another user may lead to any folder of this one.
-    for user in (found.st_uid, os.lstat(folder).st_uid):
-        if user != os.geteuid():
-            raise PermissionError(
-                f"{folder} belongs to user {user}, and this server runs as {os.geteuid()}. "
-                "Give snapshot_dir a folder of its own."
-            )
-    return stat.S_IMODE(found.st_mode)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, _PRIVATE_FILE)
-
-
-def open_no_link(path: str, flags: int) -> int:
-    """Opens a file for reading; never what a link leads to, and without waiting for a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,8 +8,10 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+from distribax.parameter_server.protocol.server_status import SnapshotStatus
+from distribax.parameter_server.server.private_files import make_private
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.snapshots import snapshot_file, snapshot_state
@@ -21,6 +23,13 @@ _TOUCH_SECONDS: Final = 3600.0
 """How often a folder is marked as used, also if there is nothing new to save."""
 
 _logger = logging.getLogger(__name__)
+
+
+class _StoreState(NamedTuple):
+    """What has been done to a store: a number for all of it, and one for what was created."""
+
+    version: int
+    structure: int
 
 
 class SnapshotSchedule:
@@ -47,8 +56,8 @@ class SnapshotSchedule:
         self._thread: threading.Thread | None = None
         self._path: Path | None = None
         self._time: float | None = None
-        self._state = 0, 0
-        """The store's version and structure in the last snapshot."""
+        self._saved = _StoreState(0, 0)
+        """The store's state in the last snapshot."""
         self._updates = 0
         self._restored: Path | None = None
         self._damaged: list[str] = []
@@ -78,18 +87,18 @@ class SnapshotSchedule:
             )
         with self._writing:
             with self._store.lock:
-                version, structure = self._store.version, self._store.structure
-                if self._path is not None and (version, structure) == self._state:
+                current = _StoreState(self._store.version, self._store.structure)
+                if self._path is not None and current == self._saved:
                     return self._path
                 state = snapshot_state.take(self._store)
-            self._path = snapshot_file.write(self._folder, version, state, self._token)
+            self._path = snapshot_file.write(self._folder, current.version, state, self._token)
             self._keep_tally(self._folder)
-            self._state = version, structure
+            self._saved = current
             self._updates = state.header["counts"].get(OPTIMIZER_UPDATE, 0)
             self._time, self._error = time.time(), None
             return self._path
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SnapshotStatus:
         """Returns which snapshots were taken and read."""
         return {
             "snapshot": None if self._path is None else str(self._path),
@@ -134,26 +143,26 @@ class SnapshotSchedule:
             self._restored = self._path = path
             _logger.info("A parameter server was restored from its snapshot %s.", path)
             self._updates = self._store.tally.counts[OPTIMIZER_UPDATE]
-            self._state = self._store.version, self._store.structure
+            self._saved = _StoreState(self._store.version, self._store.structure)
             return
 
     def _keep_tally(self, folder: Path) -> None:
         """Has changes counted in the folder, too, if it can be used."""
         with contextlib.suppress(OSError), self._store.lock:
-            snapshot_file.make_private(folder)
+            make_private(folder)
             self._store.tally.keep_in(folder)
 
     def _run(self) -> None:
         assert self._interval is not None
         due = time.monotonic() + self._interval
-        seen = self._state[1]
+        seen = self._saved.structure
         touch_at = 0.0
         while not self._ended.wait(min(_SETTLE_SECONDS, max(0.0, due - time.monotonic()))):
             if time.monotonic() >= touch_at:
                 touch_at = time.monotonic() + _TOUCH_SECONDS
                 self._touch()
             structure = self._store.structure
-            settled = structure == seen and structure != self._state[1]
+            settled = structure == seen and structure != self._saved.structure
             seen = structure
             if not settled and time.monotonic() < due:
                 continue
@@ -171,5 +180,6 @@ class SnapshotSchedule:
             self.snapshot()
         except Exception as error:  # A full disk must not end training; the next may succeed.
             self._error = f"{type(error).__name__}: {error}"
-            self._state = 0, self._store.structure  # The next attempt is after the interval.
+            # The next attempt is after the interval.
+            self._saved = _StoreState(0, self._store.structure)
             _logger.warning("A snapshot of a parameter server failed: %s", self._error)

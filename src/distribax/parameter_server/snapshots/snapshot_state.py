@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from distribax.parameter_server.protocol.operations import Apply, Array, decode, encode
 from distribax.parameter_server.protocol.parameter_spec import OptimizerSpec
 from distribax.parameter_server.server.rounds import Round
-from distribax.parameter_server.server.store import Answer, PushError, Store
-from distribax.parameter_server.server.stored_parameter import Form
+from distribax.parameter_server.server.store import PushError, PushOutcome, Store
+from distribax.parameter_server.server.stored_parameter import ParameterForm
 from distribax.parameter_server.snapshots.snapshot_file import SnapshotState
 
 
@@ -44,7 +44,8 @@ def take(store: Store) -> SnapshotState:
             },
             "notes": {key: place(value) for key, value in store.notes.items()},
             "answers": {
-                client: [answer.sequence, answer.error] for client, answer in store.answers.items()
+                client: [outcome.sequence, outcome.error]
+                for client, outcome in store.outcomes.items()
             },
         }
     return SnapshotState(header, arrays)
@@ -63,7 +64,7 @@ def restore(store: Store, state: SnapshotState) -> None:
 def _fill(store: Store, header: dict[str, Any], arrays: Sequence[Array]) -> None:
     store.version = max(store.version, header["version"] + 1)
     for uid, (form, at) in header["entries"].items():
-        store.add(uid, Form(**{**form, "shape": tuple(form["shape"])}), arrays[at])
+        store.add(uid, ParameterForm(**{**form, "shape": tuple(form["shape"])}), arrays[at])
     for fields, at in header["optimizers"]:
         fields |= {name: tuple(fields[name]) for name in ("targets", "slots")}
         store.register_optimizer(OptimizerSpec(transformation=arrays[at].tobytes(), **fields))
@@ -71,7 +72,7 @@ def _fill(store: Store, header: dict[str, Any], arrays: Sequence[Array]) -> None
         _restore_round(store.rounds[uid], described, arrays)
     store.notes.update({key: arrays[at].tobytes() for key, at in header["notes"].items()})
     for client, (sequence, error) in header["answers"].items():
-        store.answers[client] = Answer(sequence, error=error and PushError(*error))
+        store.outcomes[client] = PushOutcome(sequence, error=error and PushError(*error))
     store.tally.counts = Counter(header.get("counts", {}))
 
 

@@ -117,7 +117,7 @@ def main() -> None:
         None, partitioner, num_workers=ps_problem.NUM_WORKERS, num_ps=servers
     )
     try:
-        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="none")
+        coordinator = dx.coordinator.ClusterCoordinator(strategy, view="off")
         schedule, figures = WORKS[options.work](coordinator, options)
         run = ps_problem.runner(schedule, coordinator.join, figures)
         serve(run, answers)

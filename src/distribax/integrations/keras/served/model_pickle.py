@@ -19,7 +19,7 @@ import keras
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.coordinator.pickling import ship_module_of
+from distribax.coordinator.pickling import pickle_by_value
 
 _LOOPS = (
     "train_function",
@@ -45,7 +45,7 @@ def dump_model(model: keras.Model) -> bytes:
         TypeError: Something that the model holds cannot be pickled.
     """
     for code in list_code(model):
-        ship_module_of(code)
+        pickle_by_value(code)
     buffer = io.BytesIO()
     try:
         _run_with_large_stack(lambda: _ModelPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(model))

@@ -75,7 +75,7 @@ class ServedModel:
         _check(model)
         self._parts = _list_parts(model)
         self._model: Callable[[], keras.Model | None] = weakref.ref(model)
-        self._coordinator = ClusterCoordinator(strategy, view="none")
+        self._coordinator = ClusterCoordinator(strategy, view="off")
         self._is_busy = False
         # The states of the random generators, which go on when the model is compiled again.
         self._seeds: list[SeedVariable] = []

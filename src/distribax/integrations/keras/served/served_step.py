@@ -49,7 +49,7 @@ def _make_iterators(
         make_own = dataset_fn if class_weight is None else make_weighted
         return strategy.distribute_datasets_from_function(make_own)
 
-    coordinator = ClusterCoordinator(strategy, view="none")
+    coordinator = ClusterCoordinator(strategy, view="off")
     return iter(coordinator.create_per_worker_dataset(make))
 
 

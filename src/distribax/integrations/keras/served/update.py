@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from distribax.coordinator.pickling import ship_module_of
+from distribax.coordinator.pickling import pickle_by_value
 from distribax.integrations.keras.served.model_pickle import list_code_of_optimizer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class KerasUpdate:
         """Returns the update of a Keras optimizer."""
         code = list(list_code_of_optimizer(optimizer))
         for each in code:
-            ship_module_of(each)
+            pickle_by_value(each)
         own = {each.__name__: each for each in code if not each.__module__.startswith("keras.")}
         return cls(keras.saving.serialize_keras_object(optimizer), own)
 

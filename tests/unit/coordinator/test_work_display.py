@@ -8,7 +8,7 @@ import io
 import pytest
 
 from distribax.coordinator import CoordinatorStatus, WorkerState, WorkerStatus
-from distribax.coordinator.progress import Lines, Live, View, make_view
+from distribax.coordinator.work_display import LineDisplay, LiveDisplay, WorkDisplay, make_display
 
 
 class Terminal(io.StringIO):
@@ -38,25 +38,27 @@ def status(finished: int, running: int = 1, failed: int = 0) -> CoordinatorStatu
     )
 
 
-def test_the_view_that_fits() -> None:
-    assert isinstance(make_view("auto", io.StringIO()), Lines)
-    assert isinstance(make_view("auto", Terminal()), Live)
-    assert isinstance(make_view("lines", Terminal()), Lines)
-    assert isinstance(make_view("live", io.StringIO()), Live)
-    assert type(make_view("none")) is View
+def test_the_display_that_fits() -> None:
+    assert isinstance(make_display("auto", io.StringIO()), LineDisplay)
+    assert isinstance(make_display("auto", Terminal()), LiveDisplay)
+    for word in ("log", "lines"):
+        assert isinstance(make_display(word, Terminal()), LineDisplay)
+    assert isinstance(make_display("live", io.StringIO()), LiveDisplay)
+    for word in ("off", "none"):
+        assert type(make_display(word)) is WorkDisplay
     with pytest.raises(ValueError, match="view='loud' is not known"):
-        make_view("loud")
+        make_display("loud")
 
 
 def test_nothing_is_shown_of_short_work() -> None:
-    for choice in ("live", "lines", "none"):
+    for choice in ("live", "log", "off"):
         clock, stream = Clock(), Terminal()
-        view = make_view(choice, stream, clock)
+        display = make_display(choice, stream, clock)
         for _ in range(5):
             clock.now += 0.2
-            view.update(status(3))
-            view.update(status(4, running=0))
-        view.stop()
+            display.update(status(3))
+            display.update(status(4, running=0))
+        display.stop()
         assert stream.getvalue() == ""
 
 
@@ -69,17 +71,17 @@ def test_the_line_tells_of_servers() -> None:
 
 def test_a_line_every_ten_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    view = make_view("lines", stream, clock)
+    display = make_display("log", stream, clock)
     for second in range(25):
         clock.now = 100.0 + second
-        view.update(status(second, failed=second // 20))
+        display.update(status(second, failed=second // 20))
     lines = stream.getvalue().splitlines()
     assert lines == [
         "distribax: 10/11 functions, 12.5/s, workers 1/1",
         "distribax: 20/22 functions, 12.5/s, 1 failed, workers 1/1",
     ]
-    view.stop()
-    view.update(status(30))
+    display.stop()
+    display.update(status(30))
     assert len(stream.getvalue().splitlines()) == 2
 
 
@@ -87,16 +89,16 @@ def test_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     clock, stream = Clock(), Terminal()
-    view = make_view("live", stream, clock)
-    view.update(status(10, running=10))
+    display = make_display("live", stream, clock)
+    display.update(status(10, running=10))
     clock.now += 2
-    view.update(status(15, running=5))
+    display.update(status(15, running=5))
     shown = stream.getvalue()
     assert "15/20 functions, 12.5/s" in shown and "workers 1/1" in shown
     # Half of what there was to do when it began.
     assert "50%" in shown
-    view.stop()
+    display.stop()
     length = len(stream.getvalue())
-    view.stop()
-    view.update(status(20, running=0))
+    display.stop()
+    display.update(status(20, running=0))
     assert len(stream.getvalue()) == length

@@ -6,12 +6,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, TextIO
 
 from typing_extensions import override
 
-from distribax import progress
 from distribax.coordinator.status import CoordinatorStatus
+from distribax.progress import ProgressMode, get_progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -20,40 +20,47 @@ LIVE_AFTER_SECONDS: Final = 1.0
 """Shorter work is not shown."""
 LINE_SECONDS: Final = 10.0
 
-ViewChoice: TypeAlias = Literal["auto", "live", "lines", "none"]
+_EARLIER_WORDS: Final = {"lines": ProgressMode.LOG, "none": ProgressMode.OFF}
+"""Words that `view` had before it had those of `dx.set_progress`."""
 
 
-class View:
+class WorkDisplay:
     """Shows how far the work is; this one shows nothing."""
 
     def update(self, status: CoordinatorStatus) -> None:
         """Shows a new status."""
 
     def stop(self) -> None:
-        """Removes the view until there is long work again."""
+        """Removes the display until there is long work again."""
 
 
-def make_view(
-    choice: ViewChoice, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-) -> View:
-    """Returns the view that was chosen; "auto" is "live" in a terminal and "lines" elsewhere.
+def make_display(
+    view: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+) -> WorkDisplay:
+    """Returns the display that was chosen; "auto" is "live" in a terminal and "log" elsewhere.
 
     Raises:
-        ValueError: If there is no such view.
+        ValueError: If there is no such mode.
     """
-    if choice not in get_args(ViewChoice):
-        names = ", ".join(map(repr, get_args(ViewChoice)))
-        raise ValueError(f"ClusterCoordinator: view={choice!r} is not known. Expected {names}.")
+    try:
+        mode = _EARLIER_WORDS.get(view) or ProgressMode(view)
+    except ValueError:
+        names = ", ".join(repr(str(each)) for each in ProgressMode)
+        raise ValueError(
+            f"ClusterCoordinator: view={view!r} is not known. Expected {names}."
+        ) from None
     stream = sys.stderr if stream is None else stream
-    if choice == "auto":
-        is_off = progress.get_progress() == "off"
-        choice = "none" if is_off else "live" if stream.isatty() else "lines"
-    if choice == "none":
-        return View()
-    return Live(stream, clock) if choice == "live" else Lines(stream, clock)
+    if mode is ProgressMode.AUTO:
+        is_off = get_progress() == ProgressMode.OFF
+        shown = ProgressMode.LIVE if stream.isatty() else ProgressMode.LOG
+        mode = ProgressMode.OFF if is_off else shown
+    if mode is ProgressMode.OFF:
+        return WorkDisplay()
+    is_live = mode is ProgressMode.LIVE
+    return LiveDisplay(stream, clock) if is_live else LineDisplay(stream, clock)
 
 
-class Lines(View):
+class LineDisplay(WorkDisplay):
     """Writes a line every ten seconds while there is work."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -78,7 +85,7 @@ class Lines(View):
         self._last = None
 
 
-class Live(View):
+class LiveDisplay(WorkDisplay):
     """Shows a progress bar while there is work."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:

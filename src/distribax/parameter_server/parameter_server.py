@@ -12,7 +12,8 @@ from typing import Any, Final
 from distribax.cluster.spec.host_address import listen
 from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
-from distribax.parameter_server.server.request_handler import Host, RequestHandler
+from distribax.parameter_server.protocol.server_status import ServerStatus
+from distribax.parameter_server.server.request_handler import RequestHandler, ServerAccess
 from distribax.parameter_server.server.store import Store
 from distribax.parameter_server.server.tally import OPTIMIZER_UPDATE
 from distribax.parameter_server.shared_memory.arena import can_share
@@ -116,16 +117,8 @@ class ParameterServer:
         if self._snapshots.is_on:
             self.snapshot()
 
-    def status(self) -> dict[str, Any]:
-        """Returns what the server holds and has done.
-
-        Among it: `boot`, `parameters` and `bytes` (how many), `updates` (applied, those in a
-        restored snapshot included), `counts` (all changes by kind, likewise),
-        `restored_counts` (those in the restored snapshot), `lost_counts` (those that all restarts
-        have lost; None if that is not known), `connections`,
-        `rounds` (of synchronous optimizers), `snapshot` and `snapshot_time` (the last), `restored`
-        (the snapshot that it began with).
-        """
+    def status(self) -> ServerStatus:
+        """Returns what the server holds and has done."""
         # Without the store's lock: a ping must not wait for a program that is being compiled.
         store = self._store
         rounds = {
@@ -135,6 +128,7 @@ class ParameterServer:
         }
         return {
             "index": self.index,
+            "pid": os.getpid(),
             "boot": self._boot,
             "parameters": len(store.parameters),
             "optimizers": len(store.updates),
@@ -187,8 +181,9 @@ class ParameterServer:
             handshake.welcome(connection, self._token)
             with self._lock:
                 self._strangers.pop(connection, None)
-            host = Host(self._store, self._hello, self.status, self._snapshots.describe_origin)
-            RequestHandler(host, connection).run()
+            describe_origin = self._snapshots.describe_origin
+            access = ServerAccess(self._store, self._hello, self.status, describe_origin)
+            RequestHandler(access, connection).run()
         except (OSError, EOFError):
             pass  # The client is gone, or was told that it is refused.
         finally:
@@ -204,10 +199,10 @@ class ParameterServer:
             )
         store = self._store
         with store.lock:
-            answer = store.answers.get(client)
+            outcome = store.outcomes.get(client)
             return {
                 "boot": self._boot,
                 "parameters": len(store.parameters),
-                "sequence": answer.sequence if answer else 0,
+                "sequence": outcome.sequence if outcome else 0,
                 "origin": self._snapshots.describe_origin(),
             }
