@@ -71,6 +71,8 @@ def test_a_server_that_was_not_started() -> None:
     definition = {"cluster": {"ps": ["127.0.0.1:4"]}, "job_name": "ps", "task_index": 0}
     server = dx.Server(definition, start=False)
     assert server.target == "grpc://127.0.0.1:4"
+    assert dx.Server(server.server_def, start=False).server_def == server.server_def
+    assert server.server_def.cluster == dx.ClusterSpec(definition["cluster"]).as_cluster_def()
     with pytest.raises(RuntimeError, match=r"ps 0 \(127.0.0.1:4\)\) is not running"):
         server.join()
     server.close()

@@ -32,7 +32,7 @@ from distribax.cluster.ray.task_nodes import (
     make_node_settings,
 )
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.cluster_def import ClusterLike, ServerLike
+from distribax.cluster.spec.cluster_def import ClusterLike, ServerDef, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
 from distribax.errors import DistribaxError
@@ -190,6 +190,11 @@ class Server:
     def target(self) -> str:
         """The address of this server."""
         return f"{_PROTOCOL}://{self._spec.task_address(self._job, self._index)}"
+
+    @property
+    def server_def(self) -> ServerDef:
+        """The cluster, and which of its tasks this server is."""
+        return ServerDef(self._spec.as_cluster_def(), self._job, self._index, _PROTOCOL)
 
     def start(self) -> None:
         """Starts this server, if it is not running, and returns before it has joined the cluster.
