@@ -13,7 +13,6 @@ from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
-from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.cluster_token import get_process_token
 from distribax.cluster.ray.node import (
     ClusterJoinError,
@@ -35,13 +34,12 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_def import ClusterLike, ServerDef, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
+from distribax.cluster.waiting import REMIND_SECONDS
 from distribax.errors import DistribaxError
 from distribax.types import PEER_LOST_EXIT_CODE
 
 _logger = logging.getLogger(__name__)
 
-_REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
-"""How often a server that waits for its cluster logs that it does."""
 _MAX_STARTS: Final = 3
 """How often Ray may fail to start here, on a machine that is very busy for example."""
 _PROTOCOL: Final = "grpc"
@@ -385,4 +383,4 @@ def _get_remaining(deadline: float | None) -> float | None:
 
 def _limit_wait(deadline: float | None) -> float:
     remaining = _get_remaining(deadline)
-    return _REMIND_SECONDS if remaining is None else min(_REMIND_SECONDS, remaining)
+    return REMIND_SECONDS if remaining is None else min(REMIND_SECONDS, remaining)
