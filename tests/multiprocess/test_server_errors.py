@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 import distribax as dx
-from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver
+from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver, waiting
 from distribax.cluster.ray import cluster_token, engine
 from distribax.cluster.ray.ports import find_quiet_ports
 
@@ -71,6 +72,8 @@ def test_a_server_that_was_not_started() -> None:
     definition = {"cluster": {"ps": ["127.0.0.1:4"]}, "job_name": "ps", "task_index": 0}
     server = dx.Server(definition, start=False)
     assert server.target == "grpc://127.0.0.1:4"
+    assert dx.Server(server.server_def, start=False).server_def == server.server_def
+    assert server.server_def.cluster == dx.ClusterSpec(definition["cluster"]).as_cluster_def()
     with pytest.raises(RuntimeError, match=r"ps 0 \(127.0.0.1:4\)\) is not running"):
         server.join()
     server.close()
@@ -120,12 +123,17 @@ def test_a_port_that_is_taken() -> None:
         dx.Server(spec, "ps")
 
 
-def test_the_coordinator_names_the_tasks_that_are_missing() -> None:
+def test_the_coordinator_names_the_tasks_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "REMIND_SECONDS", 0.0)
     spec = _spec(chief=1, worker=2, ps=1)
     resolver = SimpleClusterResolver(spec, task_type="chief", task_id=0)
     missing = rf"worker 0 \({spec.task_address('worker', 0)}\), worker 1 .*, ps 0 .* did not join"
     with pytest.raises(RuntimeError, match=missing + ".*joined: nobody.*set RAY_AUTH_TOKEN"):
         engine.from_resolver(resolver, timeout=0.5)
+    # The log has it while the coordinator waits.
+    assert re.search(rf"still waiting for {missing[:-12]}", caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from distribax.cluster.peers.gate import (
 from distribax.cluster.peers.hub_messages import MeetingMessage
 from distribax.cluster.spec.address import Address
 from distribax.cluster.spec.host_address import listen
+from distribax.cluster.waiting import Waiting
 from distribax.errors import DetailedError
 from distribax.jax_private import coordination_service
 
@@ -44,12 +44,10 @@ JOIN_TIMEOUT_VARIABLE: Final = "DISTRIBAX_JOIN_TIMEOUT"
 """Tells how many seconds a worker waits for the others at the start."""
 
 _PAUSE_SECONDS: Final = 0.2
-_REMIND_SECONDS: Final = 30.0
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
 _MAX_MESSAGE: Final = 1 << 20
 _BACKLOG: Final = 1024
-_logger = logging.getLogger(__name__)
 
 
 class ClusterTimeoutError(DetailedError, RuntimeError):
@@ -129,7 +127,7 @@ def meet(
             if not secret:
                 warn_without_secret(leader.host)
             _start_hub(members, secret, seconds, cluster, peer_timeout, hub_host)
-        waiting = _Waiting(wait, deadline)
+        waiting = Waiting(wait, deadline)
         while time.monotonic() < deadline:
             waiting.tell(str(leader))
             try:
@@ -160,23 +158,6 @@ def meet(
                 raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
             time.sleep(_PAUSE_SECONDS)
     raise ClusterTimeoutError([str(leader)], [members[own].name], seconds)
-
-
-class _Waiting:
-    """Tells for whom this worker waits: in a terminal all the time, in the log now and then."""
-
-    def __init__(self, wait: progress.Wait, deadline: float) -> None:
-        self._wait = wait
-        self._deadline = deadline
-        self._remind_at = time.monotonic() + _REMIND_SECONDS
-
-    def tell(self, missing: str) -> None:
-        self._wait.detail = f"waiting for {missing}"
-        now = time.monotonic()
-        if now >= self._remind_at:
-            self._remind_at = now + _REMIND_SECONDS
-            left = max(0.0, self._deadline - now)
-            _logger.warning("still waiting for %s to join, for at most %.0f s more", missing, left)
 
 
 def _start_hub(

@@ -45,6 +45,7 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 from distribax.cluster.spec.roles import check_member, list_tasks
+from distribax.cluster.waiting import Waiting
 from distribax.topology.host_memory import stream_large_copies
 
 _logger = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
     with progress.show("joining the cluster") as wait:
         session = ray_session.start(settings)
         try:
-            _await_servers(spec, deadline, timeout, wait)
+            _await_servers(spec, deadline, timeout, Waiting(wait, deadline))
         except BaseException:
             session.end()
             raise
@@ -257,7 +258,7 @@ def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
     )
 
 
-def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, wait: progress.Wait) -> None:
+def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, waiting: Waiting) -> None:
     """Waits until the servers of all tasks have joined; raises an error that names the missing."""
     tasks = list_tasks(spec, ("worker", "ps"))
     while True:
@@ -266,11 +267,11 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, wait: pro
         if not missing:
             _logger.info("all %d servers have joined the cluster", len(tasks))
             return
+        names = ", ".join(describe_task(spec, *task) for task in missing)
+        waiting.tell(names)
         if time.monotonic() > deadline:
             break
-        wait.detail = f"waiting for {', '.join(f'{job} {index}' for job, index in missing)}"
         time.sleep(_POLL_SECONDS)
-    names = ", ".join(describe_task(spec, *task) for task in missing)
     joined = ", ".join(describe_task(spec, *task) for task in tasks if task not in missing)
     hint = "" if find_token() else f" This process was given no token: set {TOKEN_VARIABLE} in all."
     raise ClusterJoinError(

@@ -13,7 +13,6 @@ from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
-from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.cluster_token import get_process_token
 from distribax.cluster.ray.node import (
     ClusterJoinError,
@@ -32,16 +31,15 @@ from distribax.cluster.ray.task_nodes import (
     make_node_settings,
 )
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.cluster_def import ClusterLike, ServerLike
+from distribax.cluster.spec.cluster_def import ClusterLike, ServerDef, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
+from distribax.cluster.waiting import REMIND_SECONDS
 from distribax.errors import DetailedError
 from distribax.types import PEER_LOST_EXIT_CODE
 
 _logger = logging.getLogger(__name__)
 
-_REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
-"""How often a server that waits for its cluster logs that it does."""
 _MAX_STARTS: Final = 3
 """How often Ray may fail to start here, on a machine that is very busy for example."""
 _PROTOCOL: Final = "grpc"
@@ -186,6 +184,11 @@ class Server:
     def target(self) -> str:
         """The address of this server."""
         return f"{_PROTOCOL}://{self._spec.task_address(self._job, self._index)}"
+
+    @property
+    def server_def(self) -> ServerDef:
+        """The cluster, and which of its tasks this server is."""
+        return ServerDef(self._spec.as_cluster_def(), self._job, self._index, _PROTOCOL)
 
     def start(self) -> None:
         """Starts this server, if it is not running, and returns before it has joined the cluster.
@@ -376,4 +379,4 @@ def _get_remaining(deadline: float | None) -> float | None:
 
 def _limit_wait(deadline: float | None) -> float:
     remaining = _get_remaining(deadline)
-    return _REMIND_SECONDS if remaining is None else min(_REMIND_SECONDS, remaining)
+    return REMIND_SECONDS if remaining is None else min(REMIND_SECONDS, remaining)
