@@ -92,12 +92,18 @@ def test_a_server_waits_for_its_chief_for_a_bounded_time() -> None:
 
 
 def _kill_keeper() -> None:
-    """Kills the process that looks after the one node of this process."""
-    for child in psutil.Process().children():
-        if child.status() != psutil.STATUS_ZOMBIE and "node_main.py" in " ".join(child.cmdline()):
-            child.kill()
-            return
-    raise AssertionError("there is none")
+    """Kills the process that looks after the one node of this process, once there is one."""
+    while not (keepers := [each for each in psutil.Process().children() if _is_keeper(each)]):
+        time.sleep(0.01)
+    for keeper in keepers:
+        keeper.kill()
+
+
+def _is_keeper(process: psutil.Process) -> bool:
+    try:
+        return "node_main.py" in " ".join(process.cmdline())
+    except psutil.Error:  # It has ended.
+        return False
 
 
 def test_a_server_whose_node_fails_tries_again_a_few_times(
