@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
@@ -147,6 +148,7 @@ class Cell:
             function.rename(used, handle)
         return handle
 
+    @override
     def __repr__(self) -> str:
         return f"<Cell {self.name}>"
 

@@ -31,16 +31,19 @@ class InlineRunner(contracts.Runner):
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
 
+    @override
     def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
 
+    @override
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 
+    @override
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:

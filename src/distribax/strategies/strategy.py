@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
+from typing_extensions import override
+
 from distribax import context, jax_private
 from distribax.execution import adapters, named_objects, reachable_variables
 from distribax.strategies import reduction
@@ -392,6 +394,7 @@ class Strategy:
         """
         group(self.unwrap(value))
 
+    @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if named_objects.get_destination() is not None:
             raise TypeError(
@@ -400,6 +403,7 @@ class Strategy:
             )
         return super().__reduce_ex__(protocol)
 
+    @override
     def __repr__(self) -> str:
         devices = ", ".join(self._extended.worker_devices)
         count = self.num_replicas_in_sync

@@ -258,6 +258,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
             if targets is not None:
                 self.build(targets)
 
+    @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         strategy = named_objects.get_destination()
         if strategy is None:

@@ -340,6 +340,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
             self._buffer = buffer
             self._shared = True
 
+    @override
     def __repr__(self) -> str:
         if len(self.devices) == 1 and self._placement.label == "Variable":
             return repr(VariableCopy(self, 0))

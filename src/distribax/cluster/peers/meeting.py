@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final
 
+from typing_extensions import override
+
 from distribax import progress
 from distribax.cluster.peers import gate, hub_main
 from distribax.cluster.peers.cluster_secret import (
@@ -55,6 +57,7 @@ class ClusterTimeoutError(DistribaxError, RuntimeError):
             "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
         )
 
+    @override
     def __reduce__(self) -> Any:
         return type(self), (self.missing, self.joined, self.seconds)
 
@@ -67,6 +70,7 @@ class Member:
     host: str
     port: int
 
+    @override
     def __str__(self) -> str:
         where = f"{self.host}:{self.port}" if self.port else self.host
         return f"{self.name} ({where})"

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
+from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
@@ -65,14 +66,17 @@ class SpmdRunner(contracts.Runner):
         self.uses_replica_id = False
 
     @property
+    @override
     def replica_id(self) -> jax.Array:
         self.uses_replica_id = True
         return lax.axis_index(REPLICA_AXIS)
 
     @property
+    @override
     def is_idle(self) -> bool:
         return self.frame.variant is not None and self.frame.variant.is_idle
 
+    @override
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
@@ -81,6 +85,7 @@ class SpmdRunner(contracts.Runner):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
 
+    @override
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
@@ -95,6 +100,7 @@ class SpmdRunner(contracts.Runner):
         )
         return [self.frame.give_shared(value) for value in reduced]
 
+    @override
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:

@@ -275,6 +275,7 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
             parts[shard] = IndexedSlices(values[places], ids, self._variables[shard].shape)
         return parts
 
+    @override
     def __repr__(self) -> str:
         sizes = ", ".join(str(variable.shape[0]) for variable in self._variables)
         dtype = np.dtype(self.dtype).name
