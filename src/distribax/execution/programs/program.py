@@ -21,8 +21,8 @@ from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
 from distribax.execution.calls.call import Call, rebuild
 from distribax.execution.programs.results import Results, constrain
-from distribax.execution.programs.row_lookups import ReadyCall, StagedCall
-from distribax.execution.state.remote_writes import Effects
+from distribax.execution.programs.row_lookups import LookupCall, ReadyCall
+from distribax.execution.state.remote_writes import ProgramWrites
 from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces import frames, trace_errors
 from distribax.execution.traces.iterators import LiftedIterator
@@ -66,10 +66,10 @@ class Lift:
 class Program:
     """A compiled function with what it reads and writes."""
 
-    call: jax.stages.Wrapped | StagedCall
+    call: jax.stages.Wrapped | LookupCall
     lift: Lift
     results: Results
-    effects: Effects
+    writes: ProgramWrites
     # Of the variables that are read, those that live in other processes, with what fetches them;
     # and the others.
     fetches: list[tuple[Fetch, list[int]]]
@@ -108,10 +108,10 @@ class Program:
         call = self.call
         return dataclasses.replace(
             self,
-            call=call.exchange(exchange) if isinstance(call, StagedCall) else call,
+            call=call.exchange(exchange) if isinstance(call, LookupCall) else call,
             lift=dataclasses.replace(self.lift, read=read, donated=donated, written=written),
             results=self.results.exchange(exchange),
-            effects=self.effects.exchange(exchange),
+            writes=self.writes.exchange(exchange),
             fetches=fetches,
             near=near,
         )
@@ -138,7 +138,7 @@ class Program:
         else:
             arrays, new, done = self._launch(own, far, dynamic, None)
         if done:
-            self.effects.commit(done)
+            self.writes.commit(done)
         return self.results.rebuild(arrays)
 
     def _launch(
@@ -172,12 +172,12 @@ class Program:
         The first call would compile it between the fetch and the computation: for so long, what it
         has fetched grows old.
         """
-        if self.fetches or isinstance(self.call, StagedCall):
+        if self.fetches or isinstance(self.call, LookupCall):
             self._lower(dynamic).compile()
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX has it before it is compiled, for some inputs."""
-        if isinstance(self.call, StagedCall):
+        if isinstance(self.call, LookupCall):
             raise ValueError(
                 f"lower: {self.name} looks up rows of tables on parameter servers, which is "
                 "several programs. Lower the part that computes with the rows."
@@ -198,7 +198,7 @@ class Program:
         self, own: list[Any], far: list[Any] | None, dynamic: list[Any]
     ) -> jax.stages.Wrapped | ReadyCall:
         """Returns what is called with the inputs, with the rows that it looks up."""
-        if isinstance(self.call, StagedCall):
+        if isinstance(self.call, LookupCall):
             return self.call.prepare(lambda: self._peek(own, far, dynamic))
         return self.call
 
@@ -259,7 +259,7 @@ def build(
     """
     recording = jax_private.Recording(jax_private.describe("dx.function", fn, ()))
     inputs = _Inputs(recording, call)
-    results, effects = Results(), Effects()
+    results, writes = Results(), ProgramWrites()
     with recording.enter():
         args, kwargs = inputs.add_arguments(fn)
         frame = frames.FunctionFrame(recording, may_create, inputs.pull, call.captured)
@@ -277,7 +277,7 @@ def build(
             constrain(frame.values[variable], variable.program_sharding)
             for variable in frame.written
         ]
-        outputs, form = jax.tree.flatten((arrays, new, effects.take(frame.deferred.effects)))
+        outputs, form = jax.tree.flatten((arrays, new, writes.take(frame.deferred.writes)))
         donates = [state for state in frame.lifted if state in frame.written]
         reads = [
             state for state in frame.lifted if state in frame.touched and state not in frame.written
@@ -299,7 +299,7 @@ def build(
         compiled,
         lift,
         results,
-        effects,
+        writes,
         fetches,
         near,
         donated,
@@ -388,11 +388,11 @@ def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[A
 
 def _compile(
     fn: Callable[..., object], recorded: jax_private.Recorded, num_donated: int, form: PyTreeDef
-) -> jax.stages.Wrapped | StagedCall:
+) -> jax.stages.Wrapped | LookupCall:
     """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
     cut = jaxprs.Cut(recorded)
     if cut.tables:
-        return StagedCall(cut, num_donated, form)
+        return LookupCall(cut, num_donated, form)
 
     def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         inputs = jax.tree.leaves((given, own, read, dynamic))
