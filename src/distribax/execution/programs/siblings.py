@@ -25,7 +25,7 @@ from distribax.execution.state.role_arguments import RoleArgument, list_objects,
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _TracedPrograms:
     """Programs, the arguments that they were traced for, and what the code can reach beside."""
 
     variants: GuardedPrograms
@@ -37,7 +37,7 @@ class Siblings:
     """The programs of one function for calls that differ only in the variables they are given."""
 
     def __init__(self) -> None:
-        self._traced: dict[Hashable, _Traced] = {}
+        self._traced: dict[Hashable, _TracedPrograms] = {}
         self._origins: dict[Hashable, list[Origin]] = {}
 
     def find_origins(self, call: Call) -> list[Origin] | None:
@@ -67,7 +67,9 @@ class Siblings:
         reachable = reachable_variables.find_variables([fn, *call.static_objects])
         if reachable is None or _is_any(arguments, reachable):
             return
-        self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable | others)
+        self._traced[call.read_role_key()] = _TracedPrograms(
+            variants, arguments, reachable | others
+        )
         self._origins[call.role_key] = call.find_origins()
 
 

@@ -315,7 +315,7 @@ def create_divided(
     def make_rows(rows: slice) -> Any:
         if not makes_parts:
             return np.asarray(value)[rows]
-        part = initializers.Part(shape, rows)
+        part = initializers.ShardRange(shape, rows)
         return lambda: initializers.make_part(initial, part, dtype, name)
 
     common = {key: given for key, given in arguments.items() if key != "shape"}
