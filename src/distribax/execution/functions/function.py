@@ -241,15 +241,15 @@ class Function:
                 # What the code does with the elements before is done before it gets to the end.
                 return self._host(args, kwargs, call.pulled)
         try:
-            variants, program, inputs = self._find(known, call)
+            programs, program, inputs = self._find(known, call)
         except signature.Uneven:
             return self._eager(args, kwargs, call.pulled)
         if isinstance(program, Program):
             try:
                 return program(inputs)
             except Stale:
-                assert variants is not None
-                variants.remove(program)
+                assert programs is not None
+                programs.remove(program)
                 program = None
         if program is None:
             return self._first_call(known, call)
@@ -275,14 +275,14 @@ class Function:
     ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
         elements, inputs = call.read_inputs()
-        variants = known.programs.get(elements)
-        if variants is None:
-            variants = self._siblings.find(call)
-            if variants is None:
+        programs = known.programs.get(elements)
+        if programs is None:
+            programs = self._siblings.find(call)
+            if programs is None:
                 return None, None, inputs
-            known.programs[elements] = variants
+            known.programs[elements] = programs
             known.origins = call.find_origins()
-        return variants, variants.find(), inputs
+        return programs, programs.find(), inputs
 
     def _first_call(self, known: KnownCalls, call: Call) -> Any:
         """Traces, compiles and calls."""
@@ -303,11 +303,11 @@ class Function:
             # In a loop the host fetches what it needs, and it does not matter what that is.
             is_loop = program is HostMode.LOOP
             elements = () if is_loop else call.read_inputs()[0]
-            variants = known.programs.setdefault(elements, GuardedPrograms())
-            variants.add(program, guards, num_changes)
+            programs = known.programs.setdefault(elements, GuardedPrograms())
+            programs.add(program, guards, num_changes)
             known.origins = [] if is_loop else call.find_origins()
         if isinstance(program, Program):
-            self._siblings.add(call, program, variants, self._python)
+            self._siblings.add(call, program, programs, self._python)
             self._called = True
             self._trace_count += 1
             if self._trace_count > 1:

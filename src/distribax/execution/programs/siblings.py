@@ -28,7 +28,7 @@ from distribax.execution.state.role_arguments import RoleArgument, list_objects,
 class _TracedPrograms:
     """Programs, the arguments that they were traced for, and what the code can reach beside."""
 
-    variants: GuardedPrograms
+    programs: GuardedPrograms
     arguments: Sequence[RoleArgument]
     reachable: frozenset[int]
 
@@ -50,10 +50,10 @@ class Siblings:
         traced = self._traced.get(call.read_role_key()) if arguments else None
         if traced is None or _is_any(arguments, traced.reachable) or _have_attributes(arguments):
             return None
-        return traced.variants.exchange(make_exchange(traced.arguments, arguments))
+        return traced.programs.exchange(make_exchange(traced.arguments, arguments))
 
     def add(
-        self, call: Call, program: Program, variants: GuardedPrograms, fn: Callable[..., Any]
+        self, call: Call, program: Program, programs: GuardedPrograms, fn: Callable[..., Any]
     ) -> None:
         """Keeps a program for calls with other variables, if it can be."""
         arguments = call.role_arguments
@@ -68,7 +68,7 @@ class Siblings:
         if reachable is None or _is_any(arguments, reachable):
             return
         self._traced[call.read_role_key()] = _TracedPrograms(
-            variants, arguments, reachable | others
+            programs, arguments, reachable | others
         )
         self._origins[call.role_key] = call.find_origins()
 
