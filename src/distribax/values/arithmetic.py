@@ -94,6 +94,11 @@ class ArrayLike(Operators):
     # NumPy must leave `ndarray + variable` to our operators.
     __array_priority__ = 1000.0
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether every replica has a copy on its device, as of a mirrored variable."""
+        return False
+
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its array is: define __jax_array__(self)."

@@ -41,7 +41,7 @@ class _CountsVariables(type):
     def __instancecheck__(cls, instance: object) -> bool:
         if super().__instancecheck__(instance):
             return True
-        return cls is DistributedValues and getattr(instance, "has_copies", False) is True
+        return cls is DistributedValues and isinstance(instance, ArrayLike) and instance.has_copies
 
 
 class DistributedValues(metaclass=_CountsVariables):

@@ -174,6 +174,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         )
 
     @property
+    @override
     def has_copies(self) -> bool:
         """Whether every replica has a copy on its device: mirrored, or one of its own."""
         return self._placement.has_copies

@@ -23,6 +23,7 @@ from distribax.execution.programs.guarded_programs import GuardedPrograms, Known
 from distribax.execution.programs.program import Program, Stale, TraceAgain, build
 from distribax.execution.programs.siblings import Siblings
 from distribax.execution.state import adapters, named_objects
+from distribax.execution.state.reachable_variables import CompiledFunction
 from distribax.execution.traces import frames, iterators
 from distribax.execution.traces.iterators import Pulled
 from distribax.topology import Renew, follow
@@ -51,7 +52,7 @@ class Settings:
     input_signature: tuple[Any, ...] | None = None
 
 
-class Function:
+class Function(CompiledFunction):
     """A function that is traced once for each signature and then runs compiled.
 
     `dx.function` makes it.
@@ -85,6 +86,7 @@ class Function:
         self._siblings = Siblings()
 
     @property
+    @override
     def python_function(self) -> Callable[..., Any]:
         """The function as it was written."""
         return self._python

@@ -231,7 +231,7 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
         else:
             parts = self._split(kind, to_array(value))
         for variable, part in zip(self._variables, parts, strict=True):
-            getattr(variable, kind.value)(part)
+            variable._write(kind, part)
         return self
 
     def _split(self, kind: WriteKind, value: Array) -> list[Array]:
