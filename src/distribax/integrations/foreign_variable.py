@@ -18,7 +18,6 @@ from distribax import context, contracts, jax_private
 from distribax.execution import frames
 from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.variables import Placement
 
 Arrays: TypeAlias = "jax.Array | object"
 """An array, or a nest of arrays as a library keeps them in one variable."""
@@ -56,7 +55,7 @@ class Cell:
         self.owner: contracts.Strategy | None = None
         self._value: Any = value
         # None as long as the value is as the library's own code has set it.
-        self._placement: Placement | None = None
+        self._placement: contracts.Placement | None = None
         # Whether somebody outside may hold the arrays, so that they must not be overwritten.
         self._shared = True
         self._host: Any = None
@@ -90,7 +89,7 @@ class Cell:
             self._shared = True
             return _each(lambda array: placement.pieces(array)[local], self._value)
 
-    def keep_pieces(self, pieces: list[Arrays], placement: Placement) -> None:
+    def keep_pieces(self, pieces: list[Arrays], placement: contracts.Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
         flat = [jax.tree.leaves(piece) for piece in pieces]
         tree = jax.tree.structure(pieces[0])
@@ -98,11 +97,11 @@ class Cell:
         self.write(jax.tree.unflatten(tree, joined))
         self._placement = placement
 
-    def keep(self, value: Arrays, placement: Placement) -> None:
+    def keep(self, value: Arrays, placement: contracts.Placement) -> None:
         """Replaces the value by what a compiled program has returned."""
         self._value, self._placement, self._shared, self._host = value, placement, False, None
 
-    def place(self, placement: Placement) -> Any:
+    def place(self, placement: contracts.Placement) -> Any:
         """Returns the value as `placement` stores it, after moving it there if need be."""
         if self._placement is not placement:
             host = self.read()
@@ -115,7 +114,7 @@ class Cell:
             self._placement, self._shared, self._host = placement, True, None
         return self._value
 
-    def take(self, placement: Placement) -> Any:
+    def take(self, placement: contracts.Placement) -> Any:
         """Returns the placed value as one that may be overwritten."""
         value = self.place(placement)
         if self._shared:
@@ -162,7 +161,7 @@ class Handle:
 
     cell: Cell
     strategy: contracts.Strategy
-    placement: Placement
+    placement: contracts.Placement
 
     @property
     def described(self) -> str:
@@ -212,7 +211,7 @@ def _store(value: Arrays, store: Callable[[jax.Array], jax.Array]) -> Any:
     return _each(store, arrays)
 
 
-def _join(copies: tuple[jax.Array, ...], placement: Placement) -> jax.Array:
+def _join(copies: tuple[jax.Array, ...], placement: contracts.Placement) -> jax.Array:
     if not jax_private.is_key(copies[0]):
         return placement.join(copies, copies[0])
     data = [jax.random.key_data(copy) for copy in copies]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jax
 from typing_extensions import override
 
+from distribax import contracts
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, note_key
@@ -15,10 +17,16 @@ from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.settings import RoundSettings
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
+from distribax.training.gradient_pairs import Target
+from distribax.training.optimizer_host import OptimizerHost
+from distribax.training.optimizer_state import StateLayout
 from distribax.types import VariableSynchronization
 from distribax.variables import Placement, ShardedVariable, Variable
 from distribax.variables.creation import get_colocated
 from distribax.variables.sharded import sharded_variable
+
+if TYPE_CHECKING:
+    import optax
 
 # The arguments of `dx.Variable` that can be passed by position.
 _POSITIONAL = ("initial_value", "trainable", "name", "dtype")
@@ -56,7 +64,7 @@ def _find_strategy(uid: str) -> object:
     return strategy
 
 
-class ParameterServerExtended(SingleExtended):
+class ParameterServerExtended(SingleExtended, OptimizerHost):
     """Places variables on servers; a step runs as one replica in the process that calls it."""
 
     source: ParameterSource
@@ -116,16 +124,28 @@ class ParameterServerExtended(SingleExtended):
         with self.source.spread():
             return sharded_variable.create_divided(create, named | dict(kwargs), partitioner)
 
-    def served_placement(self, specs: tuple[ParameterSpec, ...], name: str) -> Placement:
+    def served_placement(self, specs: Sequence[contracts.StoredSpec], name: str) -> Placement:
         """Returns the placement of a variable that exists already."""
-        return Served(self.source, specs=specs, name=name)
+        own = tuple(spec for spec in specs if isinstance(spec, ParameterSpec))
+        return Served(self.source, specs=own, name=name)
 
-    def served_update(self, *, uid: str, **settings: Any) -> ServedUpdate:
-        """Returns how an optimizer updates variables of this strategy."""
-        return ServedUpdate(uid=uid, rounds=self._rounds, **settings)
+    @override
+    def create_update(
+        self,
+        uid: str,
+        transformation: optax.GradientTransformationExtraArgs,
+        targets: Sequence[Target],
+        layout: StateLayout,
+        state: Sequence[jax.ShapeDtypeStruct],
+        name: str,
+        counter: Variable | None,
+    ) -> ServedUpdate:
+        return ServedUpdate(
+            uid, transformation, targets, layout, state, name, counter, self._rounds
+        )
 
-    def targets_of(self, uid: str) -> list[Variable | ShardedVariable] | None:
-        """Returns the variables that an optimizer was built for in another process, or None."""
+    @override
+    def find_targets(self, uid: str) -> list[Target] | None:
         note = self.source.client.get_note(note_key(uid))
         if note is None:
             return None

@@ -283,6 +283,7 @@ class Served(Placement):
 
     label = "ServedVariable"
     source: ParameterSource
+    specs: tuple[ParameterSpec, ...]
 
     def __init__(
         self,

@@ -156,7 +156,7 @@ class StrategyExtended:
 
     def variable_placement(
         self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
-    ) -> Placement:
+    ) -> contracts.Placement:
         """Returns where a variable that is created now lives.
 
         Args:

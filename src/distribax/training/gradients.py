@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from distribax import contracts
 from distribax.execution import overlay
 from distribax.execution.traces.lookup_gradients import Inflow, LookupGradients, note_gradients
 from distribax.training import eager_gradients
@@ -114,7 +115,9 @@ def _differentiate_remote(
 
     def of_all(values: list[jax.Array], token: jax.Array) -> Any:
         gradients = LookupGradients(token, away, shards, flows)
-        unread = {v: overlay.Unread(_reader(gradients, v, outside)) for v in shards}
+        unread: dict[contracts.Variable, jax.Array | overlay.Unread] = {
+            v: overlay.Unread(_reader(gradients, v, outside)) for v in shards
+        }
         with overlay.lay_over(unread), note_gradients(gradients):
             return of_values(values)
 

@@ -21,7 +21,6 @@ from distribax.values.distributed import format_listing
 from distribax.variables import context_rules, creation, late_values, registry
 from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
-from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
@@ -102,7 +101,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype
-        self._placement: Placement = self._strategy.extended.variable_placement(
+        self._placement = self._strategy.extended.variable_placement(
             sync, self._aggregation, self._name
         )
         self._synchronization = creation.settle_synchronization(sync, self._placement)
@@ -185,7 +184,19 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         return self._strategy
 
     @property
-    def placement(self) -> Placement:
+    @override
+    def row_shards(self) -> list[tuple[int, Variable]]:
+        """The variable itself, with the number of its first row."""
+        return [(0, self)]
+
+    @property
+    @override
+    def states(self) -> list[Variable]:
+        """The variable itself."""
+        return [self]
+
+    @property
+    def placement(self) -> contracts.Placement:
         """Where the copies live."""
         return self._placement
 
@@ -370,7 +381,10 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     @classmethod
     def attach(
-        cls, strategy: contracts.Strategy, placement: Placement, description: dict[str, Any]
+        cls,
+        strategy: contracts.Strategy,
+        placement: contracts.Placement,
+        description: dict[str, Any],
     ) -> Variable:
         """Returns an object for a variable that exists already, in another process.
 
@@ -427,7 +441,9 @@ def _make_again(value: np.ndarray, description: dict[str, Any]) -> Variable:
 
 
 def _get_or_attach(
-    strategy: contracts.ServingStrategy, specs: Sequence[Any], description: dict[str, Any]
+    strategy: contracts.ServingStrategy,
+    specs: Sequence[contracts.StoredSpec],
+    description: dict[str, Any],
 ) -> Variable:
     return named_objects.get_or_create(
         specs[0].uid,

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.data.distributed.steps import Step
 from distribax.data.elements import Element
-from distribax.topology import REPLICA_AXIS, InputTarget
+from distribax.topology import REPLICA_AXIS
 from distribax.values import Global, Padded, PerReplica, Pieces
 from distribax.values.layout import Shape, join, pad
 
@@ -24,14 +24,14 @@ class Feeder:
     one replica, a batch is a plain array.
     """
 
-    def __init__(self, target: InputTarget, to_device: bool) -> None:
+    def __init__(self, target: contracts.InputTarget, to_device: bool) -> None:
         self._target = target
         self._to_device = to_device
         mesh = target.mesh
         self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)) if mesh else None
 
     @property
-    def target(self) -> InputTarget:
+    def target(self) -> contracts.InputTarget:
         """The replicas that are fed."""
         return self._target
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from distribax import contracts
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.data.distributed.steps import Step, empty_like, is_static
 from distribax.data.element_spec import Spec, zeros
 from distribax.data.elements import Element
-from distribax.topology import InputTarget
 
 
 class StepAgreement:
@@ -19,7 +19,7 @@ class StepAgreement:
     (`drop_remainder=True`): then the first end is the end for all.
     """
 
-    def __init__(self, target: InputTarget, spec: Spec) -> None:
+    def __init__(self, target: contracts.InputTarget, spec: Spec) -> None:
         self._num_local_replicas = target.num_local_replicas
         self._is_static = is_static(spec)
         self._empty = empty_like(zeros(spec))

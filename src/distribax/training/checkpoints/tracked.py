@@ -13,7 +13,6 @@ import numpy as np
 
 from distribax import contracts, jax_private
 from distribax.execution import Function
-from distribax.topology import InputTarget
 from distribax.training.gradients import AnyVariable
 from distribax.types import VariableAggregation
 from distribax.variables import ShardedVariable, Variable
@@ -38,7 +37,7 @@ class Feeding(Protocol):
     """An iterator that knows whom it feeds, and so which workers move it together."""
 
     @property
-    def input_target(self) -> InputTarget: ...
+    def input_target(self) -> contracts.InputTarget: ...
 
 
 @runtime_checkable

@@ -86,6 +86,12 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
 
     @property
     @override
+    def states(self) -> list[Variable]:
+        """The shards."""
+        return self.variables
+
+    @property
+    @override
     def division(self) -> Division:
         """Which rows each shard has."""
         return self._division
