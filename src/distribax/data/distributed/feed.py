@@ -14,7 +14,7 @@ from distribax.data.distributed.steps import Step
 from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS
 from distribax.values import Global, Padded, PerReplica, Pieces
-from distribax.values.layout import Shape, join, pad
+from distribax.values.layout import Evenness, Shape, join, pad
 
 
 class Feeder:
@@ -76,9 +76,10 @@ class Feeder:
         )
         mesh = self._target.mesh
         # Over several processes only all pieces together can tell whether they are one array.
-        uneven = not even and self._target.num_workers > 1
-        joined = join(placed, mesh) if mesh is not None and not uneven else None
-        return PerReplica.of(joined or Pieces(placed, mesh, uneven))
+        if not even and self._target.num_workers > 1:
+            return PerReplica.of(Pieces(placed, mesh, Evenness.UNEVEN))
+        joined = join(placed, mesh) if mesh is not None else None
+        return PerReplica.of(joined or Pieces(placed, mesh))
 
     def _pad(self, column: Sequence[Any], shapes: Sequence[Shape] | None) -> Padded | None:
         """Puts pieces of different shapes on the mesh as one array, if all shapes are known."""
