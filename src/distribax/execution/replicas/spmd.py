@@ -37,6 +37,7 @@ from distribax.values import (
     is_none_wrapped_or_opaque,
     is_slices,
     is_wrapped,
+    is_wrapped_opaque_or_slices,
     is_wrapped_or_opaque,
     nests,
     reduce_without_idle,
@@ -80,7 +81,7 @@ class SpmdRunner(contracts.Runner):
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
-        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit)
+        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), is_wrapped_opaque_or_slices)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
@@ -162,10 +163,6 @@ class SpmdRunner(contracts.Runner):
         return captured.read_in_program(leaf, self.frame)
 
 
-def _is_unit(leaf: object) -> bool:
-    return is_wrapped_or_opaque(leaf) or is_slices(leaf)
-
-
 def run_in_program(
     strategy: contracts.Strategy,
     mesh: Mesh,
@@ -183,7 +180,7 @@ def run_in_program(
         own = nests.map_leaves(runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
         with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
             result = fn(*own[0], **own[1])
-        return nests.map_leaves(runner.wrap, result, _is_unit)
+        return nests.map_leaves(runner.wrap, result, is_wrapped_opaque_or_slices)
     outer.function.mesh = mesh
     if jax_private.has_mesh():
         raise NeedsOwnMesh
@@ -332,7 +329,9 @@ class _ReplicaProgram:
 
 
 def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:
-    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf))
+    flat, tree = nests.flatten(
+        result, lambda leaf: leaf is None or is_wrapped_opaque_or_slices(leaf)
+    )
     if any(map(is_slices, flat)):
         own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
         result = jax.tree.unflatten(tree, own)
