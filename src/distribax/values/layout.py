@@ -352,7 +352,7 @@ def find_replicas(pieces: Sequence[object], mesh: Mesh | None) -> Sequence[int]:
 
 
 def is_host_value(piece: object) -> TypeGuard[HostValue]:
-    """Tells whether a piece is a number of Python or NumPy, or an array of NumPy."""
+    """Tells whether a piece is a Python or NumPy number, or a NumPy array."""
     return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
 
 

@@ -169,8 +169,8 @@ class Program:
     def compile(self, dynamic: list[Any]) -> None:
         """Compiles the program for some inputs, if it is one that fetches what it computes with.
 
-        The first call would compile it between the fetch and the computation: for so long, what it
-        has fetched grows old.
+        The first call would compile it after the fetch, and compute with values that are old by
+        then.
         """
         if self.fetches or isinstance(self.call, LookupCall):
             self._lower(dynamic).compile()

@@ -8,7 +8,7 @@ computation stays. Where the code may tell variables apart, it is traced for eac
 - it has asked for a name, a device or a reference, or may ask for an `id`;
 - it uses other variables than the arguments and those that have a name in the code: which one it
   has picked from a table, or found as an attribute, may depend on the argument;
-- somebody has given the argument attributes of his own.
+- somebody has set attributes on the argument.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ValueSlot:
 
     @property
     def _is_number(self) -> bool:
-        """Whether it is a number of Python's, whose type may change."""
+        """Whether it is a Python number, whose type may change."""
         return isinstance(self.value, _NUMBERS) and not isinstance(self.value, np.generic)
 
     @property
