@@ -165,19 +165,19 @@ class Placement(Protocol):
     def device_names(self) -> tuple[str, ...]:
         """The names of the devices that have a copy."""
 
-    def beside(self) -> Placement:
+    def place_beside(self) -> Placement:
         """Returns the placement of another variable that is to live beside this one."""
 
-    def current(self, buffer: jax.Array) -> jax.Array:
+    def refresh(self, buffer: jax.Array) -> jax.Array:
         """Returns the buffer with the value of now."""
 
     def store(self, value: ArrayLike) -> jax.Array:
         """Returns a buffer that holds `value` in every copy."""
 
-    def initial(self, value: ArrayLike) -> jax.Array:
+    def store_initial(self, value: ArrayLike) -> jax.Array:
         """Returns the first buffer; all processes start with the value of the first one."""
 
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         """Returns the local copies' values."""
 
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:

@@ -87,7 +87,7 @@ class Cell:
         # A program that another thread starts either copies the arrays or has replaced them.
         with launch_lock:
             self._shared = True
-            return _each(lambda array: placement.pieces(array)[local], self._value)
+            return _each(lambda array: placement.split(array)[local], self._value)
 
     def keep_pieces(self, pieces: list[Arrays], placement: contracts.Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
@@ -108,7 +108,7 @@ class Cell:
             store = placement.store
             if not self._is_agreed and placement.spans_processes:
                 # As for `dx.Variable`: all workers begin with the value of the first one.
-                store, self._is_agreed = placement.initial, True
+                store, self._is_agreed = placement.store_initial, True
             # A trace may be under way, which must not see the move.
             self._value = jax_private.run_outside_trace(lambda: _store(host, store))
             self._placement, self._shared, self._host = placement, True, None

@@ -22,12 +22,12 @@ _Result = TypeVar("_Result")
 _rows: Any = core.Primitive("distribax_rows")
 
 
-def _form(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _core.ShapedArray:
+def _find_type(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _core.ShapedArray:
     asked = table.target
     return _core.ShapedArray((*ids.shape, *asked.shape[1:]), np.dtype(asked.dtype))
 
 
-_rows.def_abstract_eval(_form)
+_rows.def_abstract_eval(_find_type)
 
 
 def run_in_trace(trace: Trace, fn: Callable[[], _Result]) -> _Result:

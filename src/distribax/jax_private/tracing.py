@@ -94,15 +94,17 @@ def to_varying(value: jax.Array, axis: str) -> jax.Array:
 
 def all_gather_same(value: jax.Array, axis: str) -> jax.Array:
     """Stacks the values of all replicas; the result is known to be the same on each."""
-    return lax.all_gather(value, axis, to=_gathered_type())
+    return lax.all_gather(value, axis, to=_choose_gathered_type())
 
 
 def all_gather_joined(value: jax.Array, axis_name: str, axis: int) -> jax.Array:
     """Joins the values of all replicas along a dimension; the result is the same on each."""
-    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to=_gathered_type())
+    return lax.all_gather(
+        value, axis_name, axis=axis % value.ndim, tiled=True, to=_choose_gathered_type()
+    )
 
 
-def _gathered_type() -> str:
+def _choose_gathered_type() -> str:
     # Where JAX does not track it, "invarying" has the gradient of one replica's use only.
     return "invarying" if _config._check_vma.value else "varying"
 

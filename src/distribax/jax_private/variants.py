@@ -120,7 +120,7 @@ class _Numbering:
         return self._keys[key]
 
     def number_outputs(self, equation: core.JaxprEqn, inputs: tuple[_Id, ...]) -> tuple[_Id, ...]:
-        key: object = (equation.primitive, _params_key(equation.params), inputs)
+        key: object = (equation.primitive, _make_params_key(equation.params), inputs)
         if equation.effects or key not in self._keys:
             # What the key names by its id must not be replaced by something else.
             self._kept.append(equation.params)
@@ -175,17 +175,17 @@ class _Numbering:
         return self._keys[key]
 
 
-def _params_key(params: dict[str, Any]) -> object:
-    return tuple((name, _value_key(value)) for name, value in sorted(params.items()))
+def _make_params_key(params: dict[str, Any]) -> object:
+    return tuple((name, _make_value_key(value)) for name, value in sorted(params.items()))
 
 
-def _value_key(value: Any) -> object:
+def _make_value_key(value: Any) -> object:
     if isinstance(value, core.ClosedJaxpr):
         return str(value.jaxpr), tuple(map(id, value.consts))
     if isinstance(value, core.Jaxpr):
         return str(value)
     if isinstance(value, tuple):
-        return tuple(map(_value_key, value))
+        return tuple(map(_make_value_key, value))
     try:
         hash(value)
     except TypeError:
@@ -260,7 +260,7 @@ def _check_meetings(programs: Sequence[_VariantProgram], numbering: _Numbering) 
 def _describe(step: _NumberedEquation, numbering: _Numbering) -> object:
     avals = [numbering.avals[number] for number in step.inputs]
     forms = tuple((aval.shape, aval.dtype) for aval in avals)
-    return step.equation.primitive, _params_key(step.equation.params), forms
+    return step.equation.primitive, _make_params_key(step.equation.params), forms
 
 
 class _VariantRunner:

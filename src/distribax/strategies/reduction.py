@@ -156,7 +156,7 @@ def reduce_leaf(
         axes = _check_axis(jnp.shape(held), axis)
         total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axes)
         return _reduce_plain(extended, op, total)
-    sums, count = _axis_sums(held, axis)
+    sums, count = _sum_along(held, axis)
     (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
     return total.get() / count if op is ReduceOp.MEAN else total.get()
 
@@ -177,7 +177,7 @@ def _reduce_rows(
     return summed / (_count(total.shape, axes) * extended.num_replicas_in_sync)
 
 
-def _axis_sums(
+def _sum_along(
     value: DistributedValues, axis: int | Sequence[int]
 ) -> tuple[DistributedValues, int]:
     """Returns each replica's sum along `axis`, and how many elements were added in all."""

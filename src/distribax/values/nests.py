@@ -167,7 +167,7 @@ def open_container(leaf: Any, is_leaf: IsLeaf | None = None, *, of_results: bool
         parts = list(leaf)
         names, rebuild = tuple(range(len(parts))), _rebuild_sequence(leaf)
     else:
-        names = _field_names(leaf)
+        names = _list_field_names(leaf)
         parts, rebuild = [getattr(leaf, name) for name in names], _rebuild_record(leaf, names)
     parts = [_open_all(part, is_leaf, of_results) for part in parts]
     if not any(
@@ -200,7 +200,7 @@ def _sort(names: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(names)
 
 
-def _field_names(record: Any) -> tuple[str, ...]:
+def _list_field_names(record: Any) -> tuple[str, ...]:
     if dataclasses.is_dataclass(record):
         fields: Iterable[Any] = dataclasses.fields(record)
     else:

@@ -188,7 +188,7 @@ def _as_array(
 @jax_private.leave_mesh()
 def make_buffer(placement: contracts.Placement, value: jax.typing.ArrayLike) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
-    return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
+    return jax_private.run_outside_trace(lambda: placement.store_initial(np.array(value)))
 
 
 def find_user_line(frame: FrameType | None) -> str:

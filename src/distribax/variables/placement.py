@@ -43,11 +43,11 @@ class Placement(contracts.Placement):
         return tuple(device_name(device) for device in self.devices)
 
     @override
-    def beside(self) -> contracts.Placement:
+    def place_beside(self) -> contracts.Placement:
         return self
 
     @override
-    def current(self, buffer: jax.Array) -> jax.Array:
+    def refresh(self, buffer: jax.Array) -> jax.Array:
         return buffer
 
     @abc.abstractmethod
@@ -55,11 +55,11 @@ class Placement(contracts.Placement):
     def store(self, value: jax.typing.ArrayLike) -> jax.Array: ...
 
     @override
-    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
+    def store_initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         return self.store(value)
 
     @override
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(buffer)]
 
     @override
@@ -107,7 +107,7 @@ class Single(Placement):
 
     @override
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
-        return self._here(pieces[0])
+        return self._move_here(pieces[0])
 
     @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
@@ -116,9 +116,9 @@ class Single(Placement):
 
     @override
     def from_program(self, value: jax.Array) -> jax.Array:
-        return self._here(value)
+        return self._move_here(value)
 
-    def _here(self, value: jax.Array) -> jax.Array:
+    def _move_here(self, value: jax.Array) -> jax.Array:
         # The quick way out: it is taken for every variable at every call of a compiled step.
         if self._device is None or (not value.committed and value.device == self._device):
             return value
@@ -149,7 +149,7 @@ class Replicated(Placement):
         return self.mesh.size
 
     @override
-    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
+    def store_initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         if self.spans_processes:
             value = jax_private.broadcast_from_first(np.asarray(value))
         return self.store(value)
@@ -161,7 +161,7 @@ class Replicated(Placement):
         return copy_to_mesh(value, self.mesh)
 
     @override
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece) for piece in jax_private.split_by_device(buffer)]
 
     @override
@@ -191,7 +191,7 @@ class Stacked(Replicated):
 
     @override
     @jax_private.leave_mesh()
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece[0]) for piece in jax_private.split_by_device(buffer)]
 
     @override

@@ -262,9 +262,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
     @property
     def values(self) -> tuple[VariableCopy, ...]:
         """The local copies, one for each device that has one."""
-        return tuple(
-            VariableCopy(self, i) for i in range(len(self._placement.pieces(self._hold())))
-        )
+        return tuple(VariableCopy(self, i) for i in range(len(self._placement.split(self._hold()))))
 
     def distributed(self) -> DistributedValues:
         """Returns the copies as a distributed value, for reductions and gathers."""
@@ -322,7 +320,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     def host_value(self) -> np.ndarray:
         """Returns the first copy's stored value, whatever is being traced."""
-        return np.array(self._placement.pieces(self._hold())[0])
+        return np.array(self._placement.split(self._hold())[0])
 
     @property
     @override
@@ -334,7 +332,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         """Returns the buffer itself, and remembers that somebody may hold it."""
         if self._awaited:
             late_values.ask_givers()
-        return self._placement.current(self._hold())
+        return self._placement.refresh(self._hold())
 
     def _hold(self) -> jax.Array:
         # A program that another thread starts either copies the buffer or has replaced it.

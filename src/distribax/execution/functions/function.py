@@ -232,7 +232,7 @@ class Function(CompiledFunction):
         except signature.Traced:
             return self._python(*args, **kwargs)
         except signature.Uneven:
-            return self._eager(args, kwargs, [])
+            return self._run_eagerly(args, kwargs, [])
         known = self._known.get(call.key) or self._get_known(call)
         if known.origins or known.fetched:
             try:
@@ -241,11 +241,11 @@ class Function(CompiledFunction):
                 if not call.pulled:
                     raise
                 # What the code does with the elements before is done before it gets to the end.
-                return self._host(args, kwargs, call.pulled)
+                return self._run_host_loop(args, kwargs, call.pulled)
         try:
             programs, program, inputs = self._find(known, call)
         except signature.Uneven:
-            return self._eager(args, kwargs, call.pulled)
+            return self._run_eagerly(args, kwargs, call.pulled)
         if isinstance(program, Program):
             try:
                 return program(inputs)
@@ -254,7 +254,7 @@ class Function(CompiledFunction):
                 programs.remove(program)
                 program = None
         if program is None:
-            return self._first_call(known, call)
+            return self._trace_and_call(known, call)
         return self._call_on_host(program, call)
 
     def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
@@ -286,7 +286,7 @@ class Function(CompiledFunction):
             known.origins = call.find_origins()
         return programs, programs.find(), inputs
 
-    def _first_call(self, known: KnownCalls, call: Call) -> Any:
+    def _trace_and_call(self, known: KnownCalls, call: Call) -> Any:
         """Traces, compiles and calls."""
         with progress.show(f"compiling {self._name}"):
             program, first = self._prepare(known, call)
@@ -329,7 +329,7 @@ class Function(CompiledFunction):
     def _trace_here(self, call: Call) -> tuple[Program | HostMode, Program | None]:
         found = self._find_leaves(call.args, call.kwargs, self._settings.donate_argnums, ())
         trace = functools.partial(
-            build, self._python, call, donated=_dynamic_positions(call.slots, found)
+            build, self._python, call, donated=_find_dynamic_positions(call.slots, found)
         )
         first = None
         try:
@@ -357,10 +357,10 @@ class Function(CompiledFunction):
     # Calls that the host makes.
 
     def _call_on_host(self, mode: HostMode, call: Call) -> Any:
-        run = self._eager if mode is HostMode.EAGER else self._host
+        run = self._run_eagerly if mode is HostMode.EAGER else self._run_host_loop
         return run(call.args, call.kwargs, call.pulled)
 
-    def _eager(
+    def _run_eagerly(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -373,14 +373,14 @@ class Function(CompiledFunction):
         self._called = True
         return result
 
-    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
+    def _run_host_loop(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
         def compiled_run(
             strategy: contracts.Strategy, fn: Callable[..., Any], args: Args, kwargs: Kwargs
         ) -> Any:
-            key = (strategy, signature.closure_key(fn))
+            key = (strategy, signature.make_closure_key(fn))
             return self._get_run(strategy, fn, key)(*args, **kwargs)
 
-        return self._eager(args, kwargs, pulled, compiled_run)
+        return self._run_eagerly(args, kwargs, pulled, compiled_run)
 
     # Small things.
 
@@ -456,11 +456,11 @@ class _ReplicaRun(Function):
     """One `strategy.run`, compiled by itself; replicas that loop over data run eagerly."""
 
     @override
-    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
-        return self._eager(args, kwargs, pulled)
+    def _run_host_loop(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
+        return self._run_eagerly(args, kwargs, pulled)
 
 
-def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
+def _find_dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
     """Returns where the given leaves are among the inputs of the program."""
     inputs = [i for i, slot in enumerate(slots) if not isinstance(slot, signature.StaticSlot)]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)

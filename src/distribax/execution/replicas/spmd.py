@@ -118,7 +118,7 @@ class SpmdRunner(contracts.Runner):
     def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
         if is_slices(leaf):
-            own = self.own_slices(leaf)
+            own = self.unify_slices(leaf)
             return IndexedSlices(self.wrap(own.values), self.wrap(own.indices), own.dense_shape)
         if not jax_private.is_tracer(leaf):
             return leaf
@@ -134,7 +134,7 @@ class SpmdRunner(contracts.Runner):
             return Mirrored.of(Local(value, self.mesh))
         return PerReplica.of(self._wrap_local(value), self.frame.idle)
 
-    def own_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def unify_slices(self, slices: IndexedSlices) -> IndexedSlices:
         """Returns rows and numbers that are both known to be shared, or both the replica's own."""
         parts = (slices.values, slices.indices)
         if all(self.origins.find_whole([part]) is not None for part in parts):
@@ -333,7 +333,7 @@ def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyT
         result, lambda leaf: leaf is None or is_wrapped_opaque_or_slices(leaf)
     )
     if any(map(is_slices, flat)):
-        own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
+        own = [runner.unify_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
         result = jax.tree.unflatten(tree, own)
         return nests.flatten(result, is_none_wrapped_or_opaque)
     return flat, tree

@@ -87,7 +87,7 @@ class VariableSlot:
             return
         # The first replica gets the whole sum: parts of it would lose what does not divide evenly.
         stored = variable.share()
-        new = [np.zeros_like(value) for _ in variable.placement.pieces(stored)]
+        new = [np.zeros_like(value) for _ in variable.placement.split(stored)]
         if is_first:
             new[0] = value
         variable.store(variable.placement.join([jnp.asarray(piece) for piece in new], stored))

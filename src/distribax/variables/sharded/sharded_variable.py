@@ -314,7 +314,7 @@ def create_divided(
         value = creation.compute_initial(initial, dtype, arguments.get("shape"), name)
         arguments = {**arguments, "initial_value": value}
         shape, value_dtype = tuple(value.shape), value.dtype
-    num_shards = _num_shards(partitioner, shape, value_dtype, name) if shape else 1
+    num_shards = _count_shards(partitioner, shape, value_dtype, name) if shape else 1
     if num_shards == 1:
         return create(**arguments)
 
@@ -332,7 +332,7 @@ def create_divided(
     return ShardedVariable(shards, name)
 
 
-def _num_shards(
+def _count_shards(
     partitioner: Callable[..., Sequence[int]],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
