@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 from typing_extensions import override
 
 from distribax import contracts
@@ -18,15 +17,11 @@ from distribax.parameter_server.settings import RoundSettings
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
 from distribax.training.gradient_pairs import Target
-from distribax.training.optimizer_host import OptimizerHost
-from distribax.training.optimizer_state import StateLayout
+from distribax.training.optimizer_host import OptimizerHost, UpdateSettings
 from distribax.types import VariableSynchronization
 from distribax.variables import Placement, ShardedVariable, Variable
 from distribax.variables.creation import get_colocated
 from distribax.variables.sharded import sharded_variable
-
-if TYPE_CHECKING:
-    import optax
 
 # The arguments of `dx.Variable` that can be passed by position.
 _POSITIONAL = ("initial_value", "trainable", "name", "dtype")
@@ -130,19 +125,8 @@ class ParameterServerExtended(SingleExtended, OptimizerHost):
         return Served(self.source, specs=own, name=name)
 
     @override
-    def create_update(
-        self,
-        uid: str,
-        transformation: optax.GradientTransformationExtraArgs,
-        targets: Sequence[Target],
-        layout: StateLayout,
-        state: Sequence[jax.ShapeDtypeStruct],
-        name: str,
-        counter: Variable | None,
-    ) -> ServedUpdate:
-        return ServedUpdate(
-            uid, transformation, targets, layout, state, name, counter, self._rounds
-        )
+    def create_update(self, settings: UpdateSettings) -> ServedUpdate:
+        return ServedUpdate(settings, self._rounds)
 
     @override
     def find_targets(self, uid: str) -> list[Target] | None:

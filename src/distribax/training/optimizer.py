@@ -21,7 +21,7 @@ from distribax.training.extra_arguments import ExtraArg, are_plain
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
-from distribax.training.optimizer_host import OptimizerHost, RemoteUpdate
+from distribax.training.optimizer_host import OptimizerHost, RemoteUpdate, UpdateSettings
 from distribax.training.optimizer_state import (
     StateLayout,
     accumulate,
@@ -225,13 +225,15 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         host = strategy.extended
         assert isinstance(host, OptimizerHost)
         self._served = host.create_update(
-            uid=self._get_or_create_uid(),
-            transformation=self._transformation,
-            targets=targets,
-            layout=layout,
-            state=jax.tree.leaves(state),
-            name=self._name,
-            counter=self._iterations,
+            UpdateSettings(
+                uid=self._get_or_create_uid(),
+                transformation=self._transformation,
+                targets=targets,
+                layout=layout,
+                state=jax.tree.leaves(state),
+                name=self._name,
+                counter=self._iterations,
+            )
         )
         self._iterations = self._served.counter
         self._slots, self._targets, self._layout = self._served.slots, targets, layout

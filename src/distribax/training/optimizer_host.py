@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import jax
@@ -14,6 +15,29 @@ from distribax.variables import Variable
 
 if TYPE_CHECKING:
     import optax
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How an optimizer updates one list of variables.
+
+    Attributes:
+        uid: The optimizer's name, the same in every process.
+        transformation: The optax transformation, with support for extra arguments.
+        targets: The variables.
+        layout: Which target each leaf of the transformation's state belongs to.
+        state: The leaves of the state, as shapes and data types.
+        name: What the slots' names begin with.
+        counter: A variable that counts the updates, if there is one already.
+    """
+
+    uid: str
+    transformation: optax.GradientTransformationExtraArgs
+    targets: Sequence[Target]
+    layout: StateLayout
+    state: Sequence[jax.ShapeDtypeStruct]
+    name: str
+    counter: Variable | None
 
 
 class RemoteUpdate(Protocol):
@@ -32,27 +56,8 @@ class OptimizerHost(abc.ABC):
     """The extended interface of a strategy whose variables are updated where they live."""
 
     @abc.abstractmethod
-    def create_update(
-        self,
-        uid: str,
-        transformation: optax.GradientTransformationExtraArgs,
-        targets: Sequence[Target],
-        layout: StateLayout,
-        state: Sequence[jax.ShapeDtypeStruct],
-        name: str,
-        counter: Variable | None,
-    ) -> RemoteUpdate:
-        """Returns how an optimizer updates variables of the strategy.
-
-        Args:
-            uid: The optimizer's name, the same in every process.
-            transformation: The optax transformation, with support for extra arguments.
-            targets: The variables.
-            layout: Which target each leaf of the transformation's state belongs to.
-            state: The leaves of the state, as shapes and data types.
-            name: What the slots' names begin with.
-            counter: A variable that counts the updates, if there is one already.
-        """
+    def create_update(self, settings: UpdateSettings) -> RemoteUpdate:
+        """Returns the update of an optimizer for variables of the strategy."""
 
     @abc.abstractmethod
     def find_targets(self, uid: str) -> list[Target] | None:
