@@ -39,7 +39,7 @@ suite: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder \
 	  $(PYTEST_ARGS)
 
-format: $(VENV)/.test ## mend what ruff can mend
+format: $(VENV)/.test ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distribax.cli.bench.harness import Outcome, Process, Side, SideError
+from distribax.cli.bench.harness import Measurement, Process, Side, SideError
 
 
-def fresh(sides: Sequence[Side], *, rounds: int) -> Outcome:
+def fresh(sides: Sequence[Side], *, rounds: int) -> Measurement:
     """Run one step of every side in turn, always in a new process."""
-    outcome = Outcome()
+    outcome = Measurement()
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             try:
                 with Process(side) as process:
-                    process.ready()
+                    process.wait_until_ready()
                     answer = process.run(1)
             except SideError as error:
                 if str(error) not in outcome.failures:

@@ -32,9 +32,9 @@ from benchmarks.cases import (
     uneven_batch,
 )
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings
+from distribax.cli.bench.harness import BenchSettings
 
-CASES: dict[str, Callable[[Settings], Report]] = {
+CASES: dict[str, Callable[[BenchSettings], Report]] = {
     "mlp_step": mlp_step.run,
     "uneven_batch": uneven_batch.run,
     "keras_fit": keras_fit.run,
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         peers.main([])
     # Written to a file, rich would take 80 columns and break every cell.
     console = Console(width=None if sys.stdout.isatty() else 140)
-    settings = Settings(quick=options.quick)
+    settings = BenchSettings(quick=options.quick)
     good = True
     for name in options.names or CASES:
         report = CASES[name](settings)

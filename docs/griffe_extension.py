@@ -24,7 +24,7 @@ class Examples(griffe.Extension):
 
 
 class AssignedMethods(griffe.Extension):
-    """Shows `shuffle = order_steps.shuffle` in the body of a class as the method that it is."""
+    """Shows `shuffle = order_methods.shuffle` in the body of a class as the method that it is."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Replaces such attributes, once all modules of the package are known."""

@@ -46,7 +46,7 @@ _MODULES = (
     "optax",
     "orbax.checkpoint",
     "distribax.coordinator.worker",
-    "distribax.data.execution.pipeline",
+    "distribax.data.runtime.pipeline",
     "distribax.parameter_server.actor",
     # What Ray imports. Ray itself reads variables when it is loaded: each fork does that.
     "aiohttp.web",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL
-from distribax.cli.bench.figures import Claim, Report, Spread, Table
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread
+from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 REPLICAS = (1, 2)
 HAND, OURS = "bare jitted call", "distribax"
 MAX_MICROSECONDS = 60.0
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("call_overhead")
-    table = Table(
+    table = ReportTable(
         "processor time of the calling thread, 6 variables",
         ["side", "replicas", "µs a call [quartiles]", "above bare"],
     )

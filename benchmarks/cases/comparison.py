@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Outcome, Process, Settings, Side, SideError, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import (
+    BenchSettings,
+    Measurement,
+    Process,
+    Side,
+    SideError,
+    interleave,
+)
 
 BATCH_SIZES = (256, 1024)
 MAX_OF_HAND = 1.05
@@ -33,7 +40,7 @@ class Comparison:
     peers: Mapping[tuple[str, ...], float]
 
     def measure(
-        self, name: str, sides: Callable[[int], list[Side]], rounds: int, settings: Settings
+        self, name: str, sides: Callable[[int], list[Side]], rounds: int, settings: BenchSettings
     ) -> Report:
         """Measures the sides with each batch size, in turns."""
         report = Report(name)
@@ -48,8 +55,8 @@ class Comparison:
             report.claims += self._claims(batch_size, outcome)
         return report
 
-    def _table(self, batch_size: int, outcome: Outcome) -> Table:
-        table = Table(
+    def _table(self, batch_size: int, outcome: Measurement) -> ReportTable:
+        table = ReportTable(
             f"global batch {batch_size}, {self.title}",
             ["side", "ms a step [quartiles]", "examples/s", "ratio of medians", "ratio by rounds"],
         )
@@ -60,12 +67,12 @@ class Comparison:
             if base is not None:
                 row[-2:] = [
                     f"{spread.median / Spread.of(base).median:.2f}",
-                    ratio(seconds, base).show(),
+                    compute_ratio(seconds, base).show(),
                 ]
             table.rows.append(row)
         return table
 
-    def _disagreements(self, batch_size: int, outcome: Outcome) -> list[str]:
+    def _disagreements(self, batch_size: int, outcome: Measurement) -> list[str]:
         """Sides that did not train to the same loss have not done the same work."""
         if self.hand not in outcome.answers:
             return []
@@ -76,18 +83,18 @@ class Comparison:
             if abs(answer["loss"] - expected) > LOSS_TOLERANCE * expected
         ]
 
-    def _claims(self, batch_size: int, outcome: Outcome) -> list[Claim]:
+    def _claims(self, batch_size: int, outcome: Measurement) -> list[Claim]:
         seconds, claims = outcome.seconds, []
         for name in self.ours:
             if self.hand in seconds and name in seconds:
-                value = ratio(seconds[name], seconds[self.hand]).median
+                value = compute_ratio(seconds[name], seconds[self.hand]).median
                 what = f"{name}, time against hand-written, batch {batch_size}"
                 claims.append(Claim(what, value, "<=", MAX_OF_HAND, "x"))
         # Against every way that a peer can be written, so that the best of them decides.
         for names, minimum in self.peers.items():
             for name in names:
                 if name in seconds and self.ours[0] in seconds:
-                    value = ratio(seconds[name], seconds[self.ours[0]]).median
+                    value = compute_ratio(seconds[name], seconds[self.ours[0]]).median
                     what = f"examples/s against {name}, batch {batch_size}"
                     claims.append(Claim(what, value, ">=", minimum, "x"))
         return claims
@@ -98,7 +105,7 @@ def samples_of_ways(side: Side, rounds: int, report: Report) -> dict[str, list[f
     samples: dict[str, list[float]] = {}
     try:
         with Process(side) as process:
-            process.ready()
+            process.wait_until_ready()
             for _ in range(rounds):
                 for name, seconds in process.run(10)["ways"].items():
                     samples.setdefault(name, []).append(seconds)

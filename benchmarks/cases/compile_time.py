@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = (2, 4, 8, 16, 32)
 HAND, OURS = "by hand", "distribax"
 MAX_RATIO = 1.15
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("compile_time")
-    table = Table(
+    table = ReportTable(
         "first call of the MLP step: trace, compile, run once",
         ["replicas", "by hand, ms [quartiles]", "distribax, ms [quartiles]", "ratio [quartiles]"],
     )
@@ -36,7 +36,7 @@ def run(settings: Settings) -> Report:
             row.append(Spread.of(seconds).show(1e3, 0) if seconds else "-")
         row.append("-")
         if len(outcome.seconds) == 2:
-            against = ratio(outcome.seconds[OURS], outcome.seconds[HAND])
+            against = compute_ratio(outcome.seconds[OURS], outcome.seconds[HAND])
             row[-1] = against.show()
             what = f"first call against hand-written, {replicas} replicas"
             report.claims.append(Claim(what, against.median, "<=", MAX_RATIO, "x"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.mlp_step import OURS, POOL, REPLICAS, TENSORFLOW
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 NNX = "distribax, Flax NNX"
 MIN_TENSORFLOW = 1.8
@@ -29,7 +29,7 @@ def sides(layers: tuple[int, ...], batch_size: int) -> list[Side]:
     ]
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("eager_step")
     for title, size in SIZES.items():
         outcome = interleave(
@@ -37,15 +37,17 @@ def run(settings: Settings) -> Report:
         )
         report.failures += outcome.failures
         report.samples[title] = outcome.seconds
-        table = Table(f"{title}, {REPLICAS} replicas", ["side", "ms a step [quartiles]", "ratio"])
+        table = ReportTable(
+            f"{title}, {REPLICAS} replicas", ["side", "ms a step [quartiles]", "ratio"]
+        )
         report.tables.append(table)
         ours = outcome.seconds.get(OURS)
         for name, seconds in outcome.seconds.items():
-            against = "" if ours is None else ratio(seconds, ours).show()
+            against = "" if ours is None else compute_ratio(seconds, ours).show()
             table.rows.append([name, Spread.of(seconds).show(1e3), against])
         for name in TENSORFLOW:
             if ours is not None and name in outcome.seconds:
-                value = ratio(outcome.seconds[name], ours).median
+                value = compute_ratio(outcome.seconds[name], ours).median
                 what = f"steps/s against {name}, {title}"
                 report.claims.append(Claim(what, value, ">=", MIN_TENSORFLOW, "x"))
     return report

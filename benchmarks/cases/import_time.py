@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 HAND, OURS = "import jax", "import distribax"
 MAX_RATIO = 1.2
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("import_time")
-    table = Table("first import", ["side", "ms [quartiles]", "modules", "ratio [quartiles]"])
+    table = ReportTable("first import", ["side", "ms [quartiles]", "modules", "ratio [quartiles]"])
     report.tables.append(table)
     outcome = fresh(
         [Side(HAND, "imports", ("jax",)), Side(OURS, "imports", ("distribax",))],
@@ -24,7 +24,7 @@ def run(settings: Settings) -> Report:
         modules = str(outcome.answers[name]["modules"])
         table.rows.append([name, Spread.of(seconds).show(1e3, 0), modules, ""])
     if len(outcome.seconds) == 2:
-        against = ratio(outcome.seconds[OURS], outcome.seconds[HAND])
+        against = compute_ratio(outcome.seconds[OURS], outcome.seconds[HAND])
         table.rows[-1][-1] = against.show()
         report.claims.append(
             Claim("import time against jax's", against.median, "<=", MAX_RATIO, "x")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Process, Settings, Side, SideError, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Process, Side, SideError, interleave
 
 RESIDENT, FED = "batches on the devices", "distributed data set"
 # The MLP's step takes about 5 ms with this batch on the machine of docs/benchmarks.md.
@@ -44,10 +44,12 @@ LEAK_SIDES = {"a new iterator each epoch": (), "one endless iterator": ("--endle
 MAX_GROWTH_MB = 10.0
 
 
-def loop(settings: Settings) -> Report:
+def loop(settings: BenchSettings) -> Report:
     """A loop with a step of 5 ms: the share of its time that goes to input."""
     report = Report("input_loop")
-    table = Table("a loop's time per step", ["step", "input", "ms per step [quartiles]", "ratio"])
+    table = ReportTable(
+        "a loop's time per step", ["step", "input", "ms per step [quartiles]", "ratio"]
+    )
     report.tables.append(table)
     for step in LOOP_STEPS:
         common = (
@@ -69,14 +71,14 @@ def loop(settings: Settings) -> Report:
         for name, seconds in outcome.seconds.items():
             table.rows.append([step.name, name, Spread.of(seconds).show(1e3), ""])
         if len(outcome.seconds) == 2:
-            against = ratio(outcome.seconds[FED], outcome.seconds[RESIDENT])
+            against = compute_ratio(outcome.seconds[FED], outcome.seconds[RESIDENT])
             table.rows[-1][-1] = against.show(1, 3)
             what = f"time of the fed loop against the unfed, step {step.name}"
             report.claims.append(Claim(what, against.median, "<=", step.max_loss, "x"))
     return report
 
 
-def memory(settings: Settings) -> Report:
+def memory(settings: BenchSettings) -> Report:
     """10,000 batches through one process: its memory must not grow."""
     report = Report("input_leak")
     total = settings.pick(NUM_BATCHES, NUM_BATCHES // 10)
@@ -90,7 +92,7 @@ def memory(settings: Settings) -> Report:
         )
         try:
             with Process(side) as process:
-                process.ready()
+                process.wait_until_ready()
                 process.run(settings.pick(SETTLING_BATCHES, SETTLING_BATCHES // 10))
                 held[name] = [
                     process.run(total // NUM_PARTS)["resident"] / 1e6 for _ in range(NUM_PARTS)
@@ -98,7 +100,7 @@ def memory(settings: Settings) -> Report:
         except SideError as error:
             report.failures.append(str(error))
     report.samples["resident MB"] = held
-    table = Table(f"resident memory in MB over {total:,} batches", ["after batches", *held])
+    table = ReportTable(f"resident memory in MB over {total:,} batches", ["after batches", *held])
     for number in range(NUM_PARTS):
         parts = [f"{megabytes[number]:.1f}" for megabytes in held.values()]
         table.rows.append([f"{(number + 1) * total // NUM_PARTS:,}", *parts])

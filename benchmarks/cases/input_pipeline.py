@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks import RESULTS
 from benchmarks.cases.mlp_step import POOL, REPLICAS
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Outcome, Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side, interleave
 from distribax.cli.bench.sides import input_problem
 
 OURS = "distribax"
@@ -24,7 +24,7 @@ def batches_of(num_examples: int) -> int:
     return -(-num_examples // input_problem.BATCH_SIZE)
 
 
-def memory(settings: Settings) -> Report:
+def memory(settings: BenchSettings) -> Report:
     """60,000 x 784 float32 in memory, shuffled, in batches of 256."""
     report = Report("input_memory")
     replicas = ("--replicas", str(REPLICAS))
@@ -43,7 +43,7 @@ def memory(settings: Settings) -> Report:
     return report
 
 
-def records(settings: Settings) -> Report:
+def records(settings: BenchSettings) -> Report:
     """100,000 TFRecords, decoded and reshaped in a map, in batches of 256."""
     report = Report("input_tfrecord")
     input_problem.write_records(FOLDER)
@@ -64,10 +64,10 @@ def records(settings: Settings) -> Report:
     return report
 
 
-def _fill(report: Report, outcome: Outcome, title: str) -> None:
+def _fill(report: Report, outcome: Measurement, title: str) -> None:
     report.failures += outcome.failures
     report.samples = dict(outcome.seconds)
-    table = Table(title, ["side", "ms a batch [quartiles]", "batches/s", "examples/s"])
+    table = ReportTable(title, ["side", "ms a batch [quartiles]", "batches/s", "examples/s"])
     report.tables.append(table)
     for name, seconds in outcome.seconds.items():
         spread = Spread.of(seconds)
@@ -81,7 +81,7 @@ def _fill(report: Report, outcome: Outcome, title: str) -> None:
         report.failures.append(f"the sides saw different data: {outcome.answers}")
 
 
-def _claim(report: Report, outcome: Outcome, peer: str, minimum: float) -> None:
+def _claim(report: Report, outcome: Measurement, peer: str, minimum: float) -> None:
     if OURS in outcome.seconds and peer in outcome.seconds:
-        value = ratio(outcome.seconds[peer], outcome.seconds[OURS]).median
+        value = compute_ratio(outcome.seconds[peer], outcome.seconds[OURS]).median
         report.claims.append(Claim(f"batches/s against {peer}", value, ">=", minimum, "x"))

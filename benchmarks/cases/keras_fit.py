@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from benchmarks.cases.comparison import BATCH_SIZES
 from benchmarks.cases.mlp_step import POOL, REPLICAS
 from benchmarks.cases.parameter_server import GUIDE, QUIET
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 HAND = "JAX by hand (shard_map)"
 MIRRORED, ONE_DEVICE = "fit, MirroredStrategy", "fit, OneDeviceStrategy"
@@ -37,7 +37,7 @@ Bound = tuple[str, str, str, float]
 """What is measured against what, and what the ratio of their times should be."""
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("keras_fit")
     for batch_size in BATCH_SIZES:
         bounds = [
@@ -86,7 +86,7 @@ def _measure(
     title: str,
     sides: list[Side],
     bounds: list[Bound],
-    settings: Settings,
+    settings: BenchSettings,
     steps: int,
 ) -> None:
     rounds, warmup = settings.pick(9, 3), settings.pick(20, 5)
@@ -96,7 +96,7 @@ def _measure(
     report.claims += _claims(title, outcome.seconds, bounds)
 
 
-def _measure_uneven(report: Report, settings: Settings) -> None:
+def _measure_uneven(report: Report, settings: BenchSettings) -> None:
     """Measures a batch that two replicas cannot share evenly, beside one that they can."""
     even = BATCH_SIZES[0]
     names = {size: f"{MIRRORED}, {size} examples" for size in (even, UNEVEN)}
@@ -114,13 +114,13 @@ def _measure_uneven(report: Report, settings: Settings) -> None:
     report.failures += outcome.failures
     _add(report, "MLP, uneven batch", outcome.seconds)
     if len(outcome.seconds) == len(names):
-        times = ratio(outcome.seconds[names[UNEVEN]], outcome.seconds[names[even]]).median
+        times = compute_ratio(outcome.seconds[names[UNEVEN]], outcome.seconds[names[even]]).median
         what = f"{MIRRORED}, an example of {UNEVEN} against one of {even}"
         value = times * even / UNEVEN
         report.claims.append(Claim(what, value, "<=", MAX_PER_EXAMPLE, "x"))
 
 
-def _measure_served(report: Report, settings: Settings) -> None:
+def _measure_served(report: Report, settings: BenchSettings) -> None:
     """Measures parameter servers; with them TensorFlow's `fit` is that of tf_keras."""
     loop = ("--work", "mlp", "--way", "keras")
     sides = [
@@ -140,7 +140,7 @@ def _measure_served(report: Report, settings: Settings) -> None:
 
 def _add(report: Report, title: str, seconds: Mapping[str, list[float]]) -> None:
     report.samples[title] = dict(seconds)
-    table = Table(title, ["side", "ms a step [quartiles]"])
+    table = ReportTable(title, ["side", "ms a step [quartiles]"])
     table.rows += [[name, Spread.of(each).show(1e3)] for name, each in seconds.items()]
     report.tables.append(table)
 
@@ -148,5 +148,5 @@ def _add(report: Report, title: str, seconds: Mapping[str, list[float]]) -> None
 def _claims(title: str, seconds: Mapping[str, list[float]], bounds: list[Bound]) -> Iterator[Claim]:
     for ours, other, symbol, bound in bounds:
         if ours in seconds and other in seconds:
-            value = ratio(seconds[ours], seconds[other]).median
+            value = compute_ratio(seconds[ours], seconds[other]).median
             yield Claim(f"{ours} against {other}, {title}", value, symbol, bound, "x")

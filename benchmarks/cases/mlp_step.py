@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cases.comparison import Comparison
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = 2
 # The in-process collectives of JAX on CPU need more threads than this machine may have cores.
@@ -37,7 +37,7 @@ def sides(batch_size: int) -> list[Side]:
     ]
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     comparison = Comparison(
         f"{REPLICAS} replicas; ratios of time, by hand = 1",
         hand=HAND,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import Comparison, samples_of_ways
-from distribax.cli.bench.figures import Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 PROCESSES = 2
 # The two processes are meant for two cores: each library gets one thread a process to compute.
@@ -39,7 +39,7 @@ def sides(batch_size: int) -> list[Side]:
     ]
 
 
-def step(settings: Settings) -> Report:
+def step(settings: BenchSettings) -> Report:
     comparison = Comparison(
         f"{PROCESSES} processes; ratios of time, distribax = 1",
         hand=HAND,
@@ -50,12 +50,12 @@ def step(settings: Settings) -> Report:
     return comparison.measure("multi_worker", sides, 21, settings)
 
 
-def packing(settings: Settings) -> Report:
+def packing(settings: BenchSettings) -> Report:
     """Up to which size does a tensor belong in a pack? The answer sets distribax's default."""
     report = Report("multi_worker_packing")
     ways = [f"{name} {limits}" for name in ("all-reduce", "exchange") for limits in PACKS]
     for pool in POOLS:
-        table = Table(
+        table = ReportTable(
             f"{PROCESSES} processes, pools of {pool}; time to sum all tensors of a mix, each by an "
             "all-reduce, and relative to that otherwise (KiB of a tensor in a pack, and of a pack)",
             ["mix (count x elements)", f"{ways[0]}, µs [quartiles]", *ways[1:]],
@@ -72,6 +72,8 @@ def packing(settings: Settings) -> Report:
             continue
         for mix in MIXES:
             base = samples[f"{mix} {ways[0]}"]
-            others = [f"{ratio(samples[f'{mix} {way}'], base).median:.2f}" for way in ways[1:]]
+            others = [
+                f"{compute_ratio(samples[f'{mix} {way}'], base).median:.2f}" for way in ways[1:]
+            ]
             table.rows.append([mix, Spread.of(base).show(1e6, 0), *others])
     return report

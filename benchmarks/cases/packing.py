@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.cases.comparison import samples_of_ways
-from distribax.cli.bench.figures import Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side
 
 REPLICAS = (2, 4, 8)
 WAYS = ("tuple", "separate", "packed", "packed-small")
@@ -21,9 +21,9 @@ MIXES = (
 )
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("packing")
-    table = Table(
+    table = ReportTable(
         "time to sum all tensors of a mix, as a tuple and, relative to that, otherwise",
         ["mix (count x elements)", "replicas", "tuple, µs [quartiles]", *WAYS[1:]],
     )
@@ -40,6 +40,6 @@ def run(settings: Settings) -> Report:
             continue
         for mix in MIXES:
             base = samples[f"{mix} tuple"]
-            others = [ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
+            others = [compute_ratio(samples[f"{mix} {way}"], base).show() for way in WAYS[1:]]
             table.rows.append([mix, str(replicas), Spread.of(base).show(1e6, 0), *others])
     return report

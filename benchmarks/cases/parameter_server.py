@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Outcome, Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side, interleave
 
 OURS = "distribax"
 COMPILED = "distribax, dx.function"
@@ -39,7 +39,7 @@ def _tensorflow(name: str, work: str, *arguments: str) -> Side:
     return Side(name, "ps_tensorflow", given, peer="tensorflow", environment=QUIET)
 
 
-def mlp(settings: Settings) -> Report:
+def mlp(settings: BenchSettings) -> Report:
     """Steps of the MLP per second, through `coordinator.schedule`."""
     report = Report("ps_mlp")
     sides = [Side(OURS, "ps_distribax", ("--work", "mlp"))]
@@ -51,7 +51,7 @@ def mlp(settings: Settings) -> Report:
     return report
 
 
-def trivial(settings: Settings) -> Report:
+def trivial(settings: BenchSettings) -> Report:
     """Functions that do nothing, per second."""
     report = Report("ps_trivial")
     sides = [
@@ -67,7 +67,7 @@ def trivial(settings: Settings) -> Report:
     return report
 
 
-def embedding(settings: Settings) -> Report:
+def embedding(settings: BenchSettings) -> Report:
     """Steps that look up and update 4,096 rows of a table of two sizes."""
     report = Report("ps_embedding")
     small, large = NUM_ROWS
@@ -82,7 +82,7 @@ def embedding(settings: Settings) -> Report:
     report.tables.append(_table("4,096 rows of 64 numbers a step, 2 servers", "steps/s", outcome))
     names = [_sized(OURS, rows) for rows in (large, small)]
     if all(name in outcome.seconds for name in names):
-        growth = ratio(*(outcome.seconds[name] for name in names)).median
+        growth = compute_ratio(*(outcome.seconds[name] for name in names)).median
         what = f"time a step, {large:,} rows against {small:,}"
         report.claims.append(Claim(what, growth, "<=", MAX_GROWTH, "x"))
     for rows in NUM_ROWS:
@@ -98,31 +98,31 @@ def _sized(name: str, rows: int) -> str:
 def _measured(
     report: Report,
     sides: Sequence[Side],
-    settings: Settings,
+    settings: BenchSettings,
     *,
     steps: int,
     rounds: tuple[int, int],
-) -> Outcome:
+) -> Measurement:
     outcome = interleave(sides, steps=steps, rounds=settings.pick(*rounds), warmup=steps)
     report.failures += outcome.failures
     report.samples = outcome.seconds
     return outcome
 
 
-def _table(title: str, rate: str, outcome: Outcome) -> Table:
+def _table(title: str, rate: str, outcome: Measurement) -> ReportTable:
     first = next(iter(outcome.seconds), "")
     columns = ["side", "ms, quartiles", rate, f"time against {first}, quartiles"]
-    table = Table(title, columns)
+    table = ReportTable(title, columns)
     for name, seconds in outcome.seconds.items():
         spread = Spread.of(seconds)
-        against = ratio(seconds, outcome.seconds[first]).show()
+        against = compute_ratio(seconds, outcome.seconds[first]).show()
         table.rows.append([name, spread.show(1e3, 3), f"{1 / spread.median:,.0f}", against])
     return table
 
 
 def _claims(
     what: str,
-    outcome: Outcome,
+    outcome: Measurement,
     ours: str,
     minimum: float,
     others: Mapping[str, float] | None = None,
@@ -132,7 +132,7 @@ def _claims(
     return [
         Claim(
             f"{ours}, {what} against {name}",
-            ratio(times, seconds[ours]).median,
+            compute_ratio(times, seconds[ours]).median,
             ">=",
             (others or {}).get(name, minimum),
             "x",
@@ -142,7 +142,7 @@ def _claims(
     ]
 
 
-def _disagreements(outcome: Outcome, figure: str, names: set[str] | None = None) -> list[str]:
+def _disagreements(outcome: Measurement, figure: str, names: set[str] | None = None) -> list[str]:
     """Sides that did not arrive at about the same figure have not done the same work."""
     found = {
         name: answer[figure]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.cases.mlp_step import POOL, REPLICAS
 from benchmarks.fresh_processes import fresh
-from distribax.cli.bench.figures import Claim, Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Settings, Side, interleave
+from distribax.cli.bench.figures import Claim, Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Side, interleave
 
 FULL = 256
 UNEVEN = (255, 161)
@@ -42,7 +42,7 @@ def _name(what: str, batch_size: int) -> str:
     return f"{what}, {batch_size} examples"
 
 
-def run(settings: Settings) -> Report:
+def run(settings: BenchSettings) -> Report:
     report = Report("uneven_batch")
     sizes = (FULL, *UNEVEN)
     sides = [side for size in sizes for side in _sides(size)]
@@ -53,7 +53,7 @@ def run(settings: Settings) -> Report:
     )
     report.failures += [*steps.failures, *first.failures]
     report.samples.update(steps=steps.seconds, first_call=first.seconds)
-    table = Table(
+    table = ReportTable(
         f"{REPLICAS} replicas; time for an example, that of a full batch = 1",
         ["side", *(f"{size} examples, ms [quartiles]" for size in sizes), "ratios"],
     )
@@ -65,19 +65,19 @@ def run(settings: Settings) -> Report:
         for size, seconds in zip(UNEVEN, times[1:], strict=True):
             if seconds is None or times[0] is None:
                 continue
-            value = ratio(seconds, times[0]).median * FULL / size
+            value = compute_ratio(seconds, times[0]).median * FULL / size
             ratios.append(f"{value:.2f}")
             if what in MODULES:
                 claim = f"{what}, an example of {size} against one of {FULL}"
                 report.claims.append(Claim(claim, value, "<=", MAX_PER_EXAMPLE, "x"))
             ours = steps.seconds.get(_name(OURS, size))
             if what in TENSORFLOW and ours is not None:
-                faster = ratio(seconds, ours).median
+                faster = compute_ratio(seconds, ours).median
                 claim = f"examples/s against {what}, {size} examples"
                 report.claims.append(Claim(claim, faster, ">=", MIN_TENSORFLOW, "x"))
         row[-1] = ", ".join(ratios)
         table.rows.append(row)
-    table = Table(f"first call with {UNEVEN[0]} examples", ["side", "ms [quartiles]"])
+    table = ReportTable(f"first call with {UNEVEN[0]} examples", ["side", "ms [quartiles]"])
     report.tables.append(table)
     for name, seconds in first.seconds.items():
         table.rows.append([name, Spread.of(seconds).show(1e3, 0)])

@@ -11,6 +11,7 @@ from distribax.cluster import KubernetesClusterResolver as KubernetesClusterReso
 from distribax.cluster import SimpleClusterResolver as SimpleClusterResolver
 from distribax.cluster import SlurmClusterResolver as SlurmClusterResolver
 from distribax.cluster import TFConfigClusterResolver as TFConfigClusterResolver
+from distribax.cluster import TPUClusterResolver as TPUClusterResolver
 from distribax.cluster import UnionResolver as UnionResolver
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
+    "TPUClusterResolver",
     "UnionResolver",
 ]

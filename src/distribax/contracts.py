@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -63,6 +63,15 @@ class State(Hashable, Protocol):
 
     def store_program_value(self, value: Any) -> None:
         """Keeps what a compiled program has returned."""
+
+
+@runtime_checkable
+class OnDevices(Protocol):
+    """Something that is on some devices: a variable, for example."""
+
+    @property
+    def devices(self) -> Sequence[str | jax.Device]:
+        """The devices of this process that have it."""
 
 
 class Table(Hashable, Protocol):
@@ -398,6 +407,7 @@ class ServingExtended(Extended, Protocol):
         """Returns the placement of a variable that exists already."""
 
 
+@runtime_checkable
 class Strategy(Hashable, Protocol):
     """What lower layers ask a strategy."""
 

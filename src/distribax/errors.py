@@ -185,7 +185,7 @@ class ParameterServerUnreachableError(DetailedError, ConnectionError):
     def __init__(self, server: int, endpoint: str, seconds: float, reason: str) -> None:
         super().__init__(
             f"parameter server {server} ({endpoint or 'at an unknown address'}) did not answer "
-            f"within {seconds:g} s; the last trouble: {reason}. Is its process running, and can "
+            f"within {seconds:g} s; the last error: {reason}. Is its process running, and can "
             "its address be reached from here? The time is the parameter client's `timeout`, which "
             "DISTRIBAX_SERVER_ANSWER_SECONDS sets for strategies."
         )

@@ -116,7 +116,7 @@ class CommunicationOptions:
             reduced. 0 sets no limit.
         timeout_seconds: How many seconds a collective over several workers may wait for one that
             is late, before all of them end. None is what DISTRIBAX_COLLECTIVE_TIMEOUT says, or
-            1800. That of the strategy counts for compiled functions.
+            1800. For compiled functions, the strategy's options decide.
         implementation: Which library carries the bytes.
     """
 
@@ -194,7 +194,7 @@ PEER_LOST_EXIT_CODE: Final = 43
 """With this code a worker ends that has lost another one: start all from the last checkpoint."""
 
 COLLECTIVE_ERROR_EXIT_CODE: Final = 44
-"""With this code workers end that do not make the same calls together: mend the program."""
+"""With this code workers end that do not make the same calls together: fix the program."""
 
 
 def is_python_number(value: object) -> bool:

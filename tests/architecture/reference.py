@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
@@ -75,12 +76,19 @@ def find_gaps(name: str, value: type | FunctionType) -> Iterator[str]:
             continue
         if isinstance(member, staticmethod | classmethod):
             member = member.__func__
-        if isinstance(member, property) and not member.__doc__:
-            yield f"{name}.{attribute}: no docstring"
+        if isinstance(member, property) and isinstance(member.fget, FunctionType):
+            yield from _gaps_of_property(f"{name}.{attribute}", member.fget, member.__doc__ or "")
         if isinstance(member, FunctionType) and member.__module__.startswith("distribax"):
             # An override without words of its own has those of its base.
             doc = inspect.getdoc(getattr(value, attribute)) or ""
             yield from _gaps_of_function(f"{name}.{attribute}", member, doc)
+
+
+def _gaps_of_property(name: str, function: FunctionType, doc: str) -> Iterator[str]:
+    if not doc:
+        yield f"{name}: no docstring"
+    elif "Raises:" not in doc and _raises(function):
+        yield f"{name}: raises, but has no 'Raises:'"
 
 
 def _gaps_of_function(name: str, function: FunctionType, doc: str) -> Iterator[str]:
@@ -92,7 +100,7 @@ def _gaps_of_function(name: str, function: FunctionType, doc: str) -> Iterator[s
     listed = "Args:" in doc or (_is_generated(function) and "Attributes:" in doc)
     if parameters and not listed:
         yield f"{name}: takes {', '.join(parameters)} but has no 'Args:'"
-    elif missing := [p for p in parameters if p not in doc]:
+    elif missing := [p for p in parameters if not re.search(rf"^ *\*{{0,2}}{p}\b.*:", doc, re.M)]:
         yield f"{name}: 'Args:' does not mention {', '.join(missing)}"
     returned = inspect.signature(function).return_annotation
     gives = returned not in (inspect.Signature.empty, None, "None", "Never", "NoReturn")

@@ -114,11 +114,14 @@ def test_ends_with_the_input_and_by_hooks(tmp_path: Path) -> None:
     estimator.train(eval_input_fn)
     assert estimator.get_variable_value("global_step") == 6
     # What a hook returns is an answer only if it is one.
-    others = [lambda step, loss: np.ones(2), lambda step, loss: jnp.ones(()), lambda *_: 1]
+    others = [lambda step, loss: np.ones(2, bool), lambda *_: jnp.ones(()), lambda *_: 1]
     estimator.train(input_fn, [*others, lambda step, loss: np.bool_(step == 8)])
     assert estimator.get_variable_value("global_step") == 8
     assert [path.name for path in tmp_path.glob("model*")] == ["model.ckpt-8"]
     estimator.train(input_fn, max_steps=8)  # Nothing to do.
+    # A comparison with the loss is an array.
+    estimator.train(input_fn, [lambda step, loss: loss < 1e6], steps=3)
+    assert estimator.get_variable_value("global_step") == 9
 
 
 def test_evaluation_inside_of_a_training_leaves_it_as_it_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.environment import QUICK_COMPILATION
 pytestmark = pytest.mark.multiprocess
 
 # Dispatched without waiting, so that the queue of programs fills up: with one thread less than
-# `safe_pool_size` this dead-locks, and XLA ends the process after the time set in XLA_FLAGS.
+# `find_safe_pool_size` this dead-locks, and XLA ends the process after the time set in XLA_FLAGS.
 TRAIN = """
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from distribax import topology
 
 WEIGHTS = 5
-mesh = topology.replica_mesh(devices)
+mesh = topology.make_replica_mesh(devices)
 topology.check_cpu_pool(devices)
 
 @jax.jit

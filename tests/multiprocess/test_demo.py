@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from distribax.cli import main
-from distribax.cli.demo import programs
-from distribax.cli.demo.view import DemoView, EpochFigures, Outcome, draw_bars
+from distribax.cli.demo import demo_programs
+from distribax.cli.demo.view import DemoResult, DemoView, EpochFigures, draw_bars
 from tests.forked import start_forked
 from tests.process_forks import WITH_WORKERS
 
@@ -77,7 +77,7 @@ def test_keras_must_use_jax() -> None:
 def test_workers_that_fail_are_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(programs, "_WORKER_MODULE", "this")
+    monkeypatch.setattr(demo_programs, "_WORKER_MODULE", "this")
     assert main(["demo", "--strategy", "multi-worker"]) == 1
     assert "the workers have reported nothing" in capsys.readouterr().err
 
@@ -95,7 +95,7 @@ def test_terminal_has_a_live_view() -> None:
         for epoch in (1, 2):
             figures = EpochFigures(epoch, 2, 1.0 / epoch, 0.5 * epoch, 1000.0)
             view.tell(EpochFigures.from_line(figures.to_line()))
-    view.report(Outcome(0.9, {"devices": "CPU:0"}), ["docs/guide/x.md"])
+    view.report(DemoResult(0.9, {"devices": "CPU:0"}), ["docs/guide/x.md"])
     shown = stream.getvalue()
     assert "compiling the first step" in shown and "epoch 2 of 2" in shown
     assert "█▁" in shown and "90.0%" in shown and "docs/guide/x.md" in shown

@@ -61,8 +61,8 @@ first, second = engine.start_embedded(2, 1), engine.start_embedded(1, 1)
 assert (dict(os.environ), signal.getsignal(signal.SIGTERM)) == before
 import ray
 
-workers = [start(first.worker_options(i)) for i in range(2)]
-other = start(second.server_options(0))
+workers = [start(first.make_worker_options(i)) for i in range(2)]
+other = start(second.make_server_options(0))
 answers = ray.get([actor.ask.remote() for actor in [*workers, other]], timeout=300)
 named = ray.get_actor("worker-1", namespace=first.namespace)
 assert ray.get(named.ask.remote(), timeout=300) == answers[1]
@@ -77,14 +77,15 @@ first.close()
 first.close()
 rest = ray.get(other.ask.remote(), timeout=300)["pid"]
 await_end(workers[0])
-modes = [path.stat().st_mode & 0o777 for path in second.snapshot_folder().parent.parent.glob("*")]
+folder = second.get_snapshot_folder()
+modes = [path.stat().st_mode & 0o777 for path in folder.parent.parent.glob("*")]
 tell(answers=answers, modes=modes, rest=rest, hosts=sorted({s.laddr.ip for s in sockets}),
-     refused=refused.stderr, folder=str(second.snapshot_folder()), server=second.server_host(0))
+     refused=refused.stderr, folder=str(folder), server=second.get_server_host(0))
 second.close()
 assert not ray.is_initialized()
 
 third = engine.start_embedded()
-ray.get(start(third.worker_options(0)).ask.remote(), timeout=300)
+ray.get(start(third.make_worker_options(0)).ask.remote(), timeout=300)
 """
 )
 
@@ -93,7 +94,7 @@ KILLED = (
     + """
 import ray, signal, time
 e = engine.start_embedded(2, 1)
-workers = [start(e.worker_options(i)) for i in range(2)]
+workers = [start(e.make_worker_options(i)) for i in range(2)]
 pids = [ray.get(worker.ask.remote(), timeout=300)["pid"] for worker in workers]
 os.kill(pids[0], signal.SIGSTOP)
 tell(pids=pids)
@@ -107,9 +108,9 @@ ELSEWHERE = (
 import ray
 address = sys.argv[1]
 e = engine.from_address(address, 1, 1)
-pid = ray.get(start(e.worker_options(0)).ask.remote(), timeout=300)["pid"]
+pid = ray.get(start(e.make_worker_options(0)).ask.remote(), timeout=300)["pid"]
 many = engine.from_address(address, 500, 1)
-tell(cpus=[x.worker_options(0)["num_cpus"] for x in (e, many)], host=e.server_host(0))
+tell(cpus=[x.make_worker_options(0)["num_cpus"] for x in (e, many)], host=e.get_server_host(0))
 try:
     engine.from_address("127.0.0.1:1")
 except RuntimeError as error:
@@ -121,7 +122,7 @@ assert not ray.is_initialized()
 # A connection that the program has made itself is used, and left alone.
 ray.init(address, logging_level="error", log_to_driver=False)
 mine = engine.start_embedded(1, 1)
-worker = start(mine.worker_options(0))
+worker = start(mine.make_worker_options(0))
 ray.get(worker.ask.remote(), timeout=300)
 try:
     engine.from_resolver(engine.detect_resolver())
@@ -129,7 +130,7 @@ except RuntimeError as error:
     tell(error=str(error))
 mine.close()
 await_end(worker)
-tell(initialized=ray.is_initialized(), host=mine.server_host(0))
+tell(initialized=ray.is_initialized(), host=mine.get_server_host(0))
 
 # Nothing that is closed later starts another Ray.
 late = engine.start_embedded(1, 1)

@@ -257,7 +257,19 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
             means.append(mean_of(x))
             steps.append(np.asarray(strategy.experimental_local_results(x)[0]).tolist())
             total += int(strategy.reduce("SUM", strategy.run(lambda v: v.sum(), args=(x,))))
-        tell(steps=steps, total=total, means=means, traces=mean_of.trace_count)
+        def varying_fn(context):
+            # The first batches are whole, as if all were; worker 1 has fewer.
+            size = 8 if context.input_pipeline_id == 0 else 4
+            batches = dx.data.Dataset.range(size).batch(2, drop_remainder=True)
+            return batches.map(lambda x: x[x % 3 != 2])
+
+        varying = [
+            np.asarray(strategy.experimental_local_results(x)[0]).tolist()
+            for x in strategy.distribute_datasets_from_function(varying_fn)
+        ]
+        tell(
+            steps=steps, total=total, means=means, traces=mean_of.trace_count, varying=varying
+        )
         """,
         1,
         compiled=True,
@@ -267,7 +279,31 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
     assert told[0]["traces"] == told[1]["traces"] == 4
     assert told[0]["steps"] == [[0, 1], [2, 3], [4, 5], [6]]
     assert told[1]["steps"] == [[100, 101], [102], [], []]
+    assert told[0]["varying"] == [[0, 1], [3], [4], [6, 7]]
+    assert told[1]["varying"] == [[0, 1], [3], [], []]
     assert told[0]["total"] == told[1]["total"] == 21 + 303
+
+
+def test_addresses_may_be_ipv6() -> None:
+    program = """
+        import jax.numpy as jnp, distribax as dx
+        strategy = dx.MultiWorkerMirroredStrategy()
+        print(strategy.reduce("SUM", strategy.run(lambda: jnp.ones(2)), axis=0))
+    """
+    for result in run_workers(program, 2, host="[::1]"):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[-1] == "4.0"
+    program = """
+        import distribax as dx
+        try:
+            dx.MultiWorkerMirroredStrategy()
+        except RuntimeError as error:
+            print(error)
+    """
+    environment = {"DISTRIBAX_JOIN_TIMEOUT": "1"}
+    (alone,) = run_workers(program, 2, host="[::1]", start=[0], environment=environment)
+    assert alone.stdout.startswith("worker 1 ([::1]:"), alone.stderr
+    assert "did not join within 1 s" in alone.stdout
 
 
 def test_missing_worker_is_named_to_all(tmp_path: Path) -> None:

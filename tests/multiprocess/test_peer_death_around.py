@@ -181,14 +181,19 @@ def test_launcher_shows_the_error_that_came_first(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
-def test_timeout_must_be_positive(seconds: float) -> None:
-    with pytest.raises(ValueError, match=r"peer_timeout_seconds=.*a positive number"):
-        dx.MultiWorkerMirroredStrategy(peer_timeout_seconds=seconds)
+@pytest.mark.parametrize("name", ["join_timeout_seconds", "peer_timeout_seconds"])
+def test_timeout_must_be_positive(name: str, seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}=.*a positive number"):
+        dx.MultiWorkerMirroredStrategy(**{name: seconds})
 
 
-def test_timeout_in_the_environment_must_be_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISTRIBAX_PEER_TIMEOUT", "soon")
-    with pytest.raises(ValueError, match="DISTRIBAX_PEER_TIMEOUT='soon' is not a number"):
+@pytest.mark.parametrize("text", ["soon", "", "0", "inf"])
+@pytest.mark.parametrize("name", ["DISTRIBAX_JOIN_TIMEOUT", "DISTRIBAX_PEER_TIMEOUT"])
+def test_timeout_in_the_environment_must_be_a_number(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"{name}='{text}': expected a number of"):
         dx.MultiWorkerMirroredStrategy()
 
 

@@ -151,13 +151,14 @@ def test_a_head_that_has_failed_leaves_the_snapshots_to_its_successor(
 
 CLOSED_AT_ONCE = """
 import os, pathlib, tempfile
-from distribax.cluster.ray.node_main import Node, NodeLimits, NodeSettings, Program
+from distribax.cluster.ray.node_main import NodeLimits, NodeProcesses, NodeSettings, ParentProgram
 
 limits = NodeLimits(*[5.0] * 6)
 for has_failed in (True, False):
     saved = tempfile.mkdtemp()
     os.environ["DISTRIBAX_SNAPSHOT_FOLDER"] = saved
-    node = Node(NodeSettings("token"), limits, tempfile.mkdtemp(), Program(os.getppid()))
+    program = ParentProgram(os.getppid())
+    node = NodeProcesses(NodeSettings("token"), limits, tempfile.mkdtemp(), program)
     node.has_failed = has_failed
     # As when the program closes the node before the node itself leaves.
     node.leave(is_over=True)

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from distribax.cli.restarts import MAX_SHORT_LIVES, SHORT_LIFE_SECONDS, Decision, RestartPolicy
+from distribax.cli.restarts import (
+    MAX_SHORT_LIVES,
+    SHORT_LIFE_SECONDS,
+    RestartDecision,
+    RestartPolicy,
+)
 from tests.multiprocess.launchers import Start, finish, launchers, lines_of
 from tests.process_forks import WITH_WORKERS
 
@@ -156,19 +161,19 @@ def test_a_preempted_training_goes_on_where_it_was(start: Start) -> None:
 def test_long_lives_are_resumed_for_ever() -> None:
     policy = RestartPolicy(max_restarts=0)
     for _ in range(100):
-        assert policy.decide(42, SHORT_LIFE_SECONDS) is Decision.RESUME
-    assert policy.decide(1, 1e6) is Decision.END
+        assert policy.decide(42, SHORT_LIFE_SECONDS) is RestartDecision.RESUME
+    assert policy.decide(1, 1e6) is RestartDecision.END
 
 
 def test_a_long_life_forgives_the_short_ones_before() -> None:
     policy = RestartPolicy(max_restarts=0)
     for _ in range(3):
         for _ in range(MAX_SHORT_LIVES):
-            assert policy.decide(42, 1.0) is Decision.RESUME
-        assert policy.decide(42, 1e6) is Decision.RESUME
+            assert policy.decide(42, 1.0) is RestartDecision.RESUME
+        assert policy.decide(42, 1e6) is RestartDecision.RESUME
     for _ in range(MAX_SHORT_LIVES):
-        assert policy.decide(42, 1.0) is Decision.RESUME
-    assert policy.decide(42, 1.0) is Decision.END
+        assert policy.decide(42, 1.0) is RestartDecision.RESUME
+    assert policy.decide(42, 1.0) is RestartDecision.END
 
 
 def test_each_failure_counts() -> None:

@@ -26,7 +26,8 @@ class Actor:
 
 e = engine.from_resolver(engine.detect_resolver(), 90)
 import ray
-actors = [ray.remote(Actor).options(**e.worker_options(i)).remote() for i in range(e.num_workers)]
+options = [e.make_worker_options(i) for i in range(e.num_workers)]
+actors = [ray.remote(Actor).options(**each).remote() for each in options]
 pids = ray.get([actor.ask.remote() for actor in actors], timeout=300)
 open(sys.argv[1], "w").write("ready")
 while True:

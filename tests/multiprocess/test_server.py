@@ -45,12 +45,12 @@ servers = [dx.Server(spec, "worker", 0), dx.Server(spec, job_name="ps")]
 servers[0].start()
 e = engine.from_resolver(SimpleClusterResolver(spec), 90)
 import ray
-actors = [start(e.worker_options(0)), start(e.server_options(0))]
+actors = [start(e.make_worker_options(0)), start(e.make_server_options(0))]
 places = [ray.get(actor.ask.remote(), timeout=300)["folder"] for actor in actors]
 mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
 sockets = [c for p in mine for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 tell(target=servers[0].target, places=places, hosts=sorted({s.laddr.ip for s in sockets}),
-     own=str(e.snapshot_folder()), early=[server.join(0.1) for server in servers])
+     own=str(e.get_snapshot_folder()), early=[server.join(0.1) for server in servers])
 e.close()
 tell(ended=[server.join(30) for server in servers])
 with dx.Server.create_local_server() as local:
@@ -63,7 +63,7 @@ CHIEF = (
     + """
 import ray
 e = engine.from_resolver(engine.detect_resolver(), 90)
-worker = start(e.worker_options(0))
+worker = start(e.make_worker_options(0))
 first = ray.get(worker.ask.remote(), timeout=300)
 tell(folder=first["folder"])
 sys.stdin.readline()

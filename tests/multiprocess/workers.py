@@ -23,6 +23,7 @@ def run_workers(
     timeout: float | None = None,
     start: Sequence[int] | None = None,
     environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
 ) -> list[WorkerResult]:
     """Runs a program in every worker of a cluster, and waits for all, as `dx.testing` does.
 
@@ -33,11 +34,12 @@ def run_workers(
             default, the test's own timeout is the bound.
         start: The workers to start, by default all; the others are missing.
         environment: Environment variables for all workers, in addition to those of this process.
+        host: The address of all workers.
 
     Returns:
         How each of the workers has ended.
     """
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
+    addresses = [f"{host}:{port}" for port in free_ports(num_workers)]
     processes: dict[int, ForkedProcess] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

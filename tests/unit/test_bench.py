@@ -15,7 +15,7 @@ from distribax.cli.bench.cases.case import Case, Contest, select_available
 from distribax.cli.bench.cases.steps import SCALING
 from distribax.cli.bench.charts import Chart, Point, Series, draw, format_bytes, format_value
 from distribax.cli.bench.figures import Report
-from distribax.cli.bench.harness import Outcome, Settings, Side
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side
 from tests.conftest import RunFresh
 
 SIDE = """
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _plan(settings: Settings, folder: str) -> list[Contest]:
+def _plan(settings: BenchSettings, folder: str) -> list[Contest]:
     sides = [
         Side("one", "small"),
         Side("two", "small"),
@@ -52,7 +52,7 @@ def test_sides_take_turns_and_the_report_is_read_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = Case("small", "a small case", _plan)
-    assert case.count_turns(Settings()) == 4 + 2
+    assert case.count_turns(BenchSettings()) == 4 + 2
     monkeypatch.setattr(command, "CASES", {"small": case})
     monkeypatch.setenv(peer_libraries.FOLDER_VARIABLE, str(folder / "peers"))
     files = [folder / "out" / name for name in ("b.json", "b.html", "b.svg")]
@@ -114,7 +114,7 @@ def test_a_library_has_one_colour_in_all_charts() -> None:
 def test_what_was_measured_before_ctrl_c_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(report: Report, contest: Contest, outcome: Outcome) -> None:
+    def stop(report: Report, contest: Contest, outcome: Measurement) -> None:
         raise KeyboardInterrupt
 
     first = Case("first", "one", lambda settings, folder: [])
@@ -146,12 +146,12 @@ def test_peers_are_found_and_others_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(peer_libraries.FOLDER_VARIABLE, str(tmp_path))
-    assert peer_libraries.python_of("no_such_library") is None
+    assert peer_libraries.find_python("no_such_library") is None
     (tmp_path / "no_such_library").mkdir()
     (tmp_path / "no_such_library" / "requirements.txt").write_text("x")
     made = tmp_path / "no_such_library" / "bin" / "python"
-    assert peer_libraries.python_of("no_such_library") == made
-    assert peer_libraries.python_of("json") is not None, "this interpreter has it"
+    assert peer_libraries.find_python("no_such_library") == made
+    assert peer_libraries.find_python("json") is not None, "this interpreter has it"
     sides = [Side("a", "small"), Side("b", "small", peer="other_library")]
     assert [side.name for side in select_available(sides)] == ["a"]
     with pytest.raises(ValueError, match="unknown peer 'pandas'"):
@@ -159,7 +159,7 @@ def test_peers_are_found_and_others_refused(
     monkeypatch.delenv(peer_libraries.FOLDER_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert peer_libraries.find_folder() == tmp_path / "cache" / "distribax" / "peers"
-    assert SCALING.count_turns(Settings(quick=True, max_devices=4)) == 2 * 3 + 3
+    assert SCALING.count_turns(BenchSettings(quick=True, max_devices=4)) == 2 * 3 + 3
 
 
 @pytest.mark.multiprocess

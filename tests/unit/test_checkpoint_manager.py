@@ -37,6 +37,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert float(v) == 10.0
 
 
+def test_what_was_saved_is_written_without_waiting_for_it(tmp_path: Path) -> None:
+    v = dx.Variable(3.0)
+    checkpoint = dx.Checkpoint(v=v)
+    manager = dx.CheckpointManager(checkpoint, tmp_path, max_to_keep=1)
+    path = manager.save()
+    before = sorted(tmp_path.rglob("*"))
+    manager.sync()
+    checkpoint.sync()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert dx.train.latest_checkpoint(tmp_path) == path
+
+
 def test_one_for_some_hours_is_kept_for_good(tmp_path: Path) -> None:
     """With arguments in TensorFlow's order, and its options; a restart does not forget."""
     checkpoint, start = dx.Checkpoint(v=dx.Variable(0.0)), time.time()

@@ -20,6 +20,7 @@ from distribax.cli.checks import clocks, devices, memory, ray_parts
 from distribax.cluster.peers.cluster_secret import SECRET_VARIABLE
 from distribax.cluster.ray import ports
 from distribax.cluster.spec.address import Address
+from distribax.cluster.spec.host_address import listen
 from tests.forked import start_forked
 
 _VARIABLES = ("TF_CONFIG", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -132,11 +133,12 @@ def test_running_from_source_is_a_warning(
     assert findings["versions grain"]["value"] == "1.2 (tested: not known)"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_cluster_of_the_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    host: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with listen(host.strip("[]"), 0) as server:
+        address = f"{host}:{server.getsockname()[1]}"
         set_task(monkeypatch, address)
         code, findings = diagnose(capsys)
         assert code == 1
@@ -285,12 +287,15 @@ def test_shared_memory_files_ports_and_ray_are_judged(
     assert not any(name.startswith("ray ") or name == "network ports" for name in findings)
 
 
-def test_two_machines_compare_clocks_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    program = "from distribax.cli import main\nmain(['doctor', '--listen', '127.0.0.1:0'])"
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_two_machines_compare_clocks_and_versions(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = f"from distribax.cli import main\nmain(['doctor', '--listen', '{host}:0'])"
     listener = start_forked(program, os.environ)
     try:
         assert listener.stdout is not None
-        peer = f"127.0.0.1:{listener.stdout.readline().rpartition(':')[2].strip()}"
+        peer = f"{host}:{listener.stdout.readline().rpartition(':')[2].strip()}"
         code = main(["doctor", "--json", "--peer", peer])
         told = json.loads(capsys.readouterr().out)
         listener.send_signal(signal.SIGINT)

@@ -12,13 +12,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from distribax import jax_private
-from distribax.topology import REPLICA_AXIS, replica_mesh
+from distribax.topology import REPLICA_AXIS, make_replica_mesh
 
 SPLIT, SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
 
 def _mesh() -> jax.sharding.Mesh:
-    return replica_mesh(jax.devices()[:2])
+    return make_replica_mesh(jax.devices()[:2])
 
 
 def test_out_specs_are_read_after_the_body_is_traced() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import distribax as dx
 from distribax import progress
+from distribax.cluster.peers import meeting
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member, meet
 from distribax.coordinator.progress import View, make_view
 from distribax.progress import modes, waits
@@ -32,7 +33,7 @@ class Terminal(io.StringIO):
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "SHOW_AFTER_SECONDS", 0.01)
     monkeypatch.setattr(waits, "_REDRAW_SECONDS", 0.01)
-    monkeypatch.setattr(modes, "_chosen", [])
+    monkeypatch.setattr(modes, "_chosen", None)
     monkeypatch.delenv(modes.PROGRESS_VARIABLE, raising=False)
 
 
@@ -78,7 +79,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(make_view("auto", terminal)) is View, "nor is a coordinator's work shown"
     with pytest.raises(ValueError, match=r"set_progress\(mode\)='loud' is not known"):
         dx.set_progress("loud")
-    monkeypatch.setattr(modes, "_chosen", [])
+    monkeypatch.setattr(modes, "_chosen", None)
     monkeypatch.setenv(modes.PROGRESS_VARIABLE, "loud")
     with pytest.raises(ValueError, match="DISTRIBAX_PROGRESS='loud' is not known"):
         dx.get_progress()
@@ -124,7 +125,10 @@ def test_compiling_saving_and_restoring_are_shown(
         assert f"{doing} {path}"[:60] in terminal.getvalue()
 
 
-def test_joining_shows_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_shows_who_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "_REMIND_SECONDS", 1.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     first, second = free_ports(2)
@@ -133,6 +137,8 @@ def test_joining_shows_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         meet(members, 0, 4.0, "cluster", 20.0)
     shown = f"joining the cluster: waiting for worker 1 (127.0.0.1:{second}), "
     assert shown in terminal.getvalue()
+    # Where there is no terminal, the log has it now and then.
+    assert f"waiting for worker 1 (127.0.0.1:{second}) to join, for at most" in caplog.text
 
 
 def test_a_stopped_terminal_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,11 @@ def test_names_of_one_device(name: str) -> None:
     assert device == jax.local_devices(backend="cpu")[3]
     assert topology.resolve_device(device) is device
     assert topology.device_name(device) == FULL.format(3)
-    assert topology.canonical_name(name) == topology.canonical_name(device) == FULL.format(3)
+    assert (
+        topology.complete_device_name(name)
+        == topology.complete_device_name(device)
+        == FULL.format(3)
+    )
 
 
 def test_a_platform_alone_is_its_first_device() -> None:
@@ -56,7 +60,7 @@ def test_a_platform_alone_is_its_first_device() -> None:
     ],
 )
 def test_canonical_name_of_a_device_that_need_not_exist(name: str, canonical: str) -> None:
-    assert topology.canonical_name(name) == canonical
+    assert topology.complete_device_name(name) == canonical
 
 
 @pytest.mark.parametrize("name", ["", "x", "CPU:", "CPU:x", "CPU:-1", "CPU:0:1", "NPU:0", "/job:a"])
@@ -137,7 +141,7 @@ def test_device_of_wrong_type(device: Any) -> None:
     with pytest.raises(TypeError, match="Expected a device name"):
         topology.resolve_devices([device])
     with pytest.raises(TypeError, match="Expected a device name"):
-        topology.canonical_name(device)
+        topology.complete_device_name(device)
 
 
 @pytest.mark.parametrize("devices", [None, [], ()])
@@ -201,7 +205,7 @@ def test_number_of_virtual_devices_must_be_an_int(number: Any) -> None:
 
 def test_mesh_has_one_axis_and_keeps_the_order() -> None:
     devices = topology.resolve_devices(["CPU:3", "CPU:1"])
-    mesh = topology.replica_mesh(devices)
+    mesh = topology.make_replica_mesh(devices)
     assert mesh.axis_names == (topology.REPLICA_AXIS,) == ("replica",)
     assert tuple(mesh.devices) == devices
     assert mesh.axis_types == (jax.sharding.AxisType.Auto,)
@@ -209,13 +213,13 @@ def test_mesh_has_one_axis_and_keeps_the_order() -> None:
 
 def test_mesh_of_no_devices() -> None:
     with pytest.raises(ValueError, match="needs at least one"):
-        topology.replica_mesh([])
+        topology.make_replica_mesh([])
 
 
 def test_pool_serves_the_devices_of_the_tests() -> None:
     topology.check_cpu_pool(topology.resolve_devices())
     threads = jax_private.count_cpu_pool_threads()
-    assert threads is None or threads >= topology.safe_pool_size(8) == 16
+    assert threads is None or threads >= topology.find_safe_pool_size(8) == 16
 
 
 def test_pool_is_judged_by_the_environment_where_threads_cannot_be_counted(

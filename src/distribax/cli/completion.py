@@ -69,7 +69,7 @@ def _read_commands(
             tuple(
                 _Option(
                     tuple(action.option_strings),
-                    _first_sentence(action.help or ""),
+                    _find_first_sentence(action.help or ""),
                     action.nargs != 0,
                     tuple(map(str, action.choices or ())),
                 )
@@ -87,7 +87,7 @@ def _read_commands(
     ]
 
 
-def _first_sentence(text: str) -> str:
+def _find_first_sentence(text: str) -> str:
     return text.replace("%%", "%").partition(";")[0].partition(": ")[0]
 
 

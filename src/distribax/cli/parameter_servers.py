@@ -15,7 +15,7 @@ from typing import Final
 
 from distribax.cli.launch import Launch
 from distribax.cli.restarts import ShortLives
-from distribax.cli.task_processes import Failure, ProcessSet, TaskProcess
+from distribax.cli.task_processes import ProcessSet, TaskFailure, TaskProcess
 from distribax.cluster.ray.cluster_token import find_token, make_token, make_token_environment
 
 _SERVER_MAIN: Final = str(Path(__file__).with_name("server_main.py"))
@@ -52,7 +52,7 @@ class _Task:
 
 def run_cluster(
     launch: Launch, restart: int, stops: Sequence[int], say: Callable[[str], None]
-) -> Failure | None:
+) -> TaskFailure | None:
     """Runs the script as the coordinator of a cluster.
 
     Args:
@@ -90,7 +90,7 @@ def _watch(
     processes: ProcessSet,
     stops: Sequence[int],
     say: Callable[[str], None],
-) -> Failure | None:
+) -> TaskFailure | None:
     """Restarts dead servers until the chief has ended; returns the failure that ends them all."""
     while not stops:
         processes.pump()

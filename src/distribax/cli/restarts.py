@@ -14,7 +14,7 @@ MAX_SHORT_LIVES: Final = 3
 """A program that is interrupted more often in a row, each time soon after its start, has failed."""
 
 
-class Decision(enum.Enum):
+class RestartDecision(enum.Enum):
     """What to do when a worker has ended with an exit code other than 0."""
 
     RESUME = enum.auto()  # Start again: the program was told to stop, and has saved.
@@ -47,9 +47,9 @@ class RestartPolicy:
     Example:
         >>> policy = RestartPolicy(max_restarts=1)
         >>> policy.decide(42, seconds=3600), policy.decide(1, seconds=3600)
-        (<Decision.RESUME: 1>, <Decision.RETRY: 2>)
+        (<RestartDecision.RESUME: 1>, <RestartDecision.RETRY: 2>)
         >>> policy.decide(1, seconds=3600)
-        <Decision.END: 3>
+        <RestartDecision.END: 3>
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -57,7 +57,7 @@ class RestartPolicy:
         self.retries = 0
         self._short_lives = ShortLives()
 
-    def decide(self, exit_code: int, seconds: float) -> Decision:
+    def decide(self, exit_code: int, seconds: float) -> RestartDecision:
         """Returns what to do next.
 
         Args:
@@ -65,8 +65,8 @@ class RestartPolicy:
             seconds: How long ago the workers were started.
         """
         if exit_code == RESTARTABLE_EXIT_CODE and not self._short_lives.add(seconds):
-            return Decision.RESUME
+            return RestartDecision.RESUME
         if self.retries == self.max_restarts:
-            return Decision.END
+            return RestartDecision.END
         self.retries += 1
-        return Decision.RETRY
+        return RestartDecision.RETRY

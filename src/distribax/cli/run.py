@@ -18,10 +18,10 @@ from distribax.cli.parameter_servers import run_cluster
 from distribax.cli.restarts import (
     MAX_SHORT_LIVES,
     SHORT_LIFE_SECONDS,
-    Decision,
+    RestartDecision,
     RestartPolicy,
 )
-from distribax.cli.task_processes import Failure, run_workers
+from distribax.cli.task_processes import TaskFailure, run_workers
 from distribax.cluster.peers.cluster_secret import SECRET_FILE_VARIABLE, find_secret
 from distribax.cluster.spec.host_address import is_loopback
 from distribax.types import RESTARTABLE_EXIT_CODE
@@ -157,7 +157,7 @@ def _run_with_restarts(launch: Launch, stops: Sequence[int]) -> int:
         if failure is None:
             return 0
         decision = policy.decide(failure.exit_code, time.monotonic() - started)
-        if decision is Decision.RESUME:
+        if decision is RestartDecision.RESUME:
             _say(
                 f"{failure.name} was told to stop (exit code {failure.exit_code}); starting all "
                 "workers again"
@@ -169,13 +169,13 @@ def _run_with_restarts(launch: Launch, stops: Sequence[int]) -> int:
                 f"the workers have asked for a restart more than {MAX_SHORT_LIVES} times in a row, "
                 f"each time within {SHORT_LIFE_SECONDS:g} s of their start: this is a failure"
             )
-        if decision is Decision.END:
+        if decision is RestartDecision.END:
             return failure.exit_code
         _say(f"starting all workers again (restart {policy.retries} of {policy.max_restarts})")
     raise AssertionError("the loop has no end of its own")
 
 
-def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> Failure | None:
+def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> TaskFailure | None:
     if launch.ps:
         return run_cluster(launch, restart, stops, _say)
     return run_workers(
@@ -187,7 +187,7 @@ def _run_once(launch: Launch, restart: int, stops: Sequence[int]) -> Failure | N
     )
 
 
-def _report(failure: Failure) -> None:
+def _report(failure: TaskFailure) -> None:
     if failure.others:
         _say(f"at the same time: {', '.join(failure.others)}")
     if not failure.tail:

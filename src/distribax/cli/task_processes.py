@@ -56,7 +56,7 @@ class FailureKind(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """How a process has failed.
 
     Attributes:
@@ -210,7 +210,7 @@ class TaskProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def find_failure(self) -> Failure | None:
+    def find_failure(self) -> TaskFailure | None:
         """Returns how the process has failed, if it has reported a failure or has ended."""
         with contextlib.suppress(OSError):
             received = self.connection.recv(64)
@@ -233,13 +233,13 @@ class TaskProcess:
 
     def _make_failure(
         self, code: int, kind: FailureKind, reason: str = "", nanoseconds: int = 0
-    ) -> Failure:
+    ) -> TaskFailure:
         self.err.pump()
         reason = reason or f"exit code {code}"
         if code == PEER_LOST_EXIT_CODE:
             kind, reason = FailureKind.LOST_PEER, f"{reason}: it has lost another worker"
         tail = _select_last_lines(self.err.tail)
-        return Failure(self.name, code, reason, tail, kind, nanoseconds)
+        return TaskFailure(self.name, code, reason, tail, kind, nanoseconds)
 
     def close(self) -> None:
         """Waits for the process, which has ended or was killed, and passes on its last output."""
@@ -302,7 +302,7 @@ class ProcessSet:
             if not key.data.pump():
                 self._selector.unregister(key.fileobj)
 
-    def find_first_failure(self) -> Failure | None:
+    def find_first_failure(self) -> TaskFailure | None:
         """Returns the failure; the likeliest cause if there are several."""
         failures = [failure for each in self._processes if (failure := each.find_failure())]
         if not failures:
@@ -310,7 +310,7 @@ class ProcessSet:
         first, *others = sorted(failures, key=lambda each: (each.kind, each.nanoseconds))
         return replace(first, others=tuple(map(str, others)))
 
-    def find_cause(self, failure: Failure) -> Failure:
+    def find_cause(self, failure: TaskFailure) -> TaskFailure:
         """Waits a moment for the failure that has caused this one; returns the likeliest cause."""
         deadline = time.monotonic() + _CAUSE_SECONDS
         while self._may_be_consequence(failure) and not self._stops:
@@ -321,7 +321,7 @@ class ProcessSet:
             failure = self.find_first_failure() or failure
         return failure
 
-    def _may_be_consequence(self, failure: Failure) -> bool:
+    def _may_be_consequence(self, failure: TaskFailure) -> bool:
         if failure.kind is FailureKind.DIED:
             return False
         is_lost = failure.kind is FailureKind.LOST_PEER
@@ -361,7 +361,7 @@ def run_workers(
     grace_seconds: float,
     stops: Sequence[int],
     target: OutputTarget,
-) -> Failure | None:
+) -> TaskFailure | None:
     """Runs the command in all workers until all have ended, one has failed, or a signal comes.
 
     Workers that are still running then are told to end (SIGTERM), and killed if they have not ended
@@ -382,7 +382,7 @@ def run_workers(
     with ProcessSet(stops) as workers:
         for worker_id, environment in environments.items():
             workers.add(TaskProcess(f"worker {worker_id}", command, environment, target))
-        failure: Failure | None = None
+        failure: TaskFailure | None = None
         while failure is None and not stops and not workers.have_all_ended():
             workers.pump()
             failure = workers.find_first_failure()

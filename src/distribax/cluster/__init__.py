@@ -17,9 +17,10 @@ from distribax.cluster.resolvers.resolver import ClusterResolver as ClusterResol
 from distribax.cluster.resolvers.simple import SimpleClusterResolver as SimpleClusterResolver
 from distribax.cluster.resolvers.slurm.slurm import SlurmClusterResolver as SlurmClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver as TFConfigClusterResolver
+from distribax.cluster.resolvers.tpu import TPUClusterResolver as TPUClusterResolver
 from distribax.cluster.resolvers.union import UnionResolver as UnionResolver
 from distribax.cluster.spec.cluster_def import ClusterDef as ClusterDef
 from distribax.cluster.spec.cluster_def import JobDef as JobDef
 from distribax.cluster.spec.cluster_def import ServerDef as ServerDef
 from distribax.cluster.spec.cluster_spec import ClusterSpec as ClusterSpec
-from distribax.cluster.spec.roles import training_tasks as training_tasks
+from distribax.cluster.spec.roles import list_training_tasks as list_training_tasks

@@ -15,17 +15,17 @@ from distribax import jax_private
 from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     check_same_shape,
-    divide,
+    finish,
     mirror,
+    prepare,
     resolve_destinations,
     sum_on_one_device,
-    widen,
 )
 from distribax.collectives.exchange import can_exchange, sum_by_exchange
 from distribax.collectives.packing import PackLimits, choose_pack_limits, reduce_packed
-from distribax.topology import REPLICA_AXIS, launch_lock, local_devices
+from distribax.topology import REPLICA_AXIS, launch_lock, list_local_devices
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import Global, Local, Mirrored, PerReplica, settle
+from distribax.values import Global, Local, Mirrored, PerReplica, find_dtype, settle
 
 
 class AllReduce(CrossDeviceOps):
@@ -77,15 +77,18 @@ class AllReduce(CrossDeviceOps):
             own = [jax_private.to_varying(value, REPLICA_AXIS) for value in values]
             return self.sum_in_program(own, mesh)
 
-        values = [jnp.asarray(widen(value, reduce_op)) for value in values]
+        ready = [jnp.asarray(prepare(value, reduce_op)) for value in values]
         if self.num_packs == 0:
-            sums = add_up(values)
+            sums = add_up(ready)
         else:
             limits = choose_pack_limits(mesh)
             if options.bytes_per_pack:
                 limits = PackLimits(limits.tensor, options.bytes_per_pack)
-            sums = reduce_packed(values, add_up, limits)
-        return [divide(value, reduce_op, mesh.size) for value in sums]
+            sums = reduce_packed(ready, add_up, limits)
+        return [
+            finish(total, reduce_op, mesh.size, jnp.result_type(value))
+            for total, value in zip(sums, values, strict=True)
+        ]
 
     @override
     def reduce_implementation(
@@ -120,10 +123,13 @@ class AllReduce(CrossDeviceOps):
             # The values are not spread over a mesh (Python numbers, several on one device).
             return [
                 mirror(
-                    divide(
-                        sum_on_one_device([widen(each, reduce_op) for each in value.values], None),
+                    finish(
+                        sum_on_one_device(
+                            [prepare(each, reduce_op) for each in value.values], None
+                        ),
                         reduce_op,
                         len(value.values),
+                        find_dtype(value.layout),
                     ),
                     destinations,
                 )
@@ -193,7 +199,7 @@ def _place(result: Global, destinations: object) -> Mirrored:
     if destinations is None or jax_private.is_tracer(result.array):
         return Mirrored.of(result)
     devices = resolve_destinations(destinations)
-    if devices == local_devices(result.mesh):
+    if devices == list_local_devices(result.mesh):
         return Mirrored.of(result)
     # From the copy that is on the device already, if there is one.
     near = {piece.device: piece for piece in result.pieces}

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.collectives.indexed_rows import find_slices, reduce_slices, refuse_slices
 from distribax.topology import resolve_device
 from distribax.types import CommunicationOptions, ReduceOp, is_integer
@@ -20,8 +21,10 @@ from distribax.values import (
     Local,
     Mirrored,
     PerReplica,
+    divide,
     is_slices,
     is_wrapped,
+    widen,
 )
 from distribax.values.layout import gather_joined
 
@@ -315,18 +318,14 @@ def check_gather_shapes(value: DistributedValues, axis: object) -> None:
         )
 
 
-def divide(total: jax.Array, reduce_op: ReduceOp, count: int) -> jax.Array:
-    """Turns a sum into what `reduce_op` asks for; the mean of integers is a true division."""
-    return total / count if reduce_op is ReduceOp.MEAN else total
+def finish(total: jax.Array, reduce_op: ReduceOp, count: int, dtype: np.dtype[Any]) -> jax.Array:
+    """Turns a sum of values of a type into what `reduce_op` asks for."""
+    return divide(total, count, dtype) if reduce_op is ReduceOp.MEAN else total
 
 
-def widen(value: ArrayLike, reduce_op: ReduceOp) -> ArrayLike:
-    """Returns a value of a type that holds the sum whose mean is wanted; small integers do not."""
-    dtype = jnp.result_type(value)
-    is_small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4
-    return (
-        jnp.asarray(value).astype(jnp.int32) if is_small and reduce_op is ReduceOp.MEAN else value
-    )
+def prepare(value: ArrayLike, reduce_op: ReduceOp) -> ArrayLike:
+    """Returns a value as it is to be added up for `reduce_op`."""
+    return widen(value) if reduce_op is ReduceOp.MEAN else value
 
 
 def as_uncommitted(value: ArrayLike) -> jax.Array:
@@ -381,10 +380,10 @@ def resolve_destinations(destinations: object) -> tuple[jax.Device, ...]:
         destinations = destinations.values
     if is_wrapped(destinations):
         return tuple(next(iter(piece.devices())) for piece in destinations.values)
-    owned = getattr(destinations, "devices", None)
-    if owned is not None:
-        found = owned() if callable(owned) else owned
-        return tuple(resolve_device(device) for device in found)
+    if isinstance(destinations, jax.Array):
+        return tuple(destinations.devices())
+    if isinstance(destinations, contracts.OnDevices):
+        return tuple(resolve_device(device) for device in destinations.devices)
     if isinstance(destinations, (tuple, list)):
         return tuple(resolve_device(device) for device in destinations)
     raise ValueError(

@@ -16,14 +16,14 @@ from distribax.collectives.cross_device_ops import (
     CrossDeviceOps,
     add_all,
     check_same_shape,
-    divide,
+    finish,
     mirror,
+    prepare,
     sum_on_one_device,
-    widen,
 )
 from distribax.topology import REPLICA_AXIS, Renew, follow, resolve_device
 from distribax.types import CommunicationOptions, ReduceOp
-from distribax.values import Local, Mirrored, PerReplica
+from distribax.values import Local, Mirrored, PerReplica, find_dtype
 
 
 class ReductionToOneDevice(CrossDeviceOps):
@@ -85,13 +85,14 @@ class ReductionToOneDevice(CrossDeviceOps):
         check_same_shape(per_replica_value)
         values = per_replica_value.values
         device = self.reduce_to_device or _find_device(values[0])
-        wide = [widen(value, reduce_op) for value in values]
+        wide = [prepare(value, reduce_op) for value in values]
         total = sum_on_one_device(wide, device, self.accumulation_fn)
         if destinations is None and not jax_private.is_tracer(total):
             destinations = [
                 device for value in values if (device := _find_device(value)) is not None
             ] or None
-        return mirror(divide(total, reduce_op, len(values)), destinations)
+        dtype = find_dtype(per_replica_value.layout)
+        return mirror(finish(total, reduce_op, len(values), dtype), destinations)
 
     @override
     def all_reduce_in_program(
@@ -105,15 +106,16 @@ class ReductionToOneDevice(CrossDeviceOps):
         return [self._reduce_on(root, reduce_op, value, mesh) for value in values]
 
     def _reduce_on(self, root: int, reduce_op: ReduceOp, value: jax.Array, mesh: Mesh) -> jax.Array:
-        value = jax_private.to_varying(jnp.asarray(widen(value, reduce_op)), REPLICA_AXIS)
+        ready = jnp.asarray(prepare(value, reduce_op))
+        own = jax_private.to_varying(ready, REPLICA_AXIS)
         index = lax.axis_index(REPLICA_AXIS)
         pieces = []
         for source in range(mesh.size):
-            sent = value
+            sent = own
             if source != root:
-                sent = lax.ppermute(value, REPLICA_AXIS, [(source, root)])
+                sent = lax.ppermute(own, REPLICA_AXIS, [(source, root)])
             pieces.append(sent)
-        total = divide(self.accumulation_fn(pieces), reduce_op, mesh.size)
+        total = finish(self.accumulation_fn(pieces), reduce_op, mesh.size, jnp.result_type(value))
         # Only the root's total is the sum; the others' is dropped when the root's is copied out.
         return lax.psum(jnp.where(index == root, total, jnp.zeros_like(total)), REPLICA_AXIS)
 

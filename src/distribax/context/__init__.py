@@ -11,5 +11,6 @@ from distribax.context.contexts import get_replica_context as get_replica_contex
 from distribax.context.contexts import get_strategy as get_strategy
 from distribax.context.contexts import has_strategy as has_strategy
 from distribax.context.contexts import in_cross_replica_context as in_cross_replica_context
+from distribax.context.contexts import name_strategy as name_strategy
 from distribax.context.contexts import register_default as register_default
 from distribax.context.contexts import require_cross_replica as require_cross_replica

@@ -56,8 +56,8 @@ def current() -> Entry:
     return here
 
 
-class enter(contextlib.ContextDecorator):
-    """A context manager that makes `entry` the innermost context."""
+class _Entered:
+    """Makes an entry the innermost context, in a `with` block."""
 
     # Not a generator: each function on a worker enters one, and some take less time than that.
 
@@ -75,6 +75,11 @@ class enter(contextlib.ContextDecorator):
         _stack.reset(self._tokens.pop())
 
 
+def enter(entry: Entry) -> _Entered:
+    """Returns a context manager that makes `entry` the innermost context."""
+    return _Entered(entry)
+
+
 class Scope(contextlib.ContextDecorator, Generic[_S]):
     """Enters the cross-replica context of `strategy`, as `strategy.scope()` does."""
 
@@ -88,14 +93,14 @@ class Scope(contextlib.ContextDecorator, Generic[_S]):
         strategy, here = self._strategy, current()
         if here.strategy is not strategy and (here is not _default or _stack.get()):
             raise RuntimeError(
-                f"strategy.scope(): {_name(strategy)} cannot be entered inside the scope of "
-                f"another strategy, {_name(here.strategy)}. Leave that scope first (end its `with` "
-                "block, or call dx.experimental_set_strategy(None))."
+                f"strategy.scope(): {name_strategy(strategy)} cannot be entered inside the scope "
+                f"of another strategy, {name_strategy(here.strategy)}. Leave that scope first "
+                "(end its `with` block, or call dx.experimental_set_strategy(None))."
             )
         if here.replica_context is not None and here is not _default:
             raise RuntimeError(
-                f"strategy.scope(): {_name(strategy)} is running a replica here. Enter the scope "
-                "outside strategy.run(); inside a replica use "
+                f"strategy.scope(): {name_strategy(strategy)} is running a replica here. Enter the "
+                "scope outside strategy.run(); inside a replica use "
                 "dx.get_replica_context().merge_call(fn) to get to the cross-replica context."
             )
         self._entry.__enter__()
@@ -145,10 +150,10 @@ def experimental_set_strategy(strategy: contracts.Strategy | None) -> None:
     if _stack.get():
         raise RuntimeError(
             "experimental_set_strategy: it cannot be called inside strategy.scope() or "
-            f"strategy.run() ({_name(current().strategy)} is in charge here). Call it at the top "
-            "level of the program, or use `with strategy.scope():` alone."
+            f"strategy.run() ({name_strategy(current().strategy)} is in charge here). Call it at "
+            "the top level of the program, or use `with strategy.scope():` alone."
         )
-    if strategy is not None and not hasattr(strategy, "extended"):
+    if strategy is not None and not isinstance(strategy, contracts.Strategy):
         raise TypeError(
             f"experimental_set_strategy: strategy={strategy!r} is not a strategy. Pass one, for "
             "example dx.MirroredStrategy(), or None for the default one."
@@ -169,19 +174,20 @@ def require_cross_replica(strategy: contracts.Strategy, what: str) -> None:
         if here is _default:
             return
         raise RuntimeError(
-            f"{what}: called on {_name(strategy)} inside the scope of {_name(here.strategy)}. "
-            f"Call it on dx.get_strategy(), or outside that scope."
+            f"{what}: called on {name_strategy(strategy)} inside the scope of "
+            f"{name_strategy(here.strategy)}. Call it on dx.get_strategy(), or outside that scope."
         )
     if here.replica_context is not None and here is not _default:
         raise RuntimeError(
             f"{what}: needs the cross-replica context, but was called inside a replica of "
-            f"{_name(strategy)}. Call it after strategy.run(), or use "
+            f"{name_strategy(strategy)}. Call it after strategy.run(), or use "
             f"dx.get_replica_context().merge_call(lambda strategy, x: ..., args=(x,)), "
             "all_reduce() or all_gather()."
         )
 
 
-def _name(strategy: contracts.Strategy) -> str:
+def name_strategy(strategy: contracts.Strategy) -> str:
+    """Returns the name of a strategy in messages."""
     return type(strategy).__name__
 
 
@@ -359,9 +365,9 @@ class ReplicaContext:
     def _require_current(self, what: str) -> None:
         if current().replica_context is not self:
             raise RuntimeError(
-                f"{what}: this replica context of {_name(self._strategy)} is not the current one. "
-                "Ask dx.get_replica_context() inside the function given to strategy.run(), and do "
-                "not keep the object for later."
+                f"{what}: this replica context of {name_strategy(self._strategy)} is not the "
+                "current one. Ask dx.get_replica_context() inside the function given to "
+                "strategy.run(), and do not keep the object for later."
             )
 
     def __enter__(self) -> Self:
@@ -376,7 +382,7 @@ class ReplicaContext:
 
     @override
     def __repr__(self) -> str:
-        return f"<distribax.ReplicaContext of {_name(self._strategy)}>"
+        return f"<distribax.ReplicaContext of {name_strategy(self._strategy)}>"
 
 
 def _as_own(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ _EXPLAINED: Final = {
 
 @dataclass(frozen=True)
 class Name:
-    """A name of TensorFlow's.
+    """One of TensorFlow's names.
 
     Attributes:
         tensorflow: The name, without `tf.`.

@@ -93,7 +93,7 @@ class ClusterCoordinator:
         setup, _ = dump_code(strategy.worker_setup())
         engine = strategy.engine
         workers = [
-            WorkerHandle(index, engine.worker_options(index), setup)
+            WorkerHandle(index, engine.make_worker_options(index), setup)
             for index in range(engine.num_workers)
         ]
         # The thread must not keep the strategy, and so this coordinator, alive.

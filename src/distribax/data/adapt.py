@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset import Dataset
 from distribax.data.element_spec import TensorSpec
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY
@@ -48,7 +48,7 @@ def as_dataset(value: object) -> Dataset:
     if isinstance(value, Dataset):
         return value
     if isinstance(value, list):
-        return _of_batches(value)
+        return _from_batches(value)
     if _is_nest_of_arrays(value):
         return Dataset.from_tensor_slices(value)
     if isinstance(value, dict):  # To iterate it would give its keys.
@@ -58,14 +58,14 @@ def as_dataset(value: object) -> Dataset:
         )
     family = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     if "grain" in family and isinstance(value, Iterable):
-        return _of_grain(value)
+        return _from_grain(value)
     if "tensorflow" in family and hasattr(value, "as_numpy_iterator"):
-        return _of_tensorflow(value)
+        return _from_tensorflow(value)
     if "torch" in family and isinstance(value, Iterable):
-        loader = Foreign("a torch DataLoader", lambda: iter(value), length=_length(value))
+        loader = Foreign("a torch DataLoader", lambda: iter(value), length=_find_length(value))
         return Dataset(loader)
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return _of_iterable(value)
+        return _from_iterable(value)
     if callable(value):
         return Dataset.from_generator(value)
     raise TypeError(
@@ -77,21 +77,22 @@ def as_dataset(value: object) -> Dataset:
 def _is_nest_of_arrays(value: object) -> bool:
     if isinstance(value, (tuple, dict)):
         return all(
-            _is_nest_of_arrays(leaf) or isinstance(leaf, list) for leaf in nests.leaves(value)
+            _is_nest_of_arrays(leaf) or isinstance(leaf, list)
+            for leaf in elements.list_leaves(value)
         )
     return hasattr(value, "__array__") and np.ndim(value) > 0
 
 
-def _of_batches(batches: list[Any]) -> Dataset:
+def _from_batches(batches: list[Any]) -> Dataset:
     if not batches:
         raise ValueError("the list of batches is empty. Expected at least one batch.")
-    items = tuple(nests.from_return(batch) for batch in batches)
+    items = tuple(elements.from_return(batch) for batch in batches)
     for item in items:
-        nests.num_rows(item)
+        elements.count_rows(item)
     return Dataset(Batches(items))
 
 
-def _length(value: object) -> int:
+def _find_length(value: object) -> int:
     if not isinstance(value, Sized):
         return UNKNOWN_CARDINALITY
     try:
@@ -100,11 +101,11 @@ def _length(value: object) -> int:
         return UNKNOWN_CARDINALITY
 
 
-def _of_iterable(value: Iterable[Any]) -> Dataset:
+def _from_iterable(value: Iterable[Any]) -> Dataset:
     iterator = iter(value)
     if iterator is not value:
         kind = f"an iterable of type {type(value).__name__}"
-        source = Foreign(kind, lambda: iter(value), length=_length(value), reuses_arrays=True)
+        source = Foreign(kind, lambda: iter(value), length=_find_length(value), reuses_arrays=True)
     else:
         kind, start = "a generator or iterator", _Once(iterator).start
         source = Foreign(kind, start, repeatable=False, reuses_arrays=True)
@@ -128,12 +129,12 @@ class _Once:
         return self._iterator
 
 
-def _of_grain(value: Iterable[Any]) -> Dataset:
+def _from_grain(value: Iterable[Any]) -> Dataset:
     if isinstance(value, Iterator):
         kind, repeatable, start = "a Grain iterator", False, _Once(value).start
     else:
         kind, repeatable, start = f"a Grain {type(value).__name__}", True, lambda: iter(value)
-    length = _length(value) if hasattr(value, "__getitem__") else UNKNOWN_CARDINALITY
+    length = _find_length(value) if hasattr(value, "__getitem__") else UNKNOWN_CARDINALITY
     return Dataset(Foreign(kind, start, repeatable, _save_grain, _load_grain, length))
 
 
@@ -149,7 +150,7 @@ def _load_grain(iterator: _GrainIterator, saved: dict[str, str]) -> _GrainIterat
     return iterator
 
 
-def _of_tensorflow(value: Any) -> Dataset:
+def _from_tensorflow(value: Any) -> Dataset:
     length = int(value.cardinality())
 
     def find_spec(leaf: Any) -> TensorSpec | None:
@@ -157,11 +158,11 @@ def _of_tensorflow(value: Any) -> Dataset:
         return None if shape is None else TensorSpec(shape, leaf.dtype.as_numpy_dtype)
 
     try:
-        signature = nests.map_leaves(find_spec, value.element_spec)
+        signature = elements.map_leaves(find_spec, value.element_spec)
     except AttributeError:
         # Ragged and sparse components have no shape of this kind.
         signature = None
-    if signature is not None and None in nests.leaves(signature):
+    if signature is not None and None in elements.list_leaves(signature):
         signature = None
     kind, start = "a tf.data data set", value.as_numpy_iterator
     return Dataset(Foreign(kind, start, length=length, signature=signature))

@@ -11,6 +11,7 @@ import numpy as np
 from distribax.data import arguments as check
 from distribax.data.dataset import Dataset
 from distribax.data.formats.csv_text import CsvColumn, CsvDialect, CsvParser, infer_column
+from distribax.data.formats.record_format import FileOpening
 from distribax.data.plan import order, transforms
 from distribax.data.readers import Filenames, TextLineDataset
 
@@ -63,25 +64,32 @@ class CsvDataset(Dataset):
                 "a number for each, in ascending order."
             )
         parser = CsvParser(columns, CsvDialect(field_delim, use_quote_delim, na_value), places)
-        lines = _read_lines(filenames, header, compression_type, buffer_size)
-        super().__init__(transforms.Map(lines.plan, parser))
+        opening = FileOpening(compression_type, buffer_size)
+        has_blanks = places is None and len(columns) == 1
+        lines = _read_lines(filenames, header, opening, has_blanks)
+        super().__init__(transforms.Map(lines.plan, parser, known_spec=parser.spec))
 
 
 def _read_lines(
-    filenames: Filenames, header: bool, compression_type: str | None, buffer_size: int | None
+    filenames: Filenames, header: bool, opening: FileOpening, has_blanks: bool
 ) -> Dataset:
+    """Returns the records; with `has_blanks` a blank line is one, whose only value is missing."""
+
+    def open_files(names: check.Path | Sequence[check.Path]) -> Dataset:
+        return TextLineDataset(names, opening.compression_type, opening.buffer_size)
+
+    def keep(lines: Dataset) -> Dataset:
+        return lines if has_blanks else lines.filter(lambda line: line != b"")
+
     def read(name: check.Path) -> Dataset:
-        lines = TextLineDataset(name, compression_type, buffer_size)
-        lines = lines.skip(1) if header else lines
-        return lines.filter(lambda line: line != b"")
+        lines = open_files(name)
+        return keep(lines.skip(1) if header else lines)
 
     if isinstance(filenames, Dataset):
         return Dataset(order.Interleave(filenames.plan, read, step="CsvDataset"))
     names = check.paths(filenames, "filenames")
     if not check.flag(header, "header"):
-        return TextLineDataset(names, compression_type, buffer_size).filter(
-            lambda line: line != b""
-        )
+        return keep(open_files(names))
     return Dataset.from_tensor_slices(names).flat_map(read)
 
 
@@ -121,7 +129,8 @@ def make_csv_dataset(
         field_delim: What stands between fields.
         use_quote_delim: Whether `"` encloses text that may contain the delimiter.
         na_value: What stands for a missing value, beside nothing.
-        header: Whether the first line of each file has the names of the columns.
+        header: Whether the first line of each file has the names of the columns, which must be the
+            same in all files unless `column_names` gives others.
         num_epochs: How often the rows are repeated; None for endlessly.
         shuffle: Whether the rows are shuffled.
         shuffle_buffer_size: How many rows the shuffle holds.
@@ -138,29 +147,37 @@ def make_csv_dataset(
         The data set of dicts, or of pairs of a dict and the labels.
 
     Raises:
-        ValueError: No file matches, or a column does not exist.
+        ValueError: No file matches, a column does not exist, or the columns do not fit the files.
     """
     files = Dataset.list_files(file_pattern, shuffle=False)
     names = [name.decode() for name in files]
     dialect = CsvDialect(field_delim, use_quote_delim, na_value)
-    sample = _read_lines(names, False, compression_type, None)
-    columns = list(column_names) if column_names is not None else dialect.cut(next(iter(sample)))
+    opening = FileOpening(compression_type)
+    if column_names is None and not check.flag(header, "header"):
+        raise ValueError("header=False: nothing names the columns. Give column_names.")
+    columns = list(_read_header(names, dialect, opening) if column_names is None else column_names)
+    if len(set(columns)) != len(columns):
+        raise ValueError(f"a name stands twice among the columns {columns}. Give column_names.")
     places = _find_places(columns, select_columns)
     chosen = [columns[place] for place in places]
     if label_name is not None and label_name not in chosen:
         raise ValueError(f"label_name={label_name!r} is not one of the columns {chosen}.")
+    lines = _read_lines(names, header, opening, len(columns) == 1)
     if column_defaults is None:
-        rows = _read_lines(names, header, compression_type, None)
-        if num_rows_for_inference is not None:
-            rows = rows.take(num_rows_for_inference)
-        table = [dialect.cut(line) for line in rows]
+        sample = lines if num_rows_for_inference is None else lines.take(num_rows_for_inference)
+        table = [dialect.cut(line, len(columns)) for line in sample]
         kinds = [infer_column([row[place] for row in table], dialect) for place in places]
     else:
         kinds = [CsvColumn.parse(default) for default in column_defaults]
         if len(kinds) == len(columns):
             kinds = [kinds[place] for place in places]
-    parser = CsvParser(tuple(kinds), dialect, tuple(places))
-    rows = Dataset(transforms.Map(_read_lines(names, header, compression_type, None).plan, parser))
+        if len(kinds) != len(places):
+            raise ValueError(
+                f"column_defaults has {len(kinds)} defaults for the columns {chosen}. Expected one "
+                "for each."
+            )
+    parser = CsvParser(tuple(kinds), dialect, None if select_columns is None else tuple(places))
+    rows = Dataset(transforms.Map(lines.plan, parser, known_spec=parser.spec))
     rows = rows.ignore_errors() if ignore_errors else rows
     if shuffle:
         rows = rows.shuffle(shuffle_buffer_size, shuffle_seed)
@@ -169,14 +186,36 @@ def make_csv_dataset(
     return named.prefetch(prefetch_buffer_size)
 
 
+def _read_header(names: Sequence[str], dialect: CsvDialect, opening: FileOpening) -> Sequence[str]:
+    """Returns the names of the columns, which are the same in all files."""
+    first: list[str] = []
+    for name in names:
+        for line in _read_lines([name], False, opening, False).take(1):
+            columns = dialect.cut(line)
+            first = first or columns
+            if columns != first:
+                raise ValueError(
+                    f"{name} has the columns {columns}, but {names[0]} has {first}. All files need "
+                    "the same columns in the same order."
+                )
+            break
+        else:
+            raise ValueError(f"{name} is empty. Expected a line with the names of the columns.")
+    return first
+
+
 def _find_places(columns: Sequence[str], selected: Sequence[str | int] | None) -> list[int]:
     if selected is None:
         return list(range(len(columns)))
-    places = []
+    places = set()
     for each in selected:
-        if isinstance(each, str) and each not in columns:
-            raise ValueError(f"select_columns has {each!r}, which is not one of {list(columns)}.")
-        places.append(columns.index(each) if isinstance(each, str) else each)
+        if each not in (columns if isinstance(each, str) else range(len(columns))):
+            raise ValueError(
+                f"select_columns has {each!r}, which is not one of {list(columns)} or its number."
+            )
+        places.add(columns.index(each) if isinstance(each, str) else each)
+    if len(places) != len(selected):
+        raise ValueError(f"select_columns={list(selected)} has a column twice.")
     return sorted(places)
 
 

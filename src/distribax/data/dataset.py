@@ -12,14 +12,14 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec
 from distribax.data.formats.saved import SavedFormat, read_catalogue
+from distribax.data.methods import batch_methods, element_methods, order_methods, run_methods
 from distribax.data.plan import choose, order, sources
 from distribax.data.plan.output_signature import parse_signature
 from distribax.data.plan.plan_node import HasPlan, Node
 from distribax.data.planned_dataset import PlannedDataset
-from distribax.data.steps import batch_steps, element_steps, order_steps, run_steps
 
 
 class Dataset(PlannedDataset):
@@ -58,7 +58,7 @@ class Dataset(PlannedDataset):
         >>> list(Dataset.from_tensor_slices(([1, 2], ["a", "b"])))
         [(np.int32(1), b'a'), (np.int32(2), b'b')]
         """
-        return Dataset(sources.Slices(nests.to_element(tensors)))
+        return Dataset(sources.Slices(elements.to_element(tensors)))
 
     @staticmethod
     def from_tensors(tensors: object, name: str | None = None) -> Dataset:
@@ -71,7 +71,7 @@ class Dataset(PlannedDataset):
         Returns:
             The data set.
         """
-        return Dataset(sources.Tensors(nests.to_element(tensors)))
+        return Dataset(sources.Tensors(elements.to_element(tensors)))
 
     @staticmethod
     def from_generator(
@@ -107,7 +107,7 @@ class Dataset(PlannedDataset):
             raise TypeError(f"args={args!r} is not a tuple of arguments for the generator.")
         signature, types = parse_signature(output_signature, output_types, output_shapes)
         make = functools.partial(generator, *(args or ()))
-        return Dataset(sources.Generator(make, signature, types))
+        return Dataset(sources.GeneratorSource(make, signature, types))
 
     @staticmethod
     def range(
@@ -162,7 +162,7 @@ class Dataset(PlannedDataset):
         names = sorted({name for pattern in patterns for name in glob.glob(pattern)})
         if not names:
             raise ValueError(f"file_pattern={file_pattern!r} matches no file.")
-        dataset = Dataset(sources.FileNames(nests.to_element(names)))
+        dataset = Dataset(sources.FileNames(elements.to_element(names)))
         return dataset if in_order else dataset.shuffle(len(names), seed=seed)
 
     @staticmethod
@@ -226,7 +226,7 @@ class Dataset(PlannedDataset):
         Returns:
             The data set.
         """
-        return Dataset(_random_numbers(seed, rerandomize_each_iteration))
+        return Dataset(_make_random_numbers(seed, rerandomize_each_iteration))
 
     @staticmethod
     def choose_from_datasets(
@@ -286,7 +286,7 @@ class Dataset(PlannedDataset):
         """
         stop = check.flag(stop_on_empty_dataset, "stop_on_empty_dataset")
         parts = choose.parse_parts(datasets)
-        numbers = _random_numbers(seed, rerandomize_each_iteration)
+        numbers = _make_random_numbers(seed, rerandomize_each_iteration)
         if isinstance(weights, HasPlan):
             choice = choose.draw(numbers, weights.plan, len(parts))
         else:
@@ -318,10 +318,14 @@ class Dataset(PlannedDataset):
         """
         catalogue = read_catalogue(check.path(path, "path"))
         saved = SavedFormat(catalogue.spec, catalogue.compression)
+
+        def read(names: tuple[str, ...]) -> Dataset:
+            counts, batched = catalogue.counts, catalogue.is_batched
+            return Dataset(sources.FileReader(names, saved, max(1, len(names)), counts, batched))
+
         if reader_func is None:
-            names = catalogue.filenames
-            return Dataset(sources.FileReader(names, saved, max(1, len(names))))
-        files = [Dataset(sources.FileReader((name,), saved)) for name in catalogue.filenames]
+            return read(catalogue.filenames)
+        files = [read((name,)) for name in catalogue.filenames]
         return check.function(reader_func, "reader_func")(Dataset(sources.Items(tuple(files))))
 
     @override
@@ -331,51 +335,51 @@ class Dataset(PlannedDataset):
 
     # Steps that change elements.
 
-    map = element_steps.map
-    filter = element_steps.filter
-    flat_map = element_steps.flat_map
-    interleave = element_steps.interleave
-    enumerate = element_steps.enumerate
-    scan = element_steps.scan
-    ignore_errors = element_steps.ignore_errors
+    map = element_methods.map
+    filter = element_methods.filter
+    flat_map = element_methods.flat_map
+    interleave = element_methods.interleave
+    enumerate = element_methods.enumerate
+    scan = element_methods.scan
+    ignore_errors = element_methods.ignore_errors
 
     # Steps that put elements together.
 
-    batch = batch_steps.batch
-    padded_batch = batch_steps.padded_batch
-    ragged_batch = batch_steps.ragged_batch
-    unbatch = batch_steps.unbatch
-    rebatch = batch_steps.rebatch
-    window = batch_steps.window
-    group_by_window = batch_steps.group_by_window
-    bucket_by_sequence_length = batch_steps.bucket_by_sequence_length
+    batch = batch_methods.batch
+    padded_batch = batch_methods.padded_batch
+    ragged_batch = batch_methods.ragged_batch
+    unbatch = batch_methods.unbatch
+    rebatch = batch_methods.rebatch
+    window = batch_methods.window
+    group_by_window = batch_methods.group_by_window
+    bucket_by_sequence_length = batch_methods.bucket_by_sequence_length
 
     # Steps that choose and order elements.
 
-    shard = order_steps.shard
-    repeat = order_steps.repeat
-    shuffle = order_steps.shuffle
-    take = order_steps.take
-    skip = order_steps.skip
-    take_while = order_steps.take_while
-    concatenate = order_steps.concatenate
-    unique = order_steps.unique
-    rejection_resample = order_steps.rejection_resample
+    shard = order_methods.shard
+    repeat = order_methods.repeat
+    shuffle = order_methods.shuffle
+    take = order_methods.take
+    skip = order_methods.skip
+    take_while = order_methods.take_while
+    concatenate = order_methods.concatenate
+    unique = order_methods.unique
+    rejection_resample = order_methods.rejection_resample
 
     # Steps about how and when.
 
-    prefetch = run_steps.prefetch
-    cache = run_steps.cache
-    snapshot = run_steps.snapshot
-    save = run_steps.save
-    with_options = run_steps.with_options
-    apply = run_steps.apply
-    assert_cardinality = run_steps.assert_cardinality
-    reduce = run_steps.reduce
-    get_single_element = run_steps.get_single_element
+    prefetch = run_methods.prefetch
+    cache = run_methods.cache
+    snapshot = run_methods.snapshot
+    save = run_methods.save
+    with_options = run_methods.with_options
+    apply = run_methods.apply
+    assert_cardinality = run_methods.assert_cardinality
+    reduce = run_methods.reduce
+    get_single_element = run_methods.get_single_element
 
 
-def _random_numbers(seed: int | None, again: bool | None) -> sources.RandomNumbers:
+def _make_random_numbers(seed: int | None, again: bool | None) -> sources.RandomNumbers:
     number = None if seed is None else check.whole_number(seed, "seed")
     each = again is not None and check.flag(again, "rerandomize_each_iteration")
     return sources.RandomNumbers(number, each)

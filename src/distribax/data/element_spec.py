@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 
 Spec: TypeAlias = object
 """A nest of TensorSpecs."""
@@ -47,7 +47,7 @@ class TensorSpec:
         object.__setattr__(self, "shape", dims)
         object.__setattr__(self, "dtype", check.dtype(dtype, "dtype"))
 
-    def is_compatible_with(self, value: nests.Leaf | TensorSpec) -> bool:
+    def is_compatible_with(self, value: elements.Leaf | TensorSpec) -> bool:
         """Tells whether an array (or another spec) has this dtype and a shape that fits.
 
         Args:
@@ -57,7 +57,7 @@ class TensorSpec:
             Whether it fits. A dimension of None fits any size.
         """
         shape = value.shape if isinstance(value, TensorSpec) else np.shape(value)
-        dtype = value.dtype if isinstance(value, TensorSpec) else nests.leaf_dtype(value)
+        dtype = value.dtype if isinstance(value, TensorSpec) else elements.get_dtype(value)
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
@@ -83,15 +83,15 @@ class DatasetSpec(TensorSpec):
         object.__setattr__(self, "element_spec", element_spec)
 
 
-def spec_of(element: nests.Element) -> Spec:
+def find_spec(element: elements.Element) -> Spec:
     """Returns the nest of TensorSpecs that describes one element exactly."""
-    return nests.map_leaves(_spec_of_leaf, element)
+    return elements.map_leaves(_find_leaf_spec, element)
 
 
-def _spec_of_leaf(leaf: Any) -> TensorSpec:
-    if isinstance(leaf, nests.DatasetLeaf):
+def _find_leaf_spec(leaf: Any) -> TensorSpec:
+    if isinstance(leaf, elements.DatasetLeaf):
         return DatasetSpec(leaf.element_spec)  # type: ignore[attr-defined]
-    return TensorSpec(np.shape(leaf), nests.leaf_dtype(leaf))
+    return TensorSpec(np.shape(leaf), elements.get_dtype(leaf))
 
 
 def merge_specs(first: Spec, second: Spec) -> Spec:
@@ -110,17 +110,17 @@ def merge_specs(first: Spec, second: Spec) -> Spec:
         pairs = zip(one.shape, two.shape, strict=True)
         return TensorSpec([a if a == b else None for a, b in pairs], one.dtype)
 
-    return nests.map_leaves(merge, first, second)
+    return elements.map_leaves(merge, first, second)
 
 
 def add_batch_dim(spec: Spec, size: int | None) -> Spec:
     """Returns the spec of a batch of such elements."""
-    return nests.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
+    return elements.map_leaves(lambda leaf: TensorSpec((size, *leaf.shape), leaf.dtype), spec)
 
 
 def resize_batch_dim(spec: Spec, size: int | None) -> Spec:
     """Returns the spec of such batches with another number of rows; None if it may vary."""
-    return nests.map_leaves(
+    return elements.map_leaves(
         lambda leaf: TensorSpec((size, *leaf.shape[1:]), leaf.dtype) if leaf.shape else leaf, spec
     )
 
@@ -135,10 +135,10 @@ def remove_batch_dim(spec: Spec) -> Spec:
             )
         return TensorSpec(leaf.shape[1:], leaf.dtype)
 
-    return nests.map_leaves(strip, spec)
+    return elements.map_leaves(strip, spec)
 
 
-def resize_varying(element: nests.Element, spec: Spec) -> nests.Element | None:
+def resize_varying(element: elements.Element, spec: Spec) -> elements.Element | None:
     """Returns an element of other sizes in the dimensions that vary; None if none does."""
     varies = False
 
@@ -150,7 +150,7 @@ def resize_varying(element: nests.Element, spec: Spec) -> nests.Element | None:
                 leaf = _resize_axis(leaf, axis)
         return leaf
 
-    other = nests.map_leaves(resize, element, spec)
+    other = elements.map_leaves(resize, element, spec)
     return other if varies else None
 
 
@@ -165,7 +165,7 @@ def _resize_axis(leaf: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
 
 
 def infer_spec(
-    spec_for: Callable[[nests.Element], Spec], sample: nests.Element, given: Spec
+    spec_for: Callable[[elements.Element], Spec], sample: elements.Element, given: Spec
 ) -> Spec:
     """Returns what a function makes of specs, by running it on `sample` and on other sizes.
 
@@ -183,10 +183,10 @@ def infer_spec(
     return merge_specs(result, second)
 
 
-def zeros(spec: Spec) -> nests.Element:
+def make_zeros(spec: Spec) -> elements.Element:
     """Returns an element of zeros that fits a spec, with 1 for dimensions that vary."""
 
-    def make(leaf: TensorSpec) -> nests.Leaf:
+    def make(leaf: TensorSpec) -> elements.Leaf:
         if leaf.dtype == object and not leaf.shape:
             return b""
         shape = tuple(1 if dim is None else dim for dim in leaf.shape)
@@ -194,4 +194,4 @@ def zeros(spec: Spec) -> nests.Element:
             return np.full(shape, b"", object)
         return np.zeros(shape, leaf.dtype)[()]
 
-    return nests.map_leaves(make, spec)
+    return elements.map_leaves(make, spec)

@@ -43,12 +43,12 @@ def map_leaves(fn: Callable[..., Any], nest: Element, *others: Any) -> Any:
     return fn(nest, *others)
 
 
-def leaves(nest: Element) -> list[Any]:
+def list_leaves(nest: Element) -> list[Any]:
     """Returns the leaves of a nest, in order (dicts in their own order)."""
     if isinstance(nest, tuple):
-        return [leaf for part in nest for leaf in leaves(part)]
+        return [leaf for part in nest for leaf in list_leaves(part)]
     if isinstance(nest, dict):
-        return [leaf for part in nest.values() for leaf in leaves(part)]
+        return [leaf for part in nest.values() for leaf in list_leaves(part)]
     return [nest]
 
 
@@ -60,10 +60,10 @@ def describe(nest: Element) -> str:
 def _describe_leaf(leaf: Leaf | DatasetLeaf) -> str:
     if isinstance(leaf, DatasetLeaf):
         return "a data set"
-    return f"{leaf_dtype(leaf)}{list(np.shape(leaf))}"
+    return f"{get_dtype(leaf)}{list(np.shape(leaf))}"
 
 
-def leaf_dtype(leaf: Leaf) -> np.dtype[Any]:
+def get_dtype(leaf: Leaf) -> np.dtype[Any]:
     """Returns the dtype of a leaf; text and bytes are objects, as in tf.data."""
     return _BYTES_DTYPE if isinstance(leaf, bytes) else leaf.dtype
 
@@ -76,7 +76,7 @@ def to_element(value: object) -> Element:
     """
     # Not of a subclass: those are converted like other arrays.
     if isinstance(value, np.ndarray) and type(value) is np.ndarray:
-        return value if value.dtype.kind not in "USO" else _bytes_array(value)
+        return value if value.dtype.kind not in "USO" else _to_bytes_array(value)
     if isinstance(value, np.generic):
         return value if value.dtype.kind not in "US" else _to_bytes(value.item())
     if isinstance(value, tuple):
@@ -96,7 +96,7 @@ def from_return(value: object) -> Element:
 
 def _to_leaf(value: object) -> Leaf:
     if value is None or isinstance(value, (set, frozenset)) or callable(value):
-        raise _not_an_element(value)
+        raise _make_element_error(value)
     if isinstance(value, Sequence):
         array = _from_sequence(value)
     else:
@@ -105,8 +105,8 @@ def _to_leaf(value: object) -> Leaf:
             array = _narrow(array)
     if array.dtype == _BYTES_DTYPE or array.dtype.kind in "US":
         if array.ndim == 0:
-            raise _not_an_element(value)
-        return _bytes_array(array)
+            raise _make_element_error(value)
+        return _to_bytes_array(array)
     return array[()] if array.ndim == 0 else array
 
 
@@ -115,7 +115,7 @@ def _from_sequence(value: Sequence[Any]) -> np.ndarray[Any, Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"a list whose items differ in shape cannot become one array: {short(value)}. "
+            f"a list whose items differ in shape cannot become one array: {shorten(value)}. "
             "Pad the items to one shape, or keep them apart in a tuple."
         ) from error
     if array.dtype.kind in "US":
@@ -147,26 +147,26 @@ def _to_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _to_bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     items = array.ravel().tolist()
     if all(type(item) is bytes for item in items) and array.dtype == _BYTES_DTYPE:
         return array
     for item in items:
         if not isinstance(item, (str, bytes)):
-            raise _not_an_element(item)
+            raise _make_element_error(item)
     result = np.empty(array.shape, _BYTES_DTYPE)
     result.ravel()[:] = [_to_bytes(item) for item in items]
     return result
 
 
-def _not_an_element(value: object) -> TypeError:
+def _make_element_error(value: object) -> TypeError:
     return TypeError(
-        f"{short(value)} of type {type(value).__name__} cannot be part of a data set's element. "
+        f"{shorten(value)} of type {type(value).__name__} cannot be part of a data set's element. "
         "Expected arrays, numbers, text or bytes, in tuples, named tuples or dicts."
     )
 
 
-def short(value: object) -> str:
+def shorten(value: object) -> str:
     """Returns how a value reads, for error messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -178,7 +178,7 @@ def _check_structures(nest: tuple[Any, ...] | dict[Any, Any], others: Sequence[A
     for other in others:
         if not isinstance(other, kind) or form(other) != form(nest):
             raise ValueError(
-                f"elements have different structures: {short(nest)} and {short(other)}. Every "
+                f"elements have different structures: {shorten(nest)} and {shorten(other)}. Every "
                 "element of a data set needs the same nest of tuples and dicts."
             )
 
@@ -190,8 +190,8 @@ def check_state(before: Element, after: Element, function: str) -> Element:
         map_leaves(lambda *_: None, after, before)
     except ValueError:
         raise TypeError(
-            f"{function} returned the state {short(after)}, which has another structure than the "
-            f"state before it, {short(before)}."
+            f"{function} returned the state {shorten(after)}, which has another structure than the "
+            f"state before it, {shorten(before)}."
         ) from None
     return after
 
@@ -226,7 +226,7 @@ def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
         )
     if isinstance(first, bytes):
         if not all(isinstance(value, bytes) for value in values):
-            raise _different_dtypes(values)
+            raise _make_dtype_error(values)
         result = np.empty(len(values), _BYTES_DTYPE)
         result[:] = values
         return result
@@ -234,21 +234,21 @@ def stack_leaves(values: Sequence[Any]) -> np.ndarray[Any, Any]:
         # For many small arrays this is three times as fast as np.stack, and it checks the shapes.
         result = np.array(values)
     except ValueError:
-        raise _different_shapes(values) from None
+        raise _make_shape_error(values) from None
     if result.dtype != first.dtype:
-        raise _different_dtypes(values)
+        raise _make_dtype_error(values)
     return result
 
 
-def _different_dtypes(values: Sequence[Any]) -> TypeError:
-    first, *others = (str(leaf_dtype(value)) for value in values)
+def _make_dtype_error(values: Sequence[Any]) -> TypeError:
+    first, *others = (str(get_dtype(value)) for value in values)
     return TypeError(
         f"cannot batch elements of different dtypes: element 0 of the batch is {first}, "
         f"others are {sorted(set(others))}. Convert them to one dtype with map."
     )
 
 
-def _different_shapes(values: Sequence[Any]) -> ValueError:
+def _make_shape_error(values: Sequence[Any]) -> ValueError:
     shapes = [list(np.shape(value)) for value in values]
     number = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
     return ValueError(
@@ -263,10 +263,10 @@ def take_rows(nest: Element, start: int, stop: int) -> Element:
     return map_leaves(lambda leaf: leaf[start:stop], nest)
 
 
-def num_rows(nest: Element) -> int:
+def count_rows(nest: Element) -> int:
     """Returns the batch size of an element; its leaves must agree on a first dimension."""
     sizes: list[int] = []
-    for leaf in leaves(nest):
+    for leaf in list_leaves(nest):
         if np.ndim(leaf) == 0:
             raise ValueError(
                 f"a component of the element has no batch dimension: {describe(nest)}. Batch the "

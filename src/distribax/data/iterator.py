@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from distribax.data.elements import Element
-from distribax.data.execution import runner
-from distribax.data.execution.context import Seeds
 from distribax.data.plan.passes import ALONE, continue_after, start_pass
 from distribax.data.plan.pieces import WorkerPart
 from distribax.data.plan.plan_node import Node, fingerprint, walk
 from distribax.data.plan.sources import Foreign
+from distribax.data.runtime import runner
+from distribax.data.runtime.pass_context import Seeds
 from distribax.errors import OutOfRangeError
 from distribax.execution import LiftedIterator
 
 if TYPE_CHECKING:
-    from distribax.data.execution.iterators.pipeline_iterator import PipelineIterator
+    from distribax.data.runtime.iterators.pipeline_iterator import PipelineIterator
 
 _VERSION = 1
 
@@ -62,7 +62,7 @@ class DatasetIterator(LiftedIterator):
     @property
     def element_spec(self) -> Any:
         """The shapes and data types of the elements."""
-        return self._plan.spec(runner.first_element)
+        return self._plan.spec(runner.read_first_element)
 
     @override
     def fetch(self) -> Element:

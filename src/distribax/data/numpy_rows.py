@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distribax.data.dataset import Dataset
-from distribax.data.execution import runner
+from distribax.data.runtime import runner
 
 
 class NumpyRows(Dataset):
@@ -24,7 +24,7 @@ class NumpyRows(Dataset):
         Returns:
             The data set to distribute.
         """
-        is_rows = self.plan.is_batched(runner.first_element) is False
+        is_rows = self.plan.is_batched(runner.read_first_element) is False
         return self.batch(num_replicas) if is_rows and num_replicas > 1 else self
 
 

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from distribax.data.dataset_options import Options
 from distribax.data.elements import DatasetLeaf
-from distribax.data.execution import runner
 from distribax.data.iterator import DatasetIterator
 from distribax.data.plan import transforms
 from distribax.data.plan.plan_node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node
+from distribax.data.runtime import runner
 from distribax.execution import require_host
 
 
@@ -65,17 +65,17 @@ class PlannedDataset(DatasetLeaf):
     @functools.cached_property
     def element_spec(self) -> Any:
         """The nest of TensorSpecs of an element; a user's function is run once to find it."""
-        return self._plan.spec(runner.first_element)
+        return self._plan.spec(runner.read_first_element)
 
     @property
     def is_batched(self) -> bool | None:
         """Whether elements are batches; None if only the elements can tell (a generator)."""
-        return self._plan.is_batched(runner.first_element)
+        return self._plan.is_batched(runner.read_first_element)
 
     @property
     def static_batch_size(self) -> int | None:
         """The size of a full batch, if the pipeline fixes it."""
-        return self._plan.static_batch_size(runner.first_element)
+        return self._plan.static_batch_size(runner.read_first_element)
 
     def make_iterator(self) -> DatasetIterator:
         """Returns a new iterator; it can be saved, restored and closed."""

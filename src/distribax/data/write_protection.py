@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.elements import Element, Leaf
-from distribax.topology.host_memory import ALIGNMENT, LARGE_BYTES, address, aligned_copy
+from distribax.topology.host_memory import ALIGNMENT, LARGE_BYTES, copy_aligned, find_address
 
 # As much may be copied once so that none of it is copied each time that it is used.
 _MAX_MOVED_BYTES = 256 * 1024 * 1024
@@ -19,7 +19,7 @@ def align_rows(element: Element) -> Element:
 
     An array that is not aligned is copied, unless it is very large.
     """
-    return nests.map_leaves(_align_rows, element)
+    return elements.map_leaves(_align_rows, element)
 
 
 def _align_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -28,16 +28,16 @@ def _align_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         row_bytes < LARGE_BYTES
         or row_bytes % ALIGNMENT
         or array.nbytes > _MAX_MOVED_BYTES
-        or address(array) % ALIGNMENT == 0
+        or find_address(array) % ALIGNMENT == 0
         or array.dtype.hasobject
     ):
         return array
-    return aligned_copy(array)
+    return copy_aligned(array)
 
 
 def make_read_only(element: Element) -> Element:
     """Returns views that a careless `x += 1` cannot write through."""
-    return nests.map_leaves(_make_read_only, element)
+    return elements.map_leaves(_make_read_only, element)
 
 
 def _make_read_only(leaf: Leaf) -> Leaf:
@@ -50,16 +50,16 @@ def _make_read_only(leaf: Leaf) -> Leaf:
 
 def copy_changeable(element: Element) -> Element:
     """Returns the element with its own copy of all arrays that somebody may still write to."""
-    return nests.map_leaves(_copy_changeable, element)
+    return elements.map_leaves(_copy_changeable, element)
 
 
 def keep_as_given(element: Element) -> Element:
-    """Returns arrays that stay as they are now, whatever their owner does with his.
+    """Returns arrays that stay as they are now, even if the user changes those that were given.
 
     What can change is copied, once; a file that is mapped into memory is not: it may be larger than
     the memory.
     """
-    return make_read_only(nests.map_leaves(_copy_unless_mapped, element))
+    return make_read_only(elements.map_leaves(_copy_unless_mapped, element))
 
 
 def _copy_unless_mapped(leaf: Leaf) -> Leaf:
@@ -78,10 +78,10 @@ def _copy_changeable(leaf: Leaf) -> Leaf:
     if not isinstance(leaf, np.ndarray) or not _can_change(leaf):
         return leaf
     if 0 not in leaf.strides:
-        return aligned_copy(leaf)
+        return copy_aligned(leaf)
     # What a broadcast repeats is copied once.
     once = leaf[tuple(slice(None, None if stride else 1) for stride in leaf.strides)]
-    return np.broadcast_to(aligned_copy(once), leaf.shape)
+    return np.broadcast_to(copy_aligned(once), leaf.shape)
 
 
 def _can_change(array: np.ndarray[Any, Any]) -> bool:

@@ -16,12 +16,11 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from distribax.estimator.model_spec import ModeKeys
 from distribax.estimator.model_state import ModelState
+from distribax.estimator.model_steps import Model, OwnSteps, ScheduledSteps, make_step, open_input
 from distribax.estimator.run_config import RunConfig, StrategyOrMaker
-from distribax.estimator.spec import ModeKeys
-from distribax.estimator.steps import Model, OwnSteps, ScheduledSteps, make_step, open_input
 from distribax.execution import Function
-from distribax.parameter_server.extended import ServedStrategy
 from distribax.strategies import OneDeviceStrategy, Strategy, get_strategy
 from distribax.training.checkpoints import directory
 from distribax.training.checkpoints.checkpoint import Checkpoint
@@ -38,7 +37,7 @@ Hook = Callable[[int, Any], object]
 
 
 @dataclasses.dataclass(eq=False)
-class _Opened:
+class _OpenedModel:
     """A model under one strategy, in one mode: its state, its checkpoint and its step."""
 
     state: ModelState
@@ -52,7 +51,7 @@ class _Training:
     def __init__(
         self,
         config: RunConfig,
-        opened: _Opened,
+        opened: _OpenedModel,
         driver: OwnSteps | ScheduledSteps,
         hooks: Sequence[Hook],
         listeners: Sequence[Callable[[str], object]],
@@ -88,8 +87,7 @@ class _Training:
                     after_first_step()
                 self._report(before, number, loss)
                 answers = [hook(number, loss) for hook in self._hooks]
-                # Others are values that a hook happens to return, arrays for example.
-                ended = any(isinstance(each, (bool, np.bool_)) and each for each in answers)
+                ended = any(map(_is_true, answers))
             is_last = ended or (last is not None and number >= last)
             if number > saved and (is_last or self._is_due(before, number)):
                 saved = number
@@ -139,6 +137,13 @@ class _Training:
         is_due = _passes(before, number, self._config.save_summary_steps)
         if self._workers.is_first and (is_due or before == self._first):
             self._events.log_metrics({"loss": float(loss)}, number)
+
+
+def _is_true(answer: object) -> bool:
+    """Tells whether a hook says yes; other values are what it happens to return."""
+    if isinstance(answer, (np.ndarray, np.generic, jax.Array)):
+        return answer.shape == () and answer.dtype == np.bool_ and bool(answer)
+    return answer is True
 
 
 def _passes(before: int, number: int, period: int) -> bool:
@@ -191,7 +196,7 @@ class Estimator:
         self._config = dataclasses.replace(config, model_dir=folder)
         self._model = Model(model_fn, dict(params or {}), self._config)
         self._made: dict[StrategyOrMaker | None, Strategy] = {}
-        self._opened: dict[tuple[Strategy, str], _Opened] = {}
+        self._opened: dict[tuple[Strategy, ModeKeys], _OpenedModel] = {}
 
     @property
     def config(self) -> RunConfig:
@@ -270,7 +275,7 @@ class Estimator:
             if last is not None and first >= last:
                 _logger.info("Estimator.train: step %d of %d is reached already.", first, last)
                 return self
-            kind = ScheduledSteps if isinstance(strategy, ServedStrategy) else OwnSteps
+            kind = OwnSteps if strategy.extended.source is None else ScheduledSteps
             make_input = partial(open_input, input_fn, strategy, ModeKeys.TRAIN, self._model)
             driver = kind(opened.step, opened.state, make_input)
             training = _Training(self._config, opened, driver, hooks or (), saving_listeners)
@@ -303,7 +308,7 @@ class Estimator:
             ValueError: `eval_distribute` has parameter servers, or there was no input.
         """
         strategy = self._get_strategy(self._config.eval_distribute)
-        if isinstance(strategy, ServedStrategy):
+        if strategy.extended.source is not None:
             raise ValueError(
                 "Estimator.evaluate: eval_distribute is a ParameterServerStrategy, whose workers "
                 "would each see all of the input. Use None (one device) or dx.MirroredStrategy()."
@@ -381,8 +386,8 @@ class Estimator:
         return self._made[given]
 
     def _open(
-        self, strategy: Strategy, mode: str, path: str | None
-    ) -> tuple[_Opened, Callable[[], object]]:
+        self, strategy: Strategy, mode: ModeKeys, path: str | None
+    ) -> tuple[_OpenedModel, Callable[[], object]]:
         """Returns the model with a checkpoint's values, and what ends the wait for variables."""
         found = directory.find_checkpoints(Path(self.model_dir), _NAME) if path is None else [path]
         # Each is apart: a model may be evaluated while it is trained, or while it predicts.
@@ -390,7 +395,7 @@ class Estimator:
         if not found or key not in self._opened:
             state = ModelState()
             step = make_step(self._model, state, strategy, mode)
-            self._opened[key] = _Opened(state, Checkpoint(state), step)
+            self._opened[key] = _OpenedModel(state, Checkpoint(state), step)
         opened = self._opened[key]
         paths = opened.checkpoint.workers().exchange("checkpoints", [str(each) for each in found])
         if not paths[0]:

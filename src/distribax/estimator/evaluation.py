@@ -83,29 +83,41 @@ def _evaluate(estimator: Estimator, spec: EvalSpec, path: str) -> dict[str, Any]
     return estimator.evaluate(spec.input_fn, spec.steps, path, spec.name)
 
 
+class _LastEvaluation:
+    """The last evaluation of an Estimator while it is trained: of which checkpoint, and when."""
+
+    def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
+        self._estimator, self._spec = estimator, spec
+        self._path: str | None = None
+        self._ended = float("-inf")
+        self.result: dict[str, Any] | None = None
+
+    def evaluate(self, path: str) -> None:
+        """Evaluates a checkpoint, unless it was the last one."""
+        if path != self._path:
+            self.result = _evaluate(self._estimator, self._spec, path)
+            self._path, self._ended = path, time.monotonic()
+
+    def evaluate_if_due(self, path: str) -> None:
+        """Evaluates a checkpoint if the last evaluation is long enough ago."""
+        if time.monotonic() - self._ended >= self._spec.throttle_secs:
+            self.evaluate(path)
+
+
 def _take_turns(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> dict[str, Any] | None:
-    done: dict[str, Any] = {"path": None, "result": None, "time": -float("inf")}
-
-    def evaluate(path: str) -> None:
-        done.update(path=path, result=_evaluate(estimator, eval_spec, path), time=time.monotonic())
-
-    def after_save(path: str) -> None:
-        if time.monotonic() - done["time"] >= eval_spec.throttle_secs:
-            evaluate(path)
-
+    last = _LastEvaluation(estimator, eval_spec)
     estimator.train(
         train_spec.input_fn,
         train_spec.hooks,
         max_steps=train_spec.max_steps,
-        saving_listeners=[after_save],
+        saving_listeners=[last.evaluate_if_due],
     )
     newest = estimator.latest_checkpoint()
-    if newest is not None and newest != done["path"]:
-        evaluate(newest)
-    result: dict[str, Any] | None = done["result"]
-    return result
+    if newest is not None:
+        last.evaluate(newest)
+    return last.result
 
 
 def _evaluate_beside(

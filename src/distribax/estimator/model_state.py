@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.contrib.distribute import variable_store
 from distribax.training.gradients import AnyVariable
 from distribax.training.hyperparameters import run_now
@@ -41,8 +41,8 @@ class ModelState(Mapping[str, Any]):
         self._given[asked] += 1
         key = (asked[0], f"{asked[1]}_{number}" if number else asked[1])
         if key not in self._kept:
-            # What it is made of is its own.
-            with keeping.keep_in(None):
+            # What the object creates itself belongs to the object.
+            with reuse.reuse_from(None):
                 self._kept[key] = create()
         return self._kept[key]
 
@@ -50,7 +50,7 @@ class ModelState(Mapping[str, Any]):
     def one_run(self) -> Iterator[None]:
         """Marks one run of the model function."""
         self._given.clear()
-        with keeping.keep_in(self), variable_store.fresh_store():
+        with reuse.reuse_from(self), variable_store.use_fresh_store():
             yield
 
     @property
@@ -91,8 +91,8 @@ class ModelState(Mapping[str, Any]):
         return len(self.objects)
 
 
-def _current(what: str) -> ModelState:
-    state = keeping.current_keeper()
+def _get_state(what: str) -> ModelState:
+    state = reuse.get_reused_objects()
     if not isinstance(state, ModelState):
         raise RuntimeError(
             f"{what}: called outside of a model function. Call it in the model_fn of an Estimator."
@@ -106,7 +106,7 @@ def get_global_step() -> Variable:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    return _current("get_global_step").global_step
+    return _get_state("get_global_step").global_step
 
 
 def trainable_variables() -> list[AnyVariable]:
@@ -115,7 +115,7 @@ def trainable_variables() -> list[AnyVariable]:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    return [each for each in _current("trainable_variables").variables if each.trainable]
+    return [each for each in _get_state("trainable_variables").variables if each.trainable]
 
 
 def get_or_create(name: str, create: Callable[[], _T]) -> _T:
@@ -134,6 +134,6 @@ def get_or_create(name: str, create: Callable[[], _T]) -> _T:
     Raises:
         RuntimeError: It is called outside of a model function.
     """
-    state = _current("get_or_create")
+    state = _get_state("get_or_create")
     made: _T = state.get_or_create(object, name, lambda: run_now(create))
     return made

@@ -24,11 +24,11 @@ class RunConfig:
             that do not train, such as an evaluator, then never make it); None uses one device.
         eval_distribute: The same for `evaluate`; any strategy but one with parameter servers.
         tf_random_seed: A seed for the model function: `config.tf_random_seed`.
-        save_checkpoints_steps: Save each time after so many steps.
-        save_checkpoints_secs: Save each time after so many seconds; 600 if neither is given.
+        save_checkpoints_steps: The number of steps between two checkpoints.
+        save_checkpoints_secs: The seconds between two checkpoints; 600 if neither is given.
         keep_checkpoint_max: How many checkpoints are kept; None keeps all.
-        save_summary_steps: Write the loss for TensorBoard each time after so many steps.
-        log_step_count_steps: Log the loss and the speed each time after so many steps.
+        save_summary_steps: The number of steps between two losses in TensorBoard.
+        log_step_count_steps: The number of steps between two logs of the loss and the speed.
         loss_reduction: How the losses of the replicas make the one that is reported: SUM for losses
             made with `dx.compute_average_loss`, MEAN for those that are means of a replica's batch.
             It should be the same as the `reduce_op` of the optimizer.

@@ -1,4 +1,4 @@
-"""Other libraries' models inside replicas, as they are.
+"""Models of other libraries inside replicas, unchanged.
 
 You need not call anything: the adapter of a library is loaded by the first `strategy.scope()` after
 the program has imported the library, or by the first step.
@@ -14,11 +14,11 @@ from distribax.execution import adapters
 from distribax.integrations import keras_import
 
 
-def _adapter(module: str, library: str) -> adapters.Adapter:
+def _make_adapter(module: str, library: str) -> adapters.Adapter:
     try:
         return importlib.import_module(f"distribax.integrations.{module}").adapt
     except (AttributeError, ImportError, KeyError) as error:
-        # A program may have imported the library for something else, and must not suffer.
+        # A program may use the library for something else, which must go on working.
         warnings.warn(
             f"distribax: the installed {library} lacks what modules need to be used inside "
             f"strategy.run() and dx.function ({error!r}); elsewhere they work as ever. Install the "
@@ -27,7 +27,7 @@ def _adapter(module: str, library: str) -> adapters.Adapter:
         return lambda fn: fn
 
 
-adapters.register("flax.nnx", lambda: _adapter("nnx", "flax"))
+adapters.register("flax.nnx", lambda: _make_adapter("nnx", "flax"))
 adapters.register("keras", keras_import.load_adapter)
 keras_import.watch_import()
 

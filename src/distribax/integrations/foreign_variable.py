@@ -1,6 +1,6 @@
-"""Cells: where the value of another library's variable lives once a strategy has used it.
+"""Foreign variables: variables of other libraries whose values strategies place.
 
-Outside of steps a cell gives plain arrays of one device, as the library expects them; in between
+Outside of steps they give plain arrays of one device, as the library expects them; in between
 the value is wherever the strategy's steps want it, and it is moved only when somebody else asks.
 """
 
@@ -36,17 +36,17 @@ class Rule:
     view: Callable[[Any, int | jax.Array], Any] | None = None
 
 
-def _own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
+def _take_own_part(value: Arrays, replica_id: int | jax.Array) -> Any:
     """Returns a replica's part of a sum: the first one continues from what there is."""
     return jax.tree.map(lambda x: jnp.where(replica_id == 0, x, jnp.zeros_like(x)), value)
 
 
-SUM: Final = Rule(VariableAggregation.SUM, _own_part)
+SUM: Final = Rule(VariableAggregation.SUM, _take_own_part)
 """For variables in which the replicas add up what they see."""
 
 
-class Cell:
-    """The value of one variable of another library: an array, or a nest of arrays."""
+class ForeignVariable:
+    """A variable of another library; the value is an array, or a nest of arrays."""
 
     def __init__(self, name: str, rule: Rule, value: Arrays) -> None:
         self.name = name
@@ -68,18 +68,18 @@ class Cell:
         if self._placement is None:
             return self._value
         if self._host is None:
-            self._host = self.piece(0)
+            self._host = self.get_piece(0)
         return self._host
 
-    def types(self) -> Any:
+    def get_types(self) -> Any:
         """Returns the types of the arrays, which are the same wherever they are placed."""
         return jax.tree.map(jax_private.get_array_type, self._value)
 
     def write(self, value: Arrays) -> None:
-        """Replaces the value by one of code outside of steps, of whatever form."""
+        """Replaces the value by one that code outside of steps has set, in any form."""
         self._value, self._placement, self._shared, self._host = value, None, True, None
 
-    def piece(self, index: int) -> Any:
+    def get_piece(self, index: int) -> Any:
         """Returns the copy of the device with this index, or the only one there is."""
         placement = self._placement
         assert placement is not None
@@ -87,7 +87,7 @@ class Cell:
         # A program that another thread starts either copies the arrays or has replaced them.
         with launch_lock:
             self._shared = True
-            return _each(lambda array: placement.split(array)[local], self._value)
+            return _map_arrays(lambda array: placement.split(array)[local], self._value)
 
     def keep_pieces(self, pieces: list[Arrays], placement: contracts.Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
@@ -118,11 +118,11 @@ class Cell:
         """Returns the placed value as one that may be overwritten."""
         value = self.place(placement)
         if self._shared:
-            self._value = value = _each(jax_private.copy_array, value)
+            self._value = value = _map_arrays(jax_private.copy_array, value)
             self._shared, self._host = False, None
         return value
 
-    def handle(self, strategy: contracts.Strategy) -> Handle:
+    def find_handle(self, strategy: contracts.Strategy) -> Handle:
         """Returns what the engine takes for a variable of `strategy`."""
         handle = self._handles.get(strategy)
         if handle is None:
@@ -132,41 +132,43 @@ class Cell:
             handle = self._handles[strategy] = Handle(self, strategy, placement)
         return handle
 
-    def handle_in(self, frame: frames.Frame, strategy: contracts.Strategy | None = None) -> Handle:
-        """Returns the one handle that stands for this cell while a function is traced.
+    def find_handle_in(
+        self, frame: frames.Frame, strategy: contracts.Strategy | None = None
+    ) -> Handle:
+        """Returns the one handle that stands for this variable while a function is traced.
 
-        A `strategy` that runs replicas takes the cell over from code outside of replicas.
+        A `strategy` that runs replicas takes the variable over from code outside of replicas.
         """
         function = frame.function
         used = next((h for h in self._handles.values() if h in function.touched), None)
         if strategy is None:
-            return used or self.handle(self.owner or context.get_strategy())
+            return used or self.find_handle(self.owner or context.get_strategy())
         self.owner = strategy
-        handle = self.handle(strategy)
+        handle = self.find_handle(strategy)
         if used is not None and used is not handle:
             function.rename(used, handle)
         return handle
 
     @override
     def __repr__(self) -> str:
-        return f"<Cell {self.name}>"
+        return f"<ForeignVariable {self.name}>"
 
 
 @dataclass(eq=False)
 class Handle:
-    """A cell as the variable of one strategy, which is what compiled programs take and return."""
+    """A foreign variable under one strategy, which is what compiled programs take and return."""
 
     per_replica = False
     source = None
 
-    cell: Cell
+    variable: ForeignVariable
     strategy: contracts.Strategy
     placement: contracts.Placement
 
     @property
     def described(self) -> str:
         """The variable as error messages name it."""
-        return self.cell.name
+        return self.variable.name
 
     @property
     def program_sharding(self) -> Any:
@@ -175,19 +177,19 @@ class Handle:
 
     def program_type(self) -> Any:
         """Returns the type of the value that a compiled program reads."""
-        return self.cell.types()
+        return self.variable.get_types()
 
     def program_value(self) -> Any:
         """Returns the value that a compiled program reads."""
-        return _each(self.placement.to_program, self.cell.place(self.placement))
+        return _map_arrays(self.placement.to_program, self.variable.place(self.placement))
 
     def take_program_value(self) -> Any:
         """Returns a value that a compiled program may overwrite."""
-        return _each(self.placement.to_program, self.cell.take(self.placement))
+        return _map_arrays(self.placement.to_program, self.variable.take(self.placement))
 
     def store_program_value(self, value: Arrays) -> None:
         """Keeps what a compiled program has returned."""
-        self.cell.keep(_each(self.placement.from_program, value), self.placement)
+        self.variable.keep(_map_arrays(self.placement.from_program, value), self.placement)
 
 
 def refuse_replacement(new: object) -> None:
@@ -195,7 +197,7 @@ def refuse_replacement(new: object) -> None:
     raise AssertionError("variables are changed, not replaced")
 
 
-def _each(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
+def _map_arrays(fn: Callable[[jax.Array], jax.Array], value: Any) -> Any:
     """Applies `fn`, which moves arrays, to every array of `value`."""
     if jax_private.is_concrete_array(value):
         return fn(value)
@@ -208,7 +210,7 @@ def _move(fn: Callable[[jax.Array], jax.Array], leaf: jax.Array) -> jax.Array:
 
 def _store(value: Arrays, store: Callable[[jax.Array], jax.Array]) -> Any:
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), value)
-    return _each(store, arrays)
+    return _map_arrays(store, arrays)
 
 
 def _join(copies: tuple[jax.Array, ...], placement: contracts.Placement) -> jax.Array:

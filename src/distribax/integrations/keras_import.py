@@ -1,7 +1,7 @@
-"""Sees to it that Keras runs on JAX, and that strategies know it however late it is imported.
+"""Makes Keras run on JAX, and connects it with strategies however late it is imported.
 
-Keras chooses its backend when it is imported, and takes TensorFlow if nobody says otherwise. A
-program that imports distribax first, and says nothing, means JAX.
+Keras chooses its backend when it is imported: TensorFlow by default. In a program that imports
+distribax first, and does not choose, it is JAX.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads Keras with JAX as its backend, if nothing else is said."""
+    """Loads Keras with JAX as its backend, unless another one was chosen."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -108,7 +108,7 @@ def load_adapter() -> adapters.Adapter:
             return adapter
         except UnsupportedKerasError as error:
             problem = str(error)
-    # A program may have imported Keras for something else, which works as ever.
+    # A program may have imported Keras for something else, which still works.
     owner = getattr(keras, "Variable", None) or keras.Model
 
     @replacement

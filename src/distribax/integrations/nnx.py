@@ -1,4 +1,4 @@
-"""Flax NNX modules and optimizers inside replicas, as they are.
+"""Flax NNX modules and optimizers inside replicas, unchanged.
 
 The variables of a module that a replica reads or writes are lifted like `dx.Variable`s: mirrored by
 the strategy, inputs and outputs of compiled steps. `nnx.Optimizer.update` in a replica adds up the
@@ -28,7 +28,7 @@ from typing_extensions import override
 from distribax import jax_private
 from distribax.execution import adapters, frames
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import SUM, Cell, Rule, refuse_replacement
+from distribax.integrations.foreign_variable import SUM, ForeignVariable, Rule, refuse_replacement
 from distribax.integrations.replacement import Function, replacement
 from distribax.training.checkpoints.tracked import Put, register_tracker
 from distribax.types import VariableAggregation
@@ -37,13 +37,13 @@ from distribax.values import make_opaque
 _NUMBERS = (jax.Array, bool, int, float, complex, np.ndarray, np.generic)
 
 
-# What runs in replicas has the variables of NNX modules in view.
+# Replicas keep their writes to variables of NNX modules apart until they end.
 adapt = replica_state.with_state
 
 # How replicas share variables.
 
 
-def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
+def _fold_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
     """Returns a random key that is different in each replica."""
     fold = lambda one: jax.random.fold_in(one, replica_id)  # noqa: E731
     return fold(key) if key.ndim == 0 else jax.vmap(fold)(key.ravel()).reshape(key.shape)
@@ -51,7 +51,7 @@ def _own_key(key: jax.Array, replica_id: int | jax.Array) -> jax.Array:
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 _RULES: tuple[tuple[type, Rule], ...] = (
-    (nnx.RngKey, Rule(_FIRST, _own_key)),
+    (nnx.RngKey, Rule(_FIRST, _fold_key)),
     (nnx.RngCount, Rule(VariableAggregation.NONE)),
     (nnx.metrics.MetricState, SUM),
     (nnx.Variable, Rule(VariableAggregation.MEAN)),
@@ -63,13 +63,13 @@ _RULES: tuple[tuple[type, Rule], ...] = (
 
 @dataclass(slots=True)
 class _Made:
-    """The value of a variable that was made inside a step, and is no state of its own yet."""
+    """The value of a variable that was made inside a step, and is not part of its state yet."""
 
     value: object
     where: object
 
 
-def _where() -> object | None:
+def _find_place() -> object | None:
     """Returns the trace, or the eager replica, that the code runs in; None outside of steps."""
     frame = frames.current()
     if frame is not None:
@@ -78,7 +78,7 @@ def _where() -> object | None:
     return None if state is None else state.entry
 
 
-class _Slot:
+class _ReplacedSlot:
     """Stands in for a slot of a class of NNX; it does what the slot does."""
 
     def __init__(self, slot: MemberDescriptorType) -> None:
@@ -97,18 +97,18 @@ class _Slot:
         return self._slot.__get__(thing)
 
 
-class _Value(_Slot):
+class _VariableValue(_ReplacedSlot):
     """Stands in for the slot of `nnx.Variable` that holds the value.
 
-    The slot holds the plain value, or the cell of a variable that a step has used.
+    The slot holds the plain value, or the foreign variable that a step has made of it.
     """
 
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
-        cell = self._find_cell(variable, held)
-        if cell is not None:
-            return replica_state.read(cell)
+        foreign = self._find_foreign(variable, held)
+        if foreign is not None:
+            return replica_state.read(foreign)
         return held.value if type(held) is _Made else held
 
     @override
@@ -116,12 +116,12 @@ class _Value(_Slot):
         try:
             held = self._slot.__get__(variable)
         except AttributeError:
-            where = _where()
+            where = _find_place()
             self._slot.__set__(variable, value if where is None else _Made(value, where))
             return
-        cell = self._find_cell(variable, held)
-        if cell is not None:
-            replica_state.write(cell, value)
+        foreign = self._find_foreign(variable, held)
+        if foreign is not None:
+            replica_state.write(foreign, value)
         elif type(held) is _Made:
             held.value = value
         else:
@@ -130,19 +130,19 @@ class _Value(_Slot):
     def is_lifted(self, variable: nnx.Variable[Any]) -> bool:
         """Tells whether the variable is state that the step which runs now may change."""
         held = self._slot.__get__(variable)
-        return type(held) is Cell or self._cell(variable, held) is not None
+        return type(held) is ForeignVariable or self._adopt(variable, held) is not None
 
-    def _find_cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
-        """Returns the cell of a variable; None for one that is not state of the running step."""
-        if type(held) is Cell:
+    def _find_foreign(self, variable: nnx.Variable[Any], held: object) -> ForeignVariable | None:
+        """Returns the foreign variable; None for one that is not state of the running step."""
+        if type(held) is ForeignVariable:
             return held
-        where = _where()
+        where = _find_place()
         if where is None or (type(held) is _Made and held.where is where):
             return None
-        return self._cell(variable, held)
+        return self._adopt(variable, held)
 
-    def _cell(self, variable: nnx.Variable[Any], held: object) -> Cell | None:
-        """Puts a value that was made elsewhere into a cell, unless it is not made of numbers."""
+    def _adopt(self, variable: nnx.Variable[Any], held: object) -> ForeignVariable | None:
+        """Makes a variable from elsewhere a foreign one, if its value is made of numbers."""
         value = held.value if type(held) is _Made else held
         leaves = jax.tree.leaves(value)
         if variable.ref:
@@ -160,29 +160,29 @@ class _Value(_Slot):
                 "what a module has sown out of it in the same step, with nnx.pop()."
             )
         rule = next(rule for kind, rule in _RULES if isinstance(variable, kind))
-        cell = Cell(name, rule, value)
-        self._slot.__set__(variable, cell)
-        return cell
+        foreign = ForeignVariable(name, rule, value)
+        self._slot.__set__(variable, foreign)
+        return foreign
 
 
-class _VariableTrace(_Slot):
+class _VariableTrace(_ReplacedSlot):
     """Stands in for the slot of `nnx.Variable` that says which trace may change it."""
 
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
         held = self._slot.__get__(variable)
-        if _at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
+        if _is_at_step_level() and held == _OUTSIDE and _value.is_lifted(variable):
             return tracers.TraceState()
         return held
 
 
-def _at_step_level() -> bool:
+def _is_at_step_level() -> bool:
     """Tells whether code of a compiled step runs, and no JAX transformation inside of it."""
     frame = frames.current()
     return frame is not None and jax_private.get_innermost_trace() is frame.trace
 
 
-class _ModuleTrace(_Slot):
+class _ModuleTrace(_ReplacedSlot):
     """Stands in for the slot of a module's bookkeeping that says which trace may change it.
 
     NNX rebuilds modules when it differentiates them, so a module from outside may get its
@@ -192,19 +192,19 @@ class _ModuleTrace(_Slot):
     @override
     def _read(self, state: pytreelib.PytreeState) -> Any:
         held = self._slot.__get__(state)
-        return tracers.TraceState() if held == _OUTSIDE and _at_step_level() else held
+        return tracers.TraceState() if held == _OUTSIDE and _is_at_step_level() else held
 
     @override
     def __set__(self, state: pytreelib.PytreeState, trace: object) -> None:
-        self._slot.__set__(state, _OUTSIDE if _at_step_level() else trace)
+        self._slot.__set__(state, _OUTSIDE if _is_at_step_level() else trace)
 
 
-class _Refused(_Slot):
+class _HijaxValue(_ReplacedSlot):
     """Stands in for the slot of a hijax variable that holds the value."""
 
     @override
     def _read(self, variable: nnx.Variable[Any]) -> Any:
-        if _where() is not None:
+        if _find_place() is not None:
             raise ValueError(
                 f"nnx.{variable._var_type.__name__} is a hijax variable, which replicas cannot "
                 "share yet. Create it with hijax=False, which is the default."
@@ -312,7 +312,7 @@ def _watch() -> Iterator[_Attributes]:
 
 
 @replacement
-def _noting_changes(change: Function, module: nnx.Pytree, *args: object) -> None:
+def _note_changes(change: Function, module: nnx.Pytree, *args: object) -> None:
     change(module, *args)
     adapters.note_change()
 
@@ -335,15 +335,15 @@ def _track_module(module: nnx.Pytree) -> Iterator[tuple[str, Any, Put]]:
 _OUTSIDE = tracers.TraceState()
 _OUTSIDE._jax_trace = jax_private.get_outside_trace_state()
 
-_value = _Value(nnx.Variable.__dict__["_raw_value"])
+_value = _VariableValue(nnx.Variable.__dict__["_raw_value"])
 nnx.Variable._raw_value = _value
 nnx.Variable._trace_state = _VariableTrace(nnx.Variable.__dict__["_trace_state"])
-variablelib.HijaxVariable._leaves = _Refused(variablelib.HijaxVariable.__dict__["_leaves"])
+variablelib.HijaxVariable._leaves = _HijaxValue(variablelib.HijaxVariable.__dict__["_leaves"])
 pytreelib.PytreeState._trace_state = _ModuleTrace(pytreelib.PytreeState.__dict__["_trace_state"])
 nnx.Optimizer.update = _update_together(nnx.Optimizer.update)
 nnx.metrics.Welford.update = _measure_together(nnx.metrics.Welford.update)
-nnx.Pytree._setattr = _noting_changes(nnx.Pytree._setattr)
-nnx.Pytree.__delattr__ = _noting_changes(nnx.Pytree.__delattr__)
+nnx.Pytree._setattr = _note_changes(nnx.Pytree._setattr)
+nnx.Pytree.__delattr__ = _note_changes(nnx.Pytree.__delattr__)
 adapters.add_watch(_watch)
 adapters.add_commit(replica_state.commit)
 make_opaque(nnx.Pytree)

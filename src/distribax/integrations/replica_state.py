@@ -1,4 +1,4 @@
-"""What one replica sees and writes of cells while it runs.
+"""What one replica sees and writes of foreign variables while it runs.
 
 A replica's writes are its own until they are settled: at the end of the replica, or when a step
 that all replicas take together (an optimizer's) begins. A replica that fails has written nothing.
@@ -17,7 +17,7 @@ import numpy as np
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
-from distribax.integrations.foreign_variable import Arrays, Cell, Handle
+from distribax.integrations.foreign_variable import Arrays, ForeignVariable, Handle
 from distribax.types import ReduceOp, VariableAggregation
 from distribax.values import NONE_IDLE, Local, PerReplica, Pieces
 
@@ -27,30 +27,30 @@ _state: ContextVar[ReplicaState | None] = ContextVar("distribax_replica_state", 
 
 
 def current() -> ReplicaState | None:
-    """Returns the state of the replica that runs now; None where writes go straight to cells."""
+    """Returns the state of the replica that runs now; None where writes count at once."""
     state = _state.get()
     return state if state is not None and context.current() is state.entry else None
 
 
-def read(cell: Cell) -> Any:
-    """Returns the value of a cell as the code that runs now sees it."""
+def read(variable: ForeignVariable) -> Any:
+    """Returns the value of a foreign variable as the code that runs now sees it."""
     state = current()
     if state is not None:
-        return state.read(cell)
+        return state.read(variable)
     frame = frames.current()
-    return cell.read() if frame is None else frame.read(_handle(cell, frame))
+    return variable.read() if frame is None else frame.read(_find_handle(variable, frame))
 
 
-def write(cell: Cell, value: Arrays) -> None:
-    """Replaces the value of a cell, by the rules of where the code runs."""
+def write(variable: ForeignVariable, value: Arrays) -> None:
+    """Replaces the value of a foreign variable, by the rules of where the code runs."""
     state = current()
     frame = frames.current()
     if state is not None:
-        state.write(cell, value)
+        state.write(variable, value)
     elif frame is None:
-        cell.write(value)
-    elif not _same_leaves(value, frame.read(_handle(cell, frame))):
-        frame.write(_handle(cell, frame), _arrays(cell, value))
+        variable.write(value)
+    elif not _have_same_leaves(value, frame.read(_find_handle(variable, frame))):
+        frame.write(_find_handle(variable, frame), _to_arrays(variable, value))
 
 
 def commit() -> None:
@@ -61,10 +61,10 @@ def commit() -> None:
         state.pending.clear()
 
 
-def _handle(cell: Cell, frame: frames.Frame) -> Handle:
+def _find_handle(variable: ForeignVariable, frame: frames.Frame) -> Handle:
     here = context.current()
     in_replica = here.replica_context is not None and context.has_strategy()
-    return cell.handle_in(frame, here.strategy if in_replica else None)
+    return variable.find_handle_in(frame, here.strategy if in_replica else None)
 
 
 def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def with_state(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ReplicaState:
-    """The cells' values in one replica of several."""
+    """The variables' values in one replica of several."""
 
     def __init__(self) -> None:
         self.entry = context.current()
@@ -102,61 +102,66 @@ class ReplicaState:
         self.strategy = self.entry.strategy
         frame = frames.current()
         self.frame = frame if isinstance(frame, frames.RunFrame) else None
-        self.pending: dict[Cell, Any] = {}
+        self.pending: dict[ForeignVariable, Any] = {}
         # The pending values that are known to be the same in every replica.
-        self._same: set[Cell] = set()
+        self._same: set[ForeignVariable] = set()
         # Whether the code that runs now is given the same in every replica.
         self.is_together = False
         # What has been read, beside what it was made of: reading again gives the same object.
-        self._pieces: dict[Cell, tuple[Any, Any]] = {}
-        self._views: dict[Cell, tuple[Any, Any]] = {}
+        self._pieces: dict[ForeignVariable, tuple[Any, Any]] = {}
+        self._views: dict[ForeignVariable, tuple[Any, Any]] = {}
 
     # Reading and writing.
 
-    def read(self, cell: Cell) -> Any:
+    def read(self, variable: ForeignVariable) -> Any:
         """Returns the replica's own value."""
-        return self.pending[cell] if cell in self.pending else self._unwritten(cell)
+        return (
+            self.pending[variable] if variable in self.pending else self._read_unwritten(variable)
+        )
 
-    def _unwritten(self, cell: Cell) -> Any:
-        stored = self._stored(cell)
+    def _read_unwritten(self, variable: ForeignVariable) -> Any:
+        stored = self._read_stored(variable)
         if self.is_together:
             return stored
-        known = self._views.get(cell)
+        known = self._views.get(variable)
         if known is not None and known[0] is stored:
             return known[1]
-        own = self._own(cell, stored)
-        if self._at_top_level():
-            self._views[cell] = (stored, own)
+        own = self._make_own(variable, stored)
+        if self._is_at_top_level():
+            self._views[variable] = (stored, own)
         return own
 
-    def write(self, cell: Cell, value: Arrays) -> None:
+    def write(self, variable: ForeignVariable, value: Arrays) -> None:
         """Replaces the replica's own value."""
-        self._same.discard(cell)
-        if _same_leaves(value, self._unwritten(cell)):
+        self._same.discard(variable)
+        if _have_same_leaves(value, self._read_unwritten(variable)):
             # Libraries write back what a function has not changed, or what they had set aside.
-            self.pending.pop(cell, None)
+            self.pending.pop(variable, None)
             return
-        self.pending[cell] = _arrays(cell, value)
+        self.pending[variable] = _to_arrays(variable, value)
         if self.is_together:
-            self._same.add(cell)
+            self._same.add(variable)
 
-    def _stored(self, cell: Cell) -> Any:
+    def _read_stored(self, variable: ForeignVariable) -> Any:
         if self.frame is not None:
-            return self.frame.read(cell.handle_in(self.frame, self.strategy))
-        cell.owner = self.strategy
-        placement = cell.handle(self.strategy).placement
-        source = cell.place(placement)
-        known = self._pieces.get(cell)
+            return self.frame.read(variable.find_handle_in(self.frame, self.strategy))
+        variable.owner = self.strategy
+        placement = variable.find_handle(self.strategy).placement
+        source = variable.place(placement)
+        known = self._pieces.get(variable)
         if known is None or known[0] is not source:
-            known = self._pieces[cell] = (source, cell.piece(self.replica.runner.copy_id))
+            known = self._pieces[variable] = (
+                source,
+                variable.get_piece(self.replica.runner.copy_id),
+            )
         return known[1]
 
-    def _own(self, cell: Cell, stored: Arrays) -> Any:
-        if cell.rule.view is None or self.replica.num_replicas_in_sync == 1:
+    def _make_own(self, variable: ForeignVariable, stored: Arrays) -> Any:
+        if variable.rule.view is None or self.replica.num_replicas_in_sync == 1:
             return stored
-        return cell.rule.view(stored, self.replica.replica_id_in_sync_group)
+        return variable.rule.view(stored, self.replica.replica_id_in_sync_group)
 
-    def _at_top_level(self) -> bool:
+    def _is_at_top_level(self) -> bool:
         if self.frame is None:
             return not jax_private.is_tracing()
         return jax_private.get_innermost_trace() is self.frame.trace
@@ -204,57 +209,61 @@ class ReplicaState:
         arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         exchanged = exchange([leaves[index] for index in arrays]) if arrays else []
         for index, value in zip(arrays, exchanged, strict=True):
-            leaves[index] = self._shared(value)
+            leaves[index] = self._find_shared(value)
         return jax.tree.unflatten(tree, leaves)
 
-    def _shared(self, value: jax.Array) -> jax.Array:
+    def _find_shared(self, value: jax.Array) -> jax.Array:
         return value if self.frame is None else self.frame.find_shared(value)[0]
 
     def settle(self) -> None:
-        """Makes the pending values one for all replicas, by the rules of their cells."""
-        unsettled = self.unsettled()
+        """Makes the pending values one for all replicas, by the variables' rules."""
+        unsettled = self.list_unsettled()
         if not unsettled:
             return
         if self.is_idle:
             self._take_back(unsettled)
-        cells, values = self.replica.merge_call(_combine, args=(self,))
-        for cell, leaves in zip(cells, values, strict=True):
-            old, tree = jax.tree.flatten(self.pending[cell])
-            new = [_like(self._shared(leaf), was) for leaf, was in zip(leaves, old, strict=True)]
-            self.pending[cell] = jax.tree.unflatten(tree, new)
-            self._same.add(cell)
+        variables, values = self.replica.merge_call(_combine, args=(self,))
+        for variable, leaves in zip(variables, values, strict=True):
+            old, tree = jax.tree.flatten(self.pending[variable])
+            new = [
+                _restore_key(self._find_shared(leaf), was)
+                for leaf, was in zip(leaves, old, strict=True)
+            ]
+            self.pending[variable] = jax.tree.unflatten(tree, new)
+            self._same.add(variable)
 
     @property
     def is_idle(self) -> bool:
         """Whether the replica's piece of the batch is empty, so that it has seen no example."""
         return self.replica.runner.is_idle
 
-    def _take_back(self, cells: list[Cell]) -> None:
+    def _take_back(self, variables: list[ForeignVariable]) -> None:
         """Makes the replica's parts of sums what they were before it ran."""
-        for cell in cells:
-            if cell.rule.aggregation is _SUM:
-                self.pending[cell] = _arrays(cell, self._unwritten(cell))
+        for variable in variables:
+            if variable.rule.aggregation is _SUM:
+                self.pending[variable] = _to_arrays(variable, self._read_unwritten(variable))
 
-    def unsettled(self) -> list[Cell]:
-        """Returns the cells whose pending values may differ between replicas."""
+    def list_unsettled(self) -> list[ForeignVariable]:
+        """Returns the variables whose pending values may differ between replicas."""
         if self.replica.num_replicas_in_sync == 1:
             return []
         return [
-            cell
-            for cell in self.pending
-            if cell not in self._same and cell.rule.aggregation is not VariableAggregation.NONE
+            variable
+            for variable in self.pending
+            if variable not in self._same
+            and variable.rule.aggregation is not VariableAggregation.NONE
         ]
 
     def commit(self) -> None:
-        """Hands the pending values over to the cells."""
+        """Hands the pending values over to the variables."""
         self.settle()
         if not self.pending:
             return
         if self.frame is None:
             self.replica.merge_call(_store, args=(self,))
             return
-        for cell, value in self.pending.items():
-            self.frame.write(cell.handle_in(self.frame, self.strategy), value)
+        for variable, value in self.pending.items():
+            self.frame.write(variable.find_handle_in(self.frame, self.strategy), value)
 
 
 # What the replicas do together, outside of them.
@@ -262,19 +271,19 @@ class ReplicaState:
 
 def _combine(
     strategy: contracts.Strategy, states: PerReplica | ReplicaState
-) -> tuple[tuple[Cell, ...], list[list[Any]]]:
-    replicas = _replicas(states)
+) -> tuple[tuple[ForeignVariable, ...], list[list[Any]]]:
+    replicas = _list_replicas(states)
     if isinstance(states, PerReplica):
-        # All processes are here, so that they can tell each other.
+        # All processes come here, so they can tell each other.
         states.idle.find()
-    cells = tuple(replicas[0].unsettled())
-    values: list[list[Any]] = [[] for _ in cells]
+    variables = tuple(replicas[0].list_unsettled())
+    values: list[list[Any]] = [[] for _ in variables]
     reduced: dict[ReduceOp, list[tuple[int, int, Any]]] = {ReduceOp.SUM: [], ReduceOp.MEAN: []}
-    for index, cell in enumerate(cells):
-        for leaves in _leaves(cell, replicas):
-            op = _operation(cell, leaves[0])
+    for index, variable in enumerate(variables):
+        for leaves in _list_leaves(variable, replicas):
+            op = _choose_operation(variable, leaves[0])
             if op is None:
-                values[index].append(_first(strategy, leaves, replicas[0].frame))
+                values[index].append(_take_first(strategy, leaves, replicas[0].frame))
                 continue
             if op is ReduceOp.MEAN:
                 leaves = _leave_out_idle(leaves, replicas)
@@ -286,23 +295,24 @@ def _combine(
         results = strategy.extended.batch_reduce_to(op, pairs) if pairs else []
         for (index, position, _), result in zip(entries, results, strict=True):
             values[index][position] = result
-    return cells, values
+    return variables, values
 
 
 def _store(strategy: contracts.Strategy, states: PerReplica | ReplicaState) -> None:
-    replicas = _replicas(states)
-    for cell in replicas[0].pending:
-        cell.keep_pieces(
-            [replica.pending[cell] for replica in replicas], cell.handle(strategy).placement
+    replicas = _list_replicas(states)
+    for variable in replicas[0].pending:
+        variable.keep_pieces(
+            [replica.pending[variable] for replica in replicas],
+            variable.find_handle(strategy).placement,
         )
 
 
-def _replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
+def _list_replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
     replicas = list(states.values) if isinstance(states, PerReplica) else [states]
     first = replicas[0].pending.keys()
     for replica_id, replica in enumerate(replicas):
         if replica.pending.keys() != first:
-            odd = sorted(cell.name for cell in replica.pending.keys() ^ first)
+            odd = sorted(variable.name for variable in replica.pending.keys() ^ first)
             raise RuntimeError(
                 f"strategy.run: replica {replica_id} has written other variables than replica 0: "
                 f"{', '.join(odd)}. Every replica must write the same variables; do not put a "
@@ -311,26 +321,28 @@ def _replicas(states: PerReplica | ReplicaState) -> list[ReplicaState]:
     return replicas
 
 
-def _leaves(cell: Cell, replicas: list[ReplicaState]) -> Iterator[tuple[Any, ...]]:
-    """Yields the replicas' values of each array of a cell."""
+def _list_leaves(
+    variable: ForeignVariable, replicas: list[ReplicaState]
+) -> Iterator[tuple[Any, ...]]:
+    """Yields the replicas' values of each array of a variable."""
     flat: list[tuple[list[Any], Any]] = [
-        jax.tree.flatten(replica.pending[cell]) for replica in replicas
+        jax.tree.flatten(replica.pending[variable]) for replica in replicas
     ]
     shapes = [[jnp.shape(leaf) for leaf in leaves] for leaves, _ in flat]
     if any(tree != flat[0][1] for _, tree in flat) or any(shape != shapes[0] for shape in shapes):
         raise ValueError(
-            f"strategy.run: the replicas have written values of different form to {cell.name}: "
+            f"strategy.run: the replicas have written values of different form to {variable.name}: "
             f"shapes {shapes}, by replica. State that replicas share cannot depend on the size of "
             "a replica's batch; return such a value from the replica instead."
         )
     return zip(*(leaves for leaves, _ in flat), strict=True)
 
 
-def _operation(cell: Cell, leaf: jax.Array) -> ReduceOp | None:
-    """Returns how an array of a cell is combined; None means that the first replica's is taken."""
-    if cell.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
+def _choose_operation(variable: ForeignVariable, leaf: jax.Array) -> ReduceOp | None:
+    """Returns how an array is combined; None means that the first replica's is taken."""
+    if variable.rule.aggregation is _SUM and jnp.issubdtype(leaf.dtype, jnp.number):
         return ReduceOp.SUM
-    has_mean = cell.rule.aggregation is _MEAN and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    has_mean = variable.rule.aggregation is _MEAN and jnp.issubdtype(leaf.dtype, jnp.inexact)
     return ReduceOp.MEAN if has_mean else None
 
 
@@ -356,7 +368,7 @@ def _wrap(
     return PerReplica.of(Pieces(leaves), idle)
 
 
-def _first(
+def _take_first(
     strategy: contracts.Strategy, leaves: tuple[jax.Array, ...], frame: frames.RunFrame | None
 ) -> Any:
     if jax_private.is_key(leaves[0]):
@@ -364,28 +376,29 @@ def _first(
     return strategy.extended.first_value(_wrap(leaves, frame), None)
 
 
-def _like(value: jax.Array, old: jax.Array) -> jax.Array:
-    """Returns a combined value as what it was before it was combined: a random key, or a number."""
+def _restore_key(value: jax.Array, old: jax.Array) -> jax.Array:
+    """Returns a combined value in the type of the old one: a random key, or a number."""
     if jax_private.is_key(old):
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(old))
     return value
 
 
-def _same_leaves(value: Arrays, known: Arrays) -> bool:
+def _have_same_leaves(value: Arrays, known: Arrays) -> bool:
     new, old = jax.tree.leaves(value), jax.tree.leaves(known)
     return len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
 
 
-def _arrays(cell: Cell, value: Arrays) -> Any:
-    return jax.tree.map(lambda leaf: _array(cell, leaf), value)
+def _to_arrays(variable: ForeignVariable, value: Arrays) -> Any:
+    return jax.tree.map(lambda leaf: _to_array(variable, leaf), value)
 
 
-def _array(cell: Cell, leaf: object) -> Any:
+def _to_array(variable: ForeignVariable, leaf: object) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic)):
         return jnp.asarray(leaf)
     raise TypeError(
-        f"{cell.name} was given {leaf!r} in a replica, which is not an array. State that replicas "
-        "write consists of arrays and numbers; set anything else outside of strategy.run()."
+        f"{variable.name} was given {leaf!r} in a replica, which is not an array. State "
+        "that replicas write consists of arrays and numbers; set anything else outside of "
+        "strategy.run()."
     )

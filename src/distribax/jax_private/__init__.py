@@ -13,6 +13,7 @@ from distribax.jax_private.arrays import join_by_device as join_by_device
 from distribax.jax_private.arrays import move_to_device as move_to_device
 from distribax.jax_private.arrays import pick_copy as pick_copy
 from distribax.jax_private.arrays import put_rows as put_rows
+from distribax.jax_private.arrays import refuse_deleted as refuse_deleted
 from distribax.jax_private.arrays import register_array_type as register_array_type
 from distribax.jax_private.arrays import rewrap as rewrap
 from distribax.jax_private.arrays import split_by_device as split_by_device

@@ -50,11 +50,33 @@ def apply_to_key_data(fn: Callable[[jax.Array], jax.Array], key: jax.Array) -> j
     return type(keys)(keys._impl, fn(keys._base_array))
 
 
+def refuse_deleted(array: jax.Array) -> None:
+    """Raises if the memory of an array belongs to a program that it was donated to.
+
+    JAX ends the process if such an array of several devices enters another program.
+
+    Raises:
+        RuntimeError: It was donated.
+    """
+    if array.is_deleted():
+        raise RuntimeError(
+            f"An array {array.aval.str_short()} has no value any more: it was donated "
+            "(donate_argnums) to an earlier call, which has overwritten it. Use what that call has "
+            "returned. What v.value() returns may be the memory of the variable itself: donate a "
+            "copy, jnp.copy(v)."
+        )
+
+
 def split_by_device(array: jax.Array) -> list[jax.Array]:
-    """Returns the single-device arrays of `array` on this process, in the order of its devices."""
+    """Returns the single-device arrays of `array` on this process, in the order of its devices.
+
+    Raises:
+        RuntimeError: It was donated.
+    """
     if is_key(array):
         keys: Any = array
         return [type(keys)(keys._impl, piece) for piece in split_by_device(keys._base_array)]
+    refuse_deleted(array)
     return list(array._arrays)  # type: ignore[attr-defined]
 
 

@@ -30,6 +30,22 @@ def _find_type(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _
 _rows.def_abstract_eval(_find_type)
 
 
+def find_used_inputs(
+    fn: Callable[[dict[str, Any], Any], Any], named: dict[str, Any], other: Any
+) -> set[str]:
+    """Returns the names of those values of `named` that `fn(named, other)` computes with."""
+    leaves, tree = jax.tree.flatten(named)
+    types = [
+        jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf)) for leaf in leaves
+    ]
+    jaxpr = jax.make_jaxpr(fn)(jax.tree.unflatten(tree, types), other).jaxpr
+    read = {id(atom) for equation in jaxpr.eqns for atom in equation.invars}
+    read |= {id(atom) for atom in jaxpr.outvars}
+    inputs = jaxpr.invars[: len(leaves)]
+    places = jax.tree.unflatten(tree, [id(atom) in read for atom in inputs])
+    return {name for name, is_read in places.items() if any(jax.tree.leaves(is_read))}
+
+
 def run_in_trace(trace: Trace, fn: Callable[[], _Result]) -> _Result:
     """Runs `fn` as a part of `trace`, although a transformation inside of it may be tracing."""
     with core.set_current_trace(trace):

@@ -20,7 +20,7 @@ import jax
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray import node_main, ray_session
 from distribax.cluster.ray.node import NODE_FOLDER_VARIABLE
-from distribax.cluster.ray.ray_session import Answer, RayStoppedError, ask_actor
+from distribax.cluster.ray.ray_session import PendingAnswer, RayStoppedError, ask_actor
 from distribax.errors import ParameterServerUnreachableError
 from distribax.parameter_server import (
     Endpoint,
@@ -143,7 +143,7 @@ def connect_to_servers(
         try:
             with ray_session.guard_calls():
                 actor = ray.get_actor(f"server-{index}", namespace=namespace)
-            answer: Answer[Endpoint] = ask_actor(actor.endpoint.remote, epoch)
+            answer: PendingAnswer[Endpoint] = ask_actor(actor.endpoint.remote, epoch)
             return answer.wait(_LOCATE_SECONDS)
         except (ray.exceptions.RayError, ValueError, TimeoutError, RayStoppedError) as error:
             raise ConnectionError(f"parameter server {index} cannot be reached: {error}") from error
@@ -206,7 +206,7 @@ class ServerGroup:
         self._epoch = ray_session.get_epoch()
         self._actors = self._make_actors()
         self._health = [ServerHealth(index) for index in range(len(self._actors))]
-        self._pending: list[Answer[dict[str, Any]] | None] = [None] * len(self._actors)
+        self._pending: list[PendingAnswer[dict[str, Any]] | None] = [None] * len(self._actors)
         self._timeout = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="distribax-servers", daemon=True)
@@ -249,7 +249,7 @@ class ServerGroup:
             self._await_ray(deadline)
             epoch = self._epoch
             try:
-                pending: list[Answer[str]] = [
+                pending: list[PendingAnswer[str]] = [
                     ask_actor(actor.snapshot.remote, epoch) for actor in self._actors
                 ]
                 return [
@@ -261,7 +261,7 @@ class ServerGroup:
                     raise
 
     def _await_snapshot(
-        self, index: int, answer: Answer[str], epoch: int | None, deadline: float
+        self, index: int, answer: PendingAnswer[str], epoch: int | None, deadline: float
     ) -> str:
         import ray
 
@@ -301,7 +301,7 @@ class ServerGroup:
             deadline = time.monotonic() + _END_SECONDS
             # They may be gone, or Ray may be started again just now.
             gone = (ray.exceptions.RayError, RayStoppedError, TimeoutError)
-            pending: list[Answer[None]] = []
+            pending: list[PendingAnswer[None]] = []
             for actor in self._actors:
                 with contextlib.suppress(*gone):
                     pending.append(ask_actor(actor.end.remote, self._epoch))

@@ -26,7 +26,7 @@ from distribax.parameter_server import (
     Scatter,
     Selection,
 )
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 from distribax.types import WriteKind
 from distribax.variables import ShardedVariable, Variable
 from distribax.variables.placement import Placement
@@ -262,7 +262,7 @@ def _join_rows(
     shape = (*ids.shape, *table.shape[1:])
     if len(parts) == 1 and parts[0][1].shape[0] == ids.size:
         return parts[0][1].reshape(shape)
-    rows = aligned_empty((ids.size, *table.shape[1:]), table.dtype)
+    rows = make_aligned((ids.size, *table.shape[1:]), table.dtype)
     for places, part in parts:
         rows[places] = part
     return rows.reshape(shape)

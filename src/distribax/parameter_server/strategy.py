@@ -108,11 +108,11 @@ class ParameterServerStrategy(ServedStrategy):
         uid = named_objects.make_uid()
         engine = _make_engine(cluster_resolver, num_workers, num_ps, address)
         try:
-            folder = os.fspath(snapshot_dir or engine.snapshot_folder())
+            folder = os.fspath(snapshot_dir or engine.get_snapshot_folder())
             settings = [
                 ServerSettings(
                     index,
-                    engine.server_host(index),
+                    engine.get_server_host(index),
                     engine.token.encode(),
                     uid,
                     folder,
@@ -120,7 +120,7 @@ class ParameterServerStrategy(ServedStrategy):
                 )
                 for index in range(engine.num_servers)
             ]
-            options = [engine.server_options(index) for index in range(engine.num_servers)]
+            options = [engine.make_server_options(index) for index in range(engine.num_servers)]
             with progress.show(f"starting {engine.num_servers} parameter servers"):
                 self._servers = ServerGroup(settings, options)
                 client = connect_to_servers(
@@ -179,6 +179,7 @@ class ParameterServerStrategy(ServedStrategy):
             RuntimeError: If the strategy was closed.
             OSError: If a server cannot write its snapshot.
             ParameterServerUnreachableError: If a server has not answered in time.
+            RayStoppedError: If Ray has failed, and could not be started again.
         """
         self._require_open("snapshot")
         return self._servers.snapshot()

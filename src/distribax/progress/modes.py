@@ -24,7 +24,7 @@ class ProgressMode(enum.StrEnum):
     """Not at all."""
 
 
-_chosen: list[ProgressMode] = []
+_chosen: ProgressMode | None = None
 
 
 def set_progress(mode: str) -> None:
@@ -47,7 +47,8 @@ def set_progress(mode: str) -> None:
         'off'
         >>> dx.set_progress("auto")
     """
-    _chosen[:] = [_parse(mode, "set_progress(mode)")]
+    global _chosen
+    _chosen = _parse(mode, "set_progress(mode)")
 
 
 def get_progress() -> str:
@@ -56,8 +57,8 @@ def get_progress() -> str:
     Raises:
         ValueError: The environment variable DISTRIBAX_PROGRESS has another value.
     """
-    if _chosen:
-        return str(_chosen[0])
+    if _chosen is not None:
+        return str(_chosen)
     return str(_parse(os.environ.get(PROGRESS_VARIABLE, "auto"), PROGRESS_VARIABLE))
 
 

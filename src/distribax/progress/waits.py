@@ -20,7 +20,7 @@ _ERASE_SECONDS: Final = 2.0
 _CLEAR_LINE: Final = "\r\x1b[2K"
 _WIDTH: Final = 100
 
-_logger = logging.getLogger("distribax.progress")
+_logger = logging.getLogger(__name__)
 
 
 class Wait:

@@ -14,7 +14,7 @@ from distribax.collectives import CommunicationOptions, CrossDeviceOps
 from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
-from distribax.topology import InputTarget, Renew, device_name, follow, replica_mesh
+from distribax.topology import InputTarget, Renew, device_name, follow, make_replica_mesh
 from distribax.types import ReduceOp, ValueContext, VariableAggregation, VariableSynchronization
 from distribax.values import DistributedValues, is_wrapped
 from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
@@ -100,7 +100,7 @@ class StrategyExtended:
         self._workers = tuple(map(renew, self._workers))
         self._parameters = tuple(map(renew, self._parameters))
         if self.mesh is not None:
-            self.mesh = replica_mesh([renew(device) for device in self.mesh.devices.flat])
+            self.mesh = make_replica_mesh([renew(device) for device in self.mesh.devices.flat])
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

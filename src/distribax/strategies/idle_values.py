@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from distribax import jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
@@ -18,8 +20,10 @@ from distribax.values import (
     Mirrored,
     PerReplica,
     Pieces,
-    divide_by_count,
+    divide,
+    find_dtype,
     leave_out_nans,
+    widen,
 )
 from distribax.values.layout import find_replicas
 
@@ -43,31 +47,34 @@ def reduce(
     """
     if not any(_may_be_idle(value) for value, _ in pairs):
         return ops.batch_reduce(op, pairs, options)
-    cleaned = [_clean(value) for value, _ in pairs]
+    cleaned = [_clean(value, op) for value, _ in pairs]
     kept = [(value, to) for (value, _), (_, to) in zip(cleaned, pairs, strict=True)]
     if op is not ReduceOp.MEAN:
         return ops.batch_reduce(op, kept, options)
     counts = [(count, to) for (_, count), (_, to) in zip(cleaned, pairs, strict=True)]
     sums = ops.batch_reduce(ReduceOp.SUM, [*kept, *counts], options)
-    return [
-        _divide(total, count)
-        for total, count in zip(sums[: len(kept)], sums[len(kept) :], strict=True)
-    ]
+    dtypes = [find_dtype(value.layout) for value, _ in pairs]
+    return list(map(_divide, sums[: len(kept)], sums[len(kept) :], dtypes))
 
 
 def _may_be_idle(value: PerReplica | Mirrored) -> bool:
     return isinstance(value, PerReplica) and bool(value.idle.find())
 
 
-def _clean(value: PerReplica | Mirrored) -> tuple[PerReplica, PerReplica]:
-    """Returns the values as they count, and how many replicas count."""
+def _clean(value: PerReplica | Mirrored, op: ReduceOp) -> tuple[PerReplica, PerReplica]:
+    """Returns the values as they are to be added, and how many replicas count."""
+
+    def clean(own: jax.Array, *, is_idle: bool) -> tuple[jax.Array, jax.Array]:
+        kept, count = leave_out_nans(own, is_idle=is_idle)
+        return widen(kept) if op is ReduceOp.MEAN else kept, count
+
     idle, layout = value.idle.find(), value.layout
     if isinstance(layout, Local):
         frame = frames.current()
         assert isinstance(frame, frames.RunFrame)
         own = jnp.asarray(layout.value)
         is_idle = bool(idle) and frame.variant is not None and frame.variant.is_idle
-        kept, count = leave_out_nans(own, is_idle=is_idle)
+        kept, count = clean(own, is_idle=is_idle)
         return (
             PerReplica.of(Local(kept, layout.mesh, layout.shapes)),
             PerReplica.of(Local(count, layout.mesh)),
@@ -75,22 +82,22 @@ def _clean(value: PerReplica | Mirrored) -> tuple[PerReplica, PerReplica]:
     pieces, mesh = value.values, layout.mesh
     indices = find_replicas(pieces, mesh)
     parts = [
-        jax_private.call_near(partial(leave_out_nans, is_idle=index in idle), piece)
+        jax_private.call_near(partial(clean, is_idle=index in idle), piece)
         for index, piece in zip(indices, pieces, strict=True)
     ]
     kept_pieces, counts = zip(*parts, strict=True)
     return PerReplica.of(Pieces(kept_pieces, mesh)), PerReplica.of(Pieces(counts, mesh))
 
 
-def _divide(total: Mirrored, count: Mirrored) -> Mirrored:
+def _divide(total: Mirrored, count: Mirrored, dtype: np.dtype[Any]) -> Mirrored:
     """Divides mirrored values, each copy where it is."""
     a, b = total.layout, count.layout
     if isinstance(a, Local) and isinstance(b, Local):
-        return Mirrored.of(Local(divide_by_count(a.value, b.value), a.mesh))
+        return Mirrored.of(Local(divide(a.value, b.value, dtype), a.mesh))
     if isinstance(a, Global) and isinstance(b, Global):
-        return Mirrored.of(Global(divide_by_count(a.array, b.array), a.mesh, mirrored=True))
+        return Mirrored.of(Global(divide(a.array, b.array, dtype), a.mesh, mirrored=True))
     copies = [
-        jax_private.call_near(partial(divide_by_count, count=each), copy)
+        jax_private.call_near(partial(divide, count=each, dtype=dtype), copy)
         for copy, each in zip(total.values, count.values, strict=True)
     ]
     return Mirrored.of(Pieces(tuple(copies), a.mesh))

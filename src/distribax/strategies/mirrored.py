@@ -15,7 +15,12 @@ from distribax.collectives import AllReduce, CrossDeviceOps
 from distribax.execution import frames, run_in_program, run_in_threads
 from distribax.strategies.extended import StrategyExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import check_cpu_pool, local_devices, replica_mesh, resolve_devices
+from distribax.topology import (
+    check_cpu_pool,
+    list_local_devices,
+    make_replica_mesh,
+    resolve_devices,
+)
 from distribax.types import ValueContext, VariableSynchronization
 from distribax.values import (
     Local,
@@ -32,8 +37,8 @@ class MirroredExtended(StrategyExtended):
     """Runs replicas as one SPMD program in `dx.function`, and in threads outside of it."""
 
     def __init__(self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps) -> None:
-        mesh = replica_mesh(tuple(devices))
-        check_cpu_pool(local_devices(mesh))
+        mesh = make_replica_mesh(tuple(devices))
+        check_cpu_pool(list_local_devices(mesh))
         super().__init__(devices, devices, cross_device_ops, mesh)
 
     @override

@@ -25,11 +25,9 @@ from distribax.errors import HostMode, HostOnly
 from distribax.execution import frames
 from distribax.strategies.mirrored import MirroredExtended
 from distribax.strategies.strategy import Strategy
-from distribax.topology import InputTarget, local_devices, resolve_devices
+from distribax.topology import InputTarget, list_local_devices, resolve_devices
 from distribax.types import ValueContext
 from distribax.values import DistributedValues, Mirrored, Pieces
-
-_JOIN_SECONDS = 30.0
 
 
 class MultiWorkerExtended(MirroredExtended):
@@ -46,7 +44,7 @@ class MultiWorkerExtended(MirroredExtended):
         super().__init__(devices, ops)
         self._membership = membership
         assert self.mesh is not None
-        self._local = local_devices(self.mesh)
+        self._local = list_local_devices(self.mesh)
         # What each worker is told of are its own devices.
         self._parameters = self._local
 
@@ -116,11 +114,12 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         cluster_resolver: Tells the cluster and which task this process is; by default TF_CONFIG,
-            the variables of torchrun, JAX or Slurm are read, else this process is alone.
+            the variables of torchrun, JAX, GKE (for TPUs) or Slurm are read, else this process is
+            alone.
         communication_options: Hints for the collectives between workers, used wherever a call
             gives none of its own.
-        join_timeout_seconds: How long to wait for the other workers at the start; by default 30
-            seconds.
+        join_timeout_seconds: How long to wait for the other workers at the start; by default what
+            DISTRIBAX_JOIN_TIMEOUT says, or 300. If the first worker gives up, all do.
         peer_timeout_seconds: After how much silence another worker counts as lost; by default what
             DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
 
@@ -135,14 +134,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
-        join_timeout_seconds: float = _JOIN_SECONDS,
+        join_timeout_seconds: float | None = None,
         peer_timeout_seconds: float | None = None,
     ) -> None:
-        if join_timeout_seconds <= 0:
-            raise ValueError(
-                f"MultiWorkerMirroredStrategy: join_timeout_seconds={join_timeout_seconds} is not "
-                "positive. Expected how long to wait for the other workers, in seconds."
-            )
         options = communication_options or CommunicationOptions()
         if not isinstance(options, CommunicationOptions):
             raise TypeError(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from distribax import contracts, jax_private
@@ -29,6 +30,9 @@ from distribax.values import (
     Padded,
     PerReplica,
     Pieces,
+    divide,
+    find_dtype,
+    find_sum_type,
     get_local_pieces,
     is_number,
     is_slices,
@@ -156,9 +160,10 @@ def reduce_leaf(
         axes = _check_axis(jnp.shape(held), axis)
         total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axes)
         return _reduce_plain(extended, op, total)
-    sums, count = _sum_along(held, axis)
+    dtype = find_dtype(held.layout)
+    sums, count = _sum_along(held, axis, find_sum_type(dtype) if op is ReduceOp.MEAN else None)
     (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
-    return total.get() / count if op is ReduceOp.MEAN else total.get()
+    return divide(total.get(), count, dtype) if op is ReduceOp.MEAN else total.get()
 
 
 def _take(result: Any) -> Any:
@@ -178,25 +183,28 @@ def _reduce_rows(
 
 
 def _sum_along(
-    value: DistributedValues, axis: int | Sequence[int]
+    value: DistributedValues, axis: int | Sequence[int], dtype: np.dtype[Any] | None
 ) -> tuple[DistributedValues, int]:
-    """Returns each replica's sum along `axis`, and how many elements were added in all."""
+    """Returns each replica's sum along `axis`, and how many elements were added in all.
+
+    The sums are of type `dtype`; None is for that of `jnp.sum`.
+    """
     layout = value.layout
     if isinstance(layout, Local):
         axes = _check_axis(jnp.shape(layout.value), axis)
-        total = PerReplica.of(Local(jnp.sum(layout.value, axis=axes), layout.mesh))
+        total = PerReplica.of(Local(jnp.sum(layout.value, axis=axes, dtype=dtype), layout.mesh))
         return total, sum(_count(shape, axes) for shape in value.shapes())
     if isinstance(layout, Padded) or (isinstance(layout, Global) and not layout.stacked):
         shapes = _list_shapes(layout)
         axes = _check_axis(shapes[0], axis)
         if len({_drop_axes(shape, axes) for shape in shapes}) == 1:
             with launch_lock, jax_private.leave_mesh():
-                sums = _sum_program(layout.mesh, axes, shapes, layout.spec)(layout.array)
+                sums = _sum_program(layout.mesh, axes, shapes, layout.spec, dtype)(layout.array)
             kind = Global(sums, layout.mesh, stacked=len(axes) == len(shapes[0]))
             return PerReplica.of(kind), sum(_count(shape, axes) for shape in shapes)
     shapes = tuple(jnp.shape(piece) for piece in value.values)
     parts = tuple(
-        jax_private.call_near(partial(jnp.sum, axis=_check_axis(shape, axis)), piece)
+        jax_private.call_near(partial(jnp.sum, axis=_check_axis(shape, axis), dtype=dtype), piece)
         for piece, shape in zip(value.values, shapes, strict=True)
     )
     count = sum(_count(shape, _check_axis(shape, axis)) for shape in shapes)
@@ -223,14 +231,18 @@ def _list_shapes(layout: Global | Padded) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=512)
 def _sum_program(
-    mesh: Mesh, axes: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], spec: PartitionSpec
+    mesh: Mesh,
+    axes: tuple[int, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    spec: PartitionSpec,
+    dtype: np.dtype[Any] | None,
 ) -> Callable[[jax.Array], jax.Array]:
     """Returns a program that adds up along `axes` each replica's value, which may be padded."""
     distinct = list(dict.fromkeys(shapes))
     choices = [distinct.index(shape) for shape in shapes]
 
     def add_up(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        total = jnp.sum(cut_to(value, shape), axis=axes)
+        total = jnp.sum(cut_to(value, shape), axis=axes, dtype=dtype)
         return total[None] if len(shape) == len(axes) else total
 
     def local(value: jax.Array) -> list[jax.Array]:

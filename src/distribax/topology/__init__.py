@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from distribax.topology.cpu_pool import check_cpu_pool as check_cpu_pool
 from distribax.topology.cpu_pool import count_cores as count_cores
+from distribax.topology.cpu_pool import find_safe_pool_size as find_safe_pool_size
 from distribax.topology.cpu_pool import launch_lock as launch_lock
-from distribax.topology.cpu_pool import safe_pool_size as safe_pool_size
-from distribax.topology.device import canonical_name as canonical_name
+from distribax.topology.device import complete_device_name as complete_device_name
 from distribax.topology.device import device_name as device_name
 from distribax.topology.device import get_soft_device_placement as get_soft_device_placement
 from distribax.topology.device import resolve_device as resolve_device
@@ -17,8 +17,8 @@ from distribax.topology.mesh import REPLICA_AXIS as REPLICA_AXIS
 from distribax.topology.mesh import (
     has_cpus_of_several_processes as has_cpus_of_several_processes,
 )
-from distribax.topology.mesh import local_devices as local_devices
-from distribax.topology.mesh import replica_mesh as replica_mesh
+from distribax.topology.mesh import list_local_devices as list_local_devices
+from distribax.topology.mesh import make_replica_mesh as make_replica_mesh
 from distribax.topology.restart import Renew as Renew
 from distribax.topology.restart import follow as follow
 from distribax.topology.virtual import set_virtual_cpu_devices as set_virtual_cpu_devices

@@ -62,7 +62,7 @@ _setting: _Setting | None = None
 """The setting that is in force."""
 
 
-def safe_pool_size(num_devices: int) -> int:
+def find_safe_pool_size(num_devices: int) -> int:
     """Returns the smallest number of threads with which that many CPU devices never deadlock."""
     return 1 if num_devices <= 1 else 2 * num_devices
 
@@ -98,7 +98,7 @@ def count_served_devices() -> int:
 def size_pool(num_devices: int) -> None:
     """Requests a pool that is large enough for the devices, if the backend has not started."""
     global _setting
-    size = safe_pool_size(num_devices)
+    size = find_safe_pool_size(num_devices)
     if jax_private.have_backends_started() or _predict_pool_size(num_devices) >= size:
         return
     current = os.environ.get(_POOL_VARIABLE)
@@ -143,7 +143,7 @@ def check_cpu_pool(devices: Sequence[jax.Device]) -> None:
     # restored.
     threads = jax_private.count_cpu_pool_threads() or _predict_pool_size(num_devices)
     restore_environment()
-    needed = safe_pool_size(num_devices)
+    needed = find_safe_pool_size(num_devices)
     if num_devices > 1 and threads < needed:
         raise RuntimeError(
             f"A step on {num_devices} CPU devices could deadlock: JAX has started with {threads} "

@@ -95,7 +95,7 @@ def _parse(name: str) -> _DeviceSpec:
     return _DeviceSpec(_PLATFORMS[match["platform"].lower()], int(match["index"] or 0), task)
 
 
-def _local_devices(platform: str | None) -> list[jax.Device]:
+def _find_devices(platform: str | None) -> list[jax.Device]:
     """Returns the devices of this process on a platform, or on JAX's default platform."""
     if not jax_private.have_backends_started():
         cpu_pool.size_pool(count_cpu_devices())
@@ -117,7 +117,7 @@ def _list_devices() -> str:
     """
     if jax_private.have_backends_started():
         platforms = dict.fromkeys(_PLATFORMS.values())
-        names = [device_name(d) for platform in platforms for d in _local_devices(platform)]
+        names = [device_name(d) for platform in platforms for d in _find_devices(platform)]
         more = ""
     else:
         here = jax_private.get_process_id()
@@ -135,7 +135,7 @@ def _make_missing_error(spec: _DeviceSpec, device: str, wanted: int) -> ValueErr
             f"distribax.set_virtual_cpu_devices({wanted}) before the first JAX computation, at the "
             "top of the program."
         )
-    elif not _local_devices(spec.platform):
+    elif not _find_devices(spec.platform):
         hint = (
             f" JAX has no {spec.platform.upper()} here: is its plug-in installed (for example "
             "pip install 'jax[cuda13]'), and does JAX_PLATFORMS allow it?"
@@ -153,7 +153,7 @@ def _look_up(names: Sequence[str]) -> list[jax.Device]:
         name_cpu_devices(wanted)
     found = []
     for name, spec in zip(names, specs, strict=True):
-        devices = _local_devices(spec.platform)
+        devices = _find_devices(spec.platform)
         if spec.index >= len(devices):
             raise _make_missing_error(spec, name, wanted)
         found.append(devices[spec.index])
@@ -177,7 +177,7 @@ def _replace_gpus(specs: list[_DeviceSpec]) -> list[_DeviceSpec]:
     if not jax_private.have_backends_started():
         # Before JAX starts, nobody knows whether there are GPUs, and then it would be too late.
         name_cpu_devices(max(taken) + 1)
-    if _local_devices("gpu"):
+    if _find_devices("gpu"):
         return specs
     warnings.warn(
         "There is no GPU on this machine: "
@@ -259,7 +259,7 @@ def resolve_devices(devices: Iterable[str | jax.Device] | None = None) -> tuple[
     given = [_check_type(device) for device in (() if devices is None else devices)]
     if not given:
         # JAX's default platform is the fastest one, or the first in JAX_PLATFORMS.
-        found = _local_devices(None)
+        found = _find_devices(None)
         return tuple(found[: count_used_cpu_devices()] if found[0].platform == "cpu" else found)
     named = iter(_look_up([device for device in given if isinstance(device, str)]))
     resolved: list[jax.Device] = []
@@ -283,17 +283,17 @@ def device_name(device: jax.Device) -> str:
     """
     platform = _PLATFORMS.get(device.platform, device.platform)
     if device.process_index == jax_private.get_process_id():
-        index = _local_devices(platform).index(device)
+        index = _find_devices(platform).index(device)
     else:
         peers = [d for d in jax.devices(platform) if d.process_index == device.process_index]
         index = peers.index(device)
     return _DeviceSpec(platform, index, device.process_index).name
 
 
-def canonical_name(device: str | jax.Device) -> str:
+def complete_device_name(device: str | jax.Device) -> str:
     """Returns the full form of a device name; the device need not exist.
 
-    >>> canonical_name("gpu:1")
+    >>> complete_device_name("gpu:1")
     '/job:localhost/replica:0/task:0/device:GPU:1'
     """
     device = _check_type(device)

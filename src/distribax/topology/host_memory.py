@@ -26,14 +26,14 @@ _M_MMAP_THRESHOLD: Final = -3
 _LARGEST_THRESHOLD: Final = 1 << 30
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
+def make_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
     """Returns an uninitialised array; a large one begins at an address that JAX takes as it is."""
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < LARGE_BYTES or dtype.hasobject:
         return np.empty(shape, dtype)
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    return view_array(raw, -address(raw) % ALIGNMENT, shape, dtype)
+    return view_array(raw, -find_address(raw) % ALIGNMENT, shape, dtype)
 
 
 def view_array(
@@ -44,9 +44,9 @@ def view_array(
     return np.ndarray(shape, dtype, memory, offset)
 
 
-def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def copy_aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns a copy that JAX can use as it is, if it is large enough for that to matter."""
-    copy = aligned_empty(array.shape, array.dtype)
+    copy = make_aligned(array.shape, array.dtype)
     if not array.flags.c_contiguous or not _STREAMED_BYTES <= array.nbytes <= _LARGEST_CACHED:
         np.copyto(copy, array)
         return copy
@@ -58,7 +58,7 @@ def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def address(array: np.ndarray[Any, Any]) -> int:
+def find_address(array: np.ndarray[Any, Any]) -> int:
     """Returns where an array begins; faster than `array.ctypes.data`."""
     start: int = array.__array_interface__["data"][0]
     return start

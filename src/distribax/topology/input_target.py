@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import Mesh
 
-from distribax.topology.mesh import replica_mesh
+from distribax.topology.mesh import make_replica_mesh
 from distribax.topology.restart import Renew, follow
 
 
@@ -38,7 +38,7 @@ class InputTarget:
         # Frozen for everybody else.
         object.__setattr__(self, "devices", devices)
         if self.mesh is not None:
-            mesh = replica_mesh([renew(device) for device in self.mesh.devices.flat])
+            mesh = make_replica_mesh([renew(device) for device in self.mesh.devices.flat])
             object.__setattr__(self, "mesh", mesh)
 
     @property

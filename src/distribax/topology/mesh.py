@@ -13,7 +13,7 @@ REPLICA_AXIS: Final = "replica"
 """The name of the mesh axis of the replicas."""
 
 
-def local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
+def list_local_devices(mesh: Mesh) -> tuple[jax.Device, ...]:
     """Returns the devices of `mesh` that belong to this process, in the order of the replicas."""
     here = jax.process_index()
     return tuple(device for device in mesh.devices.flat if device.process_index == here)
@@ -24,10 +24,10 @@ def has_cpus_of_several_processes(mesh: Mesh) -> bool:
     return bool(mesh.is_multi_process) and mesh.devices.flat[0].platform == "cpu"
 
 
-def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
+def make_replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
     """Returns a mesh with one axis, `replica`, with one device for each replica.
 
-    >>> replica_mesh(jax.devices()[:1]).axis_names
+    >>> make_replica_mesh(jax.devices()[:1]).axis_names
     ('replica',)
     """
     if not devices:

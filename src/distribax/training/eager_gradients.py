@@ -24,7 +24,7 @@ _MAX_PROGRAMS = 256
 _MAX_NEW_PROGRAMS = 16
 
 
-class _History:
+class _FunctionHistory:
     """What is known of a function from its earlier calls."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _History:
 
 
 _programs: OrderedDict[Hashable, jax_private.GradientProgram] = OrderedDict()
-_histories: weakref.WeakKeyDictionary[Any, _History] = weakref.WeakKeyDictionary()
+_histories: weakref.WeakKeyDictionary[Any, _FunctionHistory] = weakref.WeakKeyDictionary()
 
 
 def differentiate(
@@ -76,14 +76,14 @@ def differentiate(
     return result
 
 
-def _get_history(fn: Callable[..., Any]) -> _History:
+def _get_history(fn: Callable[..., Any]) -> _FunctionHistory:
     while isinstance(fn, functools.partial):
         fn = fn.func
     # By the code: the function itself may be created anew for each step.
-    return _histories.setdefault(getattr(fn, "__code__", type(fn)), _History())
+    return _histories.setdefault(getattr(fn, "__code__", type(fn)), _FunctionHistory())
 
 
-def _is_worth_compiling(key: Hashable, history: _History) -> bool:
+def _is_worth_compiling(key: Hashable, history: _FunctionHistory) -> bool:
     if history.num_new < _MAX_NEW_PROGRAMS or key in history.seen:
         history.num_new += 1
         history.seen.pop(key, None)

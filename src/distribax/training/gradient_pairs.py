@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
-from distribax.training.foreign_variables import as_target
+from distribax.training.variable_kinds import as_target
 from distribax.types import ReduceOp
 from distribax.values import ArrayLike, DistributedValues, IndexedSlices, Mirrored, is_wrapped
 from distribax.variables import ShardedVariable, Variable

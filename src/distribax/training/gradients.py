@@ -14,7 +14,7 @@ from distribax import contracts
 from distribax.execution import overlay
 from distribax.execution.traces.lookup_gradients import Inflow, LookupGradients, note_gradients
 from distribax.training import eager_gradients
-from distribax.training.foreign_variables import as_differentiable
+from distribax.training.variable_kinds import as_differentiable
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable
 
@@ -65,11 +65,17 @@ def value_and_grad(
         for leaf, state in zip(leaves, states, strict=True)
         if leaf is state and not isinstance(leaf, kinds)
     ]
-    if not leaves or strange:
+    if variables is None or strange:
         raise ValueError(
-            f"value_and_grad: variables={strange[:1] or variables!r} is not a nest of dx.Variable. "
+            f"value_and_grad: variables={strange[:1] or None!r} is not a nest of dx.Variable. "
             "Name the variables to differentiate with respect to; for arrays use "
             "jax.value_and_grad(fn)(params, x)."
+        )
+    if not leaves:
+        raise ValueError(
+            f"value_and_grad: variables={variables!r} holds no variable. A model has none "
+            "before it is built: by its first call or, in `with strategy.scope():`, by "
+            "model.build(input_shape)."
         )
     leaves = states
     # A variable may be named twice, as tied weights are: what stands in for it is one value.
@@ -85,7 +91,7 @@ def value_and_grad(
 
     def call(*args: object, **kwargs: object) -> tuple[Any, Any]:
         def of_values(values: list[jax.Array]) -> Any:
-            pieces = map(_pieces, here, values)
+            pieces = map(_split, here, values)
             with overlay.lay_over(dict(chain.from_iterable(pieces))):
                 return fn(*args, **kwargs)
 
@@ -116,7 +122,7 @@ def _differentiate_remote(
     def of_all(values: list[jax.Array], token: jax.Array) -> Any:
         gradients = LookupGradients(token, away, shards, flows)
         unread: dict[contracts.Variable, jax.Array | overlay.Unread] = {
-            v: overlay.Unread(_reader(gradients, v, outside)) for v in shards
+            v: overlay.Unread(_make_reader(gradients, v, outside)) for v in shards
         }
         with overlay.lay_over(unread), note_gradients(gradients):
             return of_values(values)
@@ -126,7 +132,7 @@ def _differentiate_remote(
     return result, own, flows
 
 
-def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
+def _split(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Array]]:
     """Returns the variables that a leaf consists of, with their part of its value."""
     if not isinstance(leaf, ShardedVariable):
         return [(leaf, value)]
@@ -134,7 +140,7 @@ def _pieces(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Arr
     return [(variable, value[rows]) for variable, rows in parts]
 
 
-def _reader(
+def _make_reader(
     gradients: LookupGradients, variable: Variable, outside: contextvars.Context
 ) -> Callable[[], Any]:
     """Returns how the differentiated function reads a variable for the first time."""
@@ -149,7 +155,7 @@ def _reader(
 def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlices:
     """Returns the gradient with respect to one variable: sparse if only rows of it were read."""
     rows = [flow for flow in flows if flow.what is leaf and flow.ids is not None]
-    whole = [_whole(variable, flows) for variable in leaf.states]
+    whole = [_find_whole(variable, flows) for variable in leaf.states]
     if not rows or any(part is not None for part in whole):
         shards = [
             jnp.zeros(variable.shape, variable.dtype) if part is None else part
@@ -158,12 +164,12 @@ def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlice
         dense = shards[0] if len(shards) == 1 else jnp.concatenate(shards)
         for flow in rows:
             if flow.gradient is not None:
-                dense = _slices(leaf, [flow]).add_to(dense)
+                dense = _make_slices(leaf, [flow]).add_to(dense)
         return dense
-    return _slices(leaf, [flow for flow in rows if flow.gradient is not None])
+    return _make_slices(leaf, [flow for flow in rows if flow.gradient is not None])
 
 
-def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
+def _find_whole(variable: Variable, flows: list[Inflow]) -> Any | None:
     """Returns the gradient with respect to a variable that was read as a whole, or None."""
     for flow in flows:
         if flow.what is variable and flow.ids is None:
@@ -172,7 +178,7 @@ def _whole(variable: Variable, flows: list[Inflow]) -> Any | None:
     return None
 
 
-def _slices(leaf: AnyVariable, flows: list[Inflow]) -> IndexedSlices:
+def _make_slices(leaf: AnyVariable, flows: list[Inflow]) -> IndexedSlices:
     row = leaf.shape[1:]
     values = [jnp.reshape(flow.gradient, (-1, *row)) for flow in flows]  # type: ignore[arg-type]
     indices = [jnp.reshape(flow.ids, -1) for flow in flows]  # type: ignore[arg-type]

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from distribax import context
+from distribax.values import divide, find_sum_type
 
 
 def compute_average_loss(
     per_example_loss: jax.typing.ArrayLike,
     sample_weight: jax.typing.ArrayLike | None = None,
-    global_batch_size: int | None = None,
+    global_batch_size: float | jax.Array | None = None,
 ) -> jax.Array:
     """Adds the examples' losses and divides by the global batch size.
 
@@ -27,7 +28,8 @@ def compute_average_loss(
         A scalar; added up over the replicas it is the mean loss of the global batch.
 
     Raises:
-        ValueError: The loss is a scalar, a weight does not fit, or the batch size is negative.
+        ValueError: The loss is a scalar, a weight does not fit, or the batch size is negative or
+            not one number.
         RuntimeError: It is called outside a replica without `global_batch_size`.
 
     Example:
@@ -62,9 +64,17 @@ def compute_average_loss(
             f"compute_average_loss: global_batch_size={global_batch_size} is negative. Expected "
             "the number of examples over all replicas."
         )
-    size = jnp.asarray(global_batch_size, dtype=loss.dtype)
+    if jnp.ndim(global_batch_size) != 0:
+        raise ValueError(
+            "compute_average_loss: global_batch_size has the shape "
+            f"{jnp.shape(global_batch_size)}. Expected one number, the examples over all replicas."
+        )
+    wide = find_sum_type(loss.dtype)
+    # Not of the type of the loss, which may not hold the number: 257 is no bfloat16.
+    size = jnp.asarray(global_batch_size, jnp.promote_types(wide, jnp.float32))
     # A batch without examples has no loss; 0 / 0 would poison the sum over replicas.
-    return jnp.where(size == 0, jnp.zeros((), loss.dtype), jnp.sum(loss) / jnp.maximum(size, 1))
+    mean = divide(jnp.sum(loss, dtype=wide), jnp.where(size == 0, 1, size), loss.dtype)
+    return jnp.where(size == 0, jnp.zeros_like(mean), mean)
 
 
 def scale_regularization_loss(regularization_loss: jax.typing.ArrayLike) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context, contracts, jax_private
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.errors import VariableInJitError
 from distribax.execution import frames, named_objects
 from distribax.execution.functions.function import Function
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import optax
 
 
-class Optimizer(Adjustable, metaclass=keeping.Kept):
+class Optimizer(Adjustable, metaclass=reuse.Reusable):
     """Applies an optax transformation to variables; its state lives beside them.
 
     In a replica, `apply_gradients` sums the replicas' gradients and updates every copy: scale the
@@ -86,7 +86,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 "dx.Optimizer(optax.adam, learning_rate=1e-3)."
             )
         transformation = accumulate(transformation, gradient_accumulation_steps)
-        # Imported on use: it would make `import distribax` a good deal slower.
+        # Imported on use: it would make `import distribax` much slower.
         import optax
 
         self._transformation = optax.with_extra_args_support(transformation)
@@ -97,6 +97,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._layout = None
         self._iterations: Variable | None = None
         self._early = {}
+        self._used_args: set[str] = set()
         # Eager: one program for all operations and copies compiles and runs faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
@@ -191,7 +192,7 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         # Called outside the scope, the state still belongs where the variables are.
         slots: list[Target] = []
         names = {index: name for name, (index, _) in find_places(layout.structure).items()}
-        # Unlike variables of the user's, they are the same whether a trace creates or finds them.
+        # Unlike the user's variables, they are the same whether a trace creates or finds them.
         with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
             for index, (leaf, owner) in enumerate(zip(leaves, layout.owners, strict=True)):
                 with strategy.extended.colocate_vars_with(targets[owner or 0]):
@@ -224,17 +225,16 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         self._home = strategy
         host = strategy.extended
         assert isinstance(host, OptimizerHost)
-        self._served = host.create_update(
-            UpdateSettings(
-                uid=self._get_or_create_uid(),
-                transformation=self._transformation,
-                targets=targets,
-                layout=layout,
-                state=jax.tree.leaves(state),
-                name=self._name,
-                counter=self._iterations,
-            )
+        settings = UpdateSettings(
+            uid=self._get_or_create_uid(),
+            transformation=self._transformation,
+            targets=targets,
+            layout=layout,
+            state=jax.tree.leaves(state),
+            name=self._name,
+            counter=self._iterations,
         )
+        self._served = host.create_update(settings)
         self._iterations = self._served.counter
         self._slots, self._targets, self._layout = self._served.slots, targets, layout
         run_now(self._keep_early)
@@ -313,7 +313,8 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
                 variables' values, and can be passed outside the replicas only.
 
         Raises:
-            TypeError: If a pair does not have a variable second, or `global_step` is given.
+            TypeError: If a pair does not have a variable second, or if an argument is unknown: a
+                number that the transformation does not use, or `global_step`.
             ValueError: If there are no gradients, if a gradient does not fit its variable, if a
                 variable is not among those of the first call or occurs twice, or if the
                 transformation cannot be used with the variables.
@@ -340,6 +341,9 @@ class Optimizer(Adjustable, metaclass=keeping.Kept):
         if self._targets is None:
             self.build(variables)
         assert self._targets is not None
+        extra_arguments.refuse_unused(
+            self._transformation, self._targets, extra_args, self._used_args
+        )
         grads = gradient_pairs.order_gradients(grads, variables, self._targets)
         replica = context.get_replica_context()
         strategy = variables[0].distribute_strategy

@@ -94,7 +94,7 @@ class PreemptionCheckpointHandler:
     ) -> None:
         self._manager = _make_manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
-        self._task = _task_name(cluster_resolver)
+        self._task = _describe_task(cluster_resolver)
         self._run_calls = 0
         self._told = False
         self._previous: Any = None
@@ -234,7 +234,7 @@ def _make_manager(
     return CheckpointManager(given, directory, max_to_keep=1)
 
 
-def _task_name(resolver: ClusterResolver | None) -> str:
+def _describe_task(resolver: ClusterResolver | None) -> str:
     if resolver is None or resolver.task_type is None:
         return "this process"
     return f"{resolver.task_type} {resolver.task_id}"

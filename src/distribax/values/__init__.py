@@ -10,7 +10,6 @@ from distribax.values.distributed import settle as settle
 from distribax.values.forms import Form as Form
 from distribax.values.idle import NONE_IDLE as NONE_IDLE
 from distribax.values.idle import IdleReplicas as IdleReplicas
-from distribax.values.idle import divide_by_count as divide_by_count
 from distribax.values.idle import find_idle as find_idle
 from distribax.values.idle import leave_out_nans as leave_out_nans
 from distribax.values.idle import reduce_without_idle as reduce_without_idle
@@ -33,6 +32,10 @@ from distribax.values.leaves import is_wrapped_opaque_or_slices as is_wrapped_op
 from distribax.values.leaves import is_wrapped_or_opaque as is_wrapped_or_opaque
 from distribax.values.leaves import is_wrapped_or_slices as is_wrapped_or_slices
 from distribax.values.leaves import make_opaque as make_opaque
+from distribax.values.means import divide as divide
+from distribax.values.means import find_dtype as find_dtype
+from distribax.values.means import find_sum_type as find_sum_type
+from distribax.values.means import widen as widen
 from distribax.values.regroup import Origins as Origins
 from distribax.values.regroup import regroup as regroup
 from distribax.values.regroup import select as select

@@ -149,7 +149,11 @@ class ArrayLike(Operators):
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions of the value."""
+        """The number of dimensions of the value.
+
+        Raises:
+            TypeError: `jax.random` was given random keys inside a distributed value.
+        """
         if jax_private.is_key(self.__jax_array__()):
             # jax.random asks for it, of what it takes for the numbers that keys are made of.
             raise TypeError(

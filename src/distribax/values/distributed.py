@@ -15,7 +15,8 @@ from numpy.typing import DTypeLike
 from typing_extensions import override
 
 from distribax import jax_private
-from distribax.topology import canonical_name, device_name, replica_mesh
+from distribax.errors import DistribaxError
+from distribax.topology import complete_device_name, device_name, make_replica_mesh
 from distribax.values.arithmetic import ArrayLike
 from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import (
@@ -120,7 +121,7 @@ class DistributedValues(metaclass=_CountsVariables):
             if own is not None:
                 return own
         else:
-            wanted = canonical_name(device)
+            wanted = complete_device_name(device)
             for name, value in zip(self.devices, self.values, strict=False):
                 if name == wanted:
                     return value
@@ -257,7 +258,7 @@ class DistributedValues(metaclass=_CountsVariables):
             devices.extend(piece.devices())
         if len(set(devices)) != len(devices) or len({device.platform for device in devices}) > 1:
             return None
-        return replica_mesh(tuple(devices))
+        return make_replica_mesh(tuple(devices))
 
     def pad(self, mesh: Mesh | None = None) -> Padded | None:
         """Returns values whose shapes differ as one padded array.
@@ -313,7 +314,7 @@ def format_listing(name: str, values: Iterable[object]) -> str:
     return f"{name}:{{\n{lines}\n}}"
 
 
-class _NotOneArrayError(TypeError, AttributeError):
+class _NotOneArrayError(DistribaxError, TypeError, AttributeError):
     """A `PerReplica` was used as one array; also an AttributeError, as it has no `shape`."""
 
 

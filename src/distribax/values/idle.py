@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from distribax import jax_private
 from distribax.types import ReduceOp
 from distribax.values.layout import Evenness, Layout, Padded, Pieces, find_replicas
+from distribax.values.means import divide, widen
 
 
 class IdleReplicas:
@@ -129,12 +130,6 @@ def reduce_without_idle(
     kept = [value for value, _ in parts]
     if op is not ReduceOp.MEAN:
         return reduce(op, kept)
-    sums = reduce(ReduceOp.SUM, [*kept, *(count for _, count in parts)])
-    return list(map(divide_by_count, sums[: len(kept)], sums[len(kept) :]))
-
-
-def divide_by_count(total: jax.Array, count: jax.Array) -> jax.Array:
-    """Turns a sum into a mean over the replicas that count."""
-    return total / (
-        count.astype(total.dtype) if jnp.issubdtype(total.dtype, jnp.inexact) else count
-    )
+    sums = reduce(ReduceOp.SUM, [*map(widen, kept), *(count for _, count in parts)])
+    dtypes = [value.dtype for value in kept]
+    return list(map(divide, sums[: len(kept)], sums[len(kept) :], dtypes))

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from distribax import jax_private
 from distribax.errors import HostMode, HostOnly
-from distribax.topology import REPLICA_AXIS, local_devices
+from distribax.topology import REPLICA_AXIS, list_local_devices
 
 Shape: TypeAlias = tuple[int, ...]
 """The shape of an array."""
@@ -228,7 +228,7 @@ def join(pieces: tuple[object, ...], mesh: Mesh, *, mirrored: bool = False) -> G
         return None
     if any(map(jax_private.is_tracer, arrays)):
         return _join_traced(arrays, mesh, mirrored=mirrored)
-    first, local = arrays[0], local_devices(mesh)
+    first, local = arrays[0], list_local_devices(mesh)
     if len(local) != len(arrays):
         return None
     for piece, device in zip(arrays, local, strict=True):
@@ -257,7 +257,7 @@ def join(pieces: tuple[object, ...], mesh: Mesh, *, mirrored: bool = False) -> G
 def _join_traced(pieces: list[jax.Array], mesh: Mesh, *, mirrored: bool) -> Global | None:
     """Joins arrays that a step computes outside its replicas."""
     first = pieces[0]
-    if mesh.is_multi_process and len(pieces) == len(local_devices(mesh)):
+    if mesh.is_multi_process and len(pieces) == len(list_local_devices(mesh)):
         # One for each replica of a process: the same in all, as the program is.
         pieces = pieces * (mesh.size // len(pieces))
     if mesh.size != len(pieces):
@@ -273,7 +273,7 @@ def _join_traced(pieces: list[jax.Array], mesh: Mesh, *, mirrored: bool) -> Glob
 
 def spread(pieces: tuple[object, ...], mesh: Mesh) -> Global | None:
     """Puts numbers and host arrays of one shape on the mesh; None if they do not fit."""
-    local = local_devices(mesh)
+    local = list_local_devices(mesh)
     given = [np.asarray(piece) for piece in pieces if is_host_value(piece)]
     if not len(local) == len(pieces) == len(given):
         return None
@@ -297,7 +297,7 @@ def pad(pieces: tuple[object, ...], mesh: Mesh, shapes: Sequence[Shape]) -> Padd
         mesh: The mesh of the replicas.
         shapes: The shapes of all replicas' pieces.
     """
-    local = local_devices(mesh)
+    local = list_local_devices(mesh)
     arrays = [piece for piece in pieces if isinstance(piece, (jax.Array, np.ndarray))]
     if not len(local) == len(arrays) == len(pieces):
         return None
@@ -360,7 +360,7 @@ def copy_to_mesh(value: ArrayLike, mesh: Mesh) -> jax.Array:
     """Returns `value` copied to every device of the mesh."""
     if isinstance(value, jax.Array) and not jax_private.is_tracer(value):
         value = jax_private.uncommit(jax_private.pick_copy(value))
-    local, same = local_devices(mesh), NamedSharding(mesh, PartitionSpec())
+    local, same = list_local_devices(mesh), NamedSharding(mesh, PartitionSpec())
     if len(local) == mesh.size:
         return jax.device_put(value, same)
     pieces = [jax.device_put(value, device) for device in local]

@@ -15,7 +15,15 @@ from distribax.errors import VariableInJitError
 from distribax.execution import frames, overlay, remote_writes
 from distribax.topology import REPLICA_AXIS, launch_lock
 from distribax.types import ReduceOp, VariableAggregation, WriteKind, is_python_number
-from distribax.values import ArrayLike, DistributedValues, Mirrored, PerReplica, is_wrapped
+from distribax.values import (
+    ArrayLike,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    divide,
+    is_wrapped,
+    widen,
+)
 from distribax.variables.placement import PlacedVariable
 
 _FIRST = VariableAggregation.ONLY_FIRST_REPLICA
@@ -129,11 +137,10 @@ def _combine_local(variable: PlacedVariable, value: jax.Array) -> jax.Array:
     _check_readable(variable)
     if variable.aggregation is _FIRST:
         return take_first_replica(value)
-    total = lax.psum(value, REPLICA_AXIS)
     if variable.aggregation is VariableAggregation.SUM:
         # JAX counts truth values; the variable keeps its type.
-        return total.astype(value.dtype)
-    return total / lax.axis_size(REPLICA_AXIS)
+        return lax.psum(value, REPLICA_AXIS).astype(value.dtype)
+    return divide(lax.psum(widen(value), REPLICA_AXIS), lax.axis_size(REPLICA_AXIS), value.dtype)
 
 
 def take_first_replica(value: jax.Array) -> jax.Array:
@@ -223,7 +230,7 @@ def _send(variable: PlacedVariable, value: Assigned, kind: WriteKind) -> None:
         refuse_staged(variable, value)
         variable.source.write(variable, kind, value)
     if stand_in is not None:
-        stand_in[variable] = frames.detach(seen)
+        overlay.replace(stand_in, variable, frames.detach(seen))
 
 
 def check_combinable(variable: PlacedVariable, what: str) -> None:
@@ -286,7 +293,7 @@ def _write_together(
     here.replica_context.merge_call(together, args=(value,))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
-        stand_in[variable] = read(variable)
+        overlay.replace(stand_in, variable, read(variable))
 
 
 def _may_differ(index: object) -> bool:
@@ -309,9 +316,11 @@ def _spread(
     if kind is not WriteKind.ASSIGN:
         return zeros.at[index].add(part)
     count = jnp.zeros(variable.shape, jnp.int32).at[index].set(1)
-    total, count = replica.all_reduce(ReduceOp.SUM, [zeros.at[index].set(part), count])
-    if variable.aggregation is VariableAggregation.MEAN:
-        total = total / jnp.maximum(count, 1)
+    is_mean = variable.aggregation is VariableAggregation.MEAN
+    own = zeros.at[index].set(part)
+    total, count = replica.all_reduce(ReduceOp.SUM, [widen(own) if is_mean else own, count])
+    if is_mean:
+        total = divide(total, jnp.maximum(count, 1), variable.dtype)
     return jnp.where(count > 0, total, variable.read_value())
 
 
@@ -474,7 +483,7 @@ def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> Non
             variable.store(placement.join(pieces, variable.share()))
     stand_in = overlay.find_overlay(variable)
     if stand_in is not None:
-        stand_in[variable] = value
+        overlay.replace(stand_in, variable, value)
 
 
 def refuse_staged(variable: PlacedVariable, value: object) -> None:

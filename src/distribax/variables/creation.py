@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax import context, contracts, jax_private
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.context.scoped import set_within
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
@@ -191,7 +191,7 @@ def make_buffer(placement: contracts.Placement, value: jax.typing.ArrayLike) -> 
     return jax_private.run_outside_trace(lambda: placement.store_initial(np.array(value)))
 
 
-def find_user_line(frame: FrameType | None) -> str:
+def find_creation_line(frame: FrameType | None) -> str:
     """Returns the file and line outside the library from which a variable is created."""
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -212,11 +212,11 @@ class CreatedByStrategy(type):
 
         def __call__(cls, *args: object, **kwargs: object) -> Any:
             make = super().__call__
-            keeper = keeping.current_keeper()
+            reused = reuse.get_reused_objects()
             asked = kwargs.get("name", args[2] if len(args) > 2 else None)
-            if keeper is None:
+            if reused is None:
                 return cls._create(make, asked, args, kwargs)
-            return keeper.get_or_create(cls, asked, lambda: cls._create(make, asked, args, kwargs))
+            return reused.get_or_create(cls, asked, lambda: cls._create(make, asked, args, kwargs))
 
         def _create(
             cls,
@@ -236,7 +236,7 @@ class CreatedByStrategy(type):
             replica = context.get_replica_context()
             if replica is None:
                 return create()
-            place = find_user_line(sys._getframe(1))
+            place = find_creation_line(sys._getframe(1))
             variable = replica.runner.create_variable(create, place)
             if not created:
                 made = variable.name.removesuffix(":0")

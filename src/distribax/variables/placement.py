@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from typing_extensions import override
 
 from distribax import contracts, jax_private
-from distribax.topology import REPLICA_AXIS, device_name, local_devices
+from distribax.topology import REPLICA_AXIS, device_name, list_local_devices
 from distribax.values import DistributedValues, copy_to_mesh
 
 
@@ -141,7 +141,7 @@ class Replicated(Placement):
     @property
     @override
     def devices(self) -> tuple[jax.Device, ...]:
-        return local_devices(self.mesh)
+        return list_local_devices(self.mesh)
 
     @property
     @override
@@ -168,7 +168,7 @@ class Replicated(Placement):
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
         placed = [
             jax.device_put(piece, device)
-            for piece, device in zip(pieces, local_devices(self.mesh), strict=True)
+            for piece, device in zip(pieces, list_local_devices(self.mesh), strict=True)
         ]
         return jax.make_array_from_single_device_arrays(like.shape, self.sharding, placed)
 

@@ -197,7 +197,7 @@ def _write_together(
     for variable in variables:
         stand_in = overlay.find_overlay(variable)
         if stand_in is not None:
-            stand_in[variable] = context_rules.read(variable)
+            overlay.replace(stand_in, variable, context_rules.read(variable))
 
 
 def _send(table: PlacedTable, what: str, kind: WriteKind, indices: Array, values: Array) -> None:
@@ -223,4 +223,4 @@ def _send(table: PlacedTable, what: str, kind: WriteKind, indices: Array, values
         table.source.write_rows(table, kind, np.asarray(indices), np.asarray(values))
     for stand_ins, start, variable, old in standing:
         changed = remote_writes.scatter_rows(old, kind, indices, values, start)
-        stand_ins[variable] = frames.detach(changed)
+        overlay.replace(stand_ins, variable, frames.detach(changed))

@@ -97,7 +97,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         self._constraint = constraint
         self._strategy = context.get_strategy()
         self._trainable = creation.decide_trainable(policy.trainable, sync)
-        self._where = creation.find_user_line(sys._getframe(1))
+        self._where = creation.find_creation_line(sys._getframe(1))
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype
@@ -294,7 +294,10 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         if self._awaited:
             late_values.ask_givers()
         placement, buffer = self._placement, self._buffer
-        return buffer if placement.is_program_form else placement.to_program(buffer)
+        if not placement.is_program_form:
+            return placement.to_program(buffer)
+        jax_private.refuse_deleted(buffer)
+        return buffer
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""

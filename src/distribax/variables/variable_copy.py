@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.execution import frames
-from distribax.topology import device_name, local_devices
+from distribax.topology import device_name, list_local_devices
 from distribax.values import (
     ArrayLike,
     DistributedValues,
@@ -89,7 +89,7 @@ def wrap_copies(variable: PlacedVariable) -> DistributedValues:
     if isinstance(frame, frames.RunFrame):
         kind = PerReplica if variable.per_replica else Mirrored
         return kind.of(Local(value, frame.mesh))
-    if mesh is None or variable.devices != local_devices(mesh):
+    if mesh is None or variable.devices != list_local_devices(mesh):
         return Mirrored([value])
     if not variable.per_replica:
         return Mirrored.of(Global(value, mesh, mirrored=True))

@@ -81,6 +81,52 @@ def test_keys_differ_by_replica_and_repeat_by_seed(case: Case) -> None:
         close(first[0][0], jax.random.normal(expected))
 
 
+def test_generators_go_back_and_forth(case: Case) -> None:
+    with case.strategy.scope():
+        generator = dx.random.Generator.from_seed(3)
+
+    def draw(drawing: dx.random.Generator) -> list[np.ndarray]:
+        drawn = case.run(lambda: (drawing.normal((2,)), drawing.normal((2,))))
+        return [np.asarray(part) for each in drawn for part in case.parts(each)]
+
+    begin = case.across(lambda: generator.state)
+    first = draw(generator)
+    with case.strategy.scope():
+        again, new = dx.random.Generator.from_state(begin), generator.split(2)
+        new.append(dx.random.Generator.from_non_deterministic_state())
+    close(draw(again), first)
+    numbers = [float(each[0]) for each in (*first, *(part for g in new for part in draw(g)))]
+    assert len(set(numbers)) == len(numbers)
+    half = len(first) // 2
+    generator.reset(begin)
+    case.run(lambda: generator.skip(1))
+    close(draw(generator)[:half], first[half:])
+    generator.reset_from_seed(3)
+    close(draw(generator), first)
+
+
+def test_distributions_of_a_generator() -> None:
+    generator = dx.random.Generator(5)
+    normal = generator.truncated_normal((500,), 10.0, 2.0)
+    assert normal.min() >= 6 and normal.max() <= 14 and abs(normal.mean() - 10) < 0.5
+    binomial = generator.binomial((500, 2), jnp.asarray([10, 1000]), 0.5)
+    assert binomial.dtype == jnp.int32 and binomial[:, 0].max() <= 10
+    close(binomial.mean(axis=0) / np.array([10, 1000]), [0.5, 0.5], 0.05)
+    full = generator.uniform_full_int((500,), jnp.int8)
+    assert full.dtype == jnp.int8 and full.min() < -100 and full.max() > 100
+    assert len({*np.asarray(jax.random.key_data(generator.make_seeds(3))[:, 0]).tolist()}) == 3
+
+
+def test_what_a_generator_cannot_draw_or_go_back_to() -> None:
+    generator = dx.random.Generator(0)
+    with pytest.raises(ValueError, match=r"dtype=int32 needs maxval.*uniform_full_int"):
+        generator.uniform((2,), dtype=jnp.int32)
+    with pytest.raises(ValueError, match=r"a state of shape \(2,\) .*shape \(3,\) and uint32"):
+        generator.reset(jnp.zeros(2, jnp.uint32))
+    with pytest.raises(ValueError, match=r"a state of shape \(5,\)"):
+        generator.reset_from_seed(jax.random.key(0, impl="rbg"))
+
+
 @pytest.mark.parametrize("seed", ["3", 1.5, True, np.ones(2)])
 def test_wrong_seeds(seed: Any) -> None:
     with pytest.raises(TypeError, match=r"dx.random: seed=.*Expected an integer, or a key"):

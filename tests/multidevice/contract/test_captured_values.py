@@ -175,8 +175,9 @@ def test_outside_the_replicas_it_is_no_array(use: Any) -> None:
     value = case.split(BATCH)
     for context in (case.strategy.scope(), dx.get_strategy().scope()):
         message = r"A PerReplica value was used as an array outside.*strategy.run.*reduce"
-        with context, pytest.raises(TypeError, match=message):
+        with context, pytest.raises(TypeError, match=message) as raised:
             use(value)
+        assert isinstance(raised.value, dx.DistribaxError)
 
 
 def test_outside_the_replicas_it_can_be_looked_at() -> None:

@@ -208,6 +208,37 @@ def test_donated_arguments_are_used_up(any_strategy: Any) -> None:
         assert step(first, second).tolist() == [2.0, 2.0]
         assert second.tolist() == [1.0, 1.0]
         assert first.is_deleted()
+        with pytest.raises(RuntimeError, match=r"array float32\[2\] has no value.*donated"):
+            step(first, second)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_donated_values_of_replicas_are_used_up(pair: Any, compiled: bool) -> None:
+    add = dx.function(lambda x: pair.run(lambda x: x + 1.0, args=(x,)), donate_argnums=0)
+    read = lambda x: pair.reduce("SUM", x, axis=None)  # noqa: E731
+    value = add(pair.run(lambda: jnp.ones(2)))
+    again = add(value)
+    for use in (dx.function(read) if compiled else read, add):
+        with pytest.raises(RuntimeError, match=r"array float32\[4\] has no value.*donated"):
+            use(value)
+    assert read(again).tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_variable_whose_memory_was_donated(pair: Any, compiled: bool) -> None:
+    with pair.scope():
+        v = dx.Variable(jnp.ones(2))
+    add = dx.function(lambda x: x + 1.0, donate_argnums=0)
+    read = dx.function(lambda: v + 1.0) if compiled else v.numpy
+    assert add(v).tolist() == add(jnp.copy(v)).tolist() == [2.0, 2.0]
+    read()
+    value = v.value()
+    add(value)
+    if value.is_deleted():  # Not where it was a copy.
+        with pytest.raises(RuntimeError, match=r"jnp.copy\(v\)"):
+            read()
+    v.assign([3.0, 3.0])
+    assert v.numpy().tolist() == [3.0, 3.0]
 
 
 def test_tracing_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,8 +101,26 @@ def test_assigning_inside_the_loss(case: Case) -> None:
     numbers = np.arange(1.0, n + 1) * 2
     close(case.parts(loss), list(numbers**2 + numbers.mean()))
     close(case.parts(dw), list(numbers**2))
-    close(case.parts(dmean), [0.0] * n)
+    close(case.parts(dmean), [1.0] * n)
     assert (float(mean), float(count), float(w)) == (numbers.mean(), n, 2.0)
+
+
+def test_what_is_read_after_an_assignment_has_a_gradient(case: Case) -> None:
+    """A loss function that normalises a weight before it uses it, for example."""
+    w = case.variable([6.0, 8.0], aggregation="MEAN")
+
+    def replica_fn() -> Any:
+        def loss() -> Any:
+            before = 3.0 * jnp.sum(w)
+            w.assign(w / 2.0)
+            return before + jnp.sum(w * w)
+
+        return dx.value_and_grad(loss, w)()
+
+    loss, gradient = case.run(replica_fn)
+    close(case.parts(loss), [67.0] * case.num_replicas)
+    close(case.parts(gradient), [[9.0, 11.0]] * case.num_replicas)
+    close(w.numpy(), [3.0, 4.0])
 
 
 def test_gradients_of_gradients(case: Case) -> None:
@@ -169,7 +187,12 @@ def test_the_loss_must_be_a_function() -> None:
         dx.value_and_grad(3.0, dx.Variable(1.0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("variables", [None, [], 3.0, [jnp.ones(2)]])
+@pytest.mark.parametrize("variables", [None, 3.0, [jnp.ones(2)]])
 def test_the_variables_must_be_variables(variables: Any) -> None:
     with pytest.raises(ValueError, match=r"is not a nest of dx.Variable.*jax.value_and_grad"):
         dx.value_and_grad(lambda: 1.0, variables)
+
+
+def test_there_must_be_variables() -> None:
+    with pytest.raises(ValueError, match=r"variables=\[\] holds no variable.*model\.build"):
+        dx.value_and_grad(lambda: 1.0, [])

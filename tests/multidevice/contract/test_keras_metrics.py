@@ -21,6 +21,7 @@ PROBABILITIES = _random.random(_SIZE).round(2)
 WEIGHTS = _random.random(_SIZE).round(2)
 
 m = dx.metrics
+LABEL_WEIGHTS = [1.0, 2.0, 0.0, 3.0]
 CLASSES, SPARSE, BINARY = (ONE_HOT, SCORES), (LABELS[:, None], SCORES), (YES, PROBABILITIES)
 # How to make it, its data, and what Keras said without and with weights.
 RECORDED: list[Any] = [
@@ -41,6 +42,25 @@ RECORDED: list[Any] = [
     (lambda: m.Recall(top_k=2, class_id=2), CLASSES, 0.166667, 0.170543),
     (lambda: m.Recall(top_k=3), CLASSES, 0.833333, 0.838258),
     (m.AUC, BINARY, 0.875, 0.769923),
+    (lambda: m.AUC(multi_label=True, from_logits=True), CLASSES, 0.403367, 0.515905),
+    (
+        lambda: m.AUC(
+            curve="PR",
+            multi_label=True,
+            num_labels=4,
+            label_weights=LABEL_WEIGHTS,
+            from_logits=True,
+        ),
+        CLASSES,
+        0.144595,
+        0.219394,
+    ),
+    (
+        lambda: m.AUC(label_weights=LABEL_WEIGHTS, from_logits=True),
+        CLASSES,
+        0.480626,
+        0.642028,
+    ),
     (lambda: m.AUC(thresholds=np.array([0.6, 0.2, 0.4])), BINARY, 0.828125, 0.675465),
     (lambda: m.AUC(from_logits=True), CLASSES, 0.444444, 0.558649),
     (lambda: m.AUC(curve="PR"), BINARY, 0.926527, 0.875041),
@@ -66,6 +86,10 @@ def test_values_are_those_of_keras(case: Case) -> None:
         close(result, np.float32(value), 2e-5)
     plain[0].reset_state()
     close(plain[0].result(), 0.0)
+
+
+def test_no_labels_have_no_area() -> None:
+    assert float(m.AUC(multi_label=True).result()) == 0.0
 
 
 def test_mean_of_arrays(case: Case) -> None:
@@ -100,6 +124,9 @@ def test_counts_of_other_metrics_are_added(case: Case) -> None:
         (lambda: m.AUC(1), "less than 2"),
         (lambda: m.AUC(thresholds=[0.5, 2.0]), "numbers from 0 to 1"),
         (lambda: m.AUC(curve="AB"), "curve='AB' is unknown"),
+        (lambda: m.AUC(multi_label=True)([0, 1], [0.1, 0.9]), r"Expected \(examples, labels\)"),
+        (lambda: m.AUC(num_labels=2), "without multi_label=True"),
+        (lambda: m.AUC(multi_label=True, num_labels=3)([[0, 1]], [[0.1, 0.9]]), r"Expected \(3,\)"),
     ],
 )
 def test_wrong_arguments_are_refused(call: Any, message: str) -> None:

@@ -158,6 +158,21 @@ def test_losses_are_of_single_examples() -> None:
         dx.compute_average_loss(jnp.ones(2), sample_weight=jnp.ones(3))
     with pytest.raises(ValueError, match=r"global_batch_size=-1 is negative"):
         dx.compute_average_loss(jnp.ones(2), global_batch_size=-1)
+    with pytest.raises(ValueError, match=r"global_batch_size has the shape \(2,\).*one number"):
+        dx.compute_average_loss(jnp.ones(2), global_batch_size=jnp.ones(2))
+
+
+def test_the_average_loss_of_small_types() -> None:
+    half = jnp.full(2, 60_000, jnp.float16)
+    loss = dx.compute_average_loss(half, global_batch_size=2)
+    assert (float(loss), loss.dtype) == (60_000.0, jnp.float16)
+    assert float(dx.compute_average_loss(half, global_batch_size=120_000)) == 1.0
+    short = dx.compute_average_loss(jnp.full(2, 257, jnp.bfloat16), global_batch_size=257)
+    assert (float(short), short.dtype) == (float(jnp.bfloat16(512 / 257)), jnp.bfloat16)
+
+
+def test_the_average_loss_may_be_over_a_sum_of_weights() -> None:
+    assert float(dx.compute_average_loss(jnp.ones(2), global_batch_size=jnp.asarray(0.5))) == 4.0
 
 
 def test_weights_of_examples_may_be_a_column() -> None:

@@ -51,6 +51,17 @@ def test_across_replicas_and_dimensions(case: Case) -> None:
     close(other, (pieces.sum(axis=(0, 2)), pieces.mean(axis=(0, 2))))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_means_of_small_types_are_of_sums_that_fit(case: Case, dtype: str) -> None:
+    n, most = case.num_replicas, np.asarray(40_000 if dtype == "float16" else 100, dtype)
+    value = case.each(lambda _: jnp.full((2,), most))
+    ((_, alone), (_, batch)) = _both(case, value, None, 0)
+    shared = case.run(lambda x: dx.get_replica_context().all_reduce("MEAN", x), value)
+    close([alone, batch, *case.parts(shared)], [[most] * 2, most, *[[most] * 2] * n])
+    if dtype == "float16":
+        assert alone.dtype == batch.dtype == case.parts(shared)[0].dtype == dtype
+
+
 def test_vectors_become_scalars(case: Case) -> None:
     ((total, mean),) = _both(case, case.split(BATCH), 0)
     assert total.shape == mean.shape == ()

@@ -103,6 +103,17 @@ def test_a_step_does_with_uneven_pieces_what_it_does_with_even_ones(
         assert step.trace_count == 1  # type: ignore[attr-defined]
 
 
+def test_means_of_small_types_without_idle_replicas(several: Case) -> None:
+    pieces = several.split(np.full(several.num_replicas - 1, 40_000, np.float16))
+
+    def replica_fn(x: Any) -> Any:
+        return jnp.mean(x), dx.get_replica_context().all_reduce("MEAN", jnp.mean(x))
+
+    means = several.run(replica_fn, pieces)
+    mean = several.across(lambda value: several.strategy.reduce("MEAN", value, None), means[0])
+    close([mean, means[1]], [40_000.0] * 2)
+
+
 def test_replicas_without_examples_count_for_nothing(several: Case) -> None:
     """A mean over no examples is NaN, and would make everything NaN."""
     strategy = several.strategy

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import distribax as dx
-from distribax.topology import InputTarget, replica_mesh
+from distribax.topology import InputTarget, make_replica_mesh
 
 
 def mirrored(replicas: int) -> dx.MirroredStrategy:
@@ -37,7 +37,7 @@ def flat(strategy: Any, elements: Iterable[Any]) -> list[Any]:
 def target(local: int, workers: int, worker: int) -> InputTarget:
     """Stands for one of several workers, each with `local` replicas, without starting them."""
     devices = tuple(jax.devices()[:local])
-    return InputTarget(devices, replica_mesh(devices), local * workers, workers, worker)
+    return InputTarget(devices, make_replica_mesh(devices), local * workers, workers, worker)
 
 
 def pieces(element: Any) -> list[Any]:

@@ -115,6 +115,23 @@ def test_workers_share_every_batch_without_loss(
         assert together == whole.tolist()
 
 
+def test_numbers_that_jax_would_cut_off_are_refused(strategy: Any) -> None:
+    for size in (4, 3):  # Whole and uneven batches.
+        fitting = np.array([1, -(2**31), 3, 2**31 - 1])
+        dataset = Dataset.from_tensor_slices(fitting).batch(size)
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        assert flat(strategy, distributed) == fitting.tolist()
+        for large in (fitting + 1, fitting.astype(np.uint64)):
+            dataset = Dataset.from_tensor_slices(large).batch(size)
+            with pytest.raises(
+                ValueError, match=r"a batch has \d+ in an array of u?int64, but JAX"
+            ):
+                list(strategy.experimental_distribute_dataset(dataset))
+            with jax.enable_x64(True):
+                distributed = strategy.experimental_distribute_dataset(dataset)
+                assert flat(strategy, distributed) == large.tolist()
+
+
 # Data sets made by a function.
 
 
@@ -138,6 +155,24 @@ def test_incomplete_last_step_gives_empty_batches_or_is_dropped() -> None:
 
     assert steps(Dataset.range(5).batch(2)) == [[[0, 1], [2, 3]], [[4], []]]
     assert steps(Dataset.range(6).batch(2, drop_remainder=True)) == [[[0, 1], [2, 3]]]
+
+
+def test_incomplete_last_step_of_batches_that_a_function_makes_smaller() -> None:
+    whole = Dataset.range(10).batch(2, drop_remainder=True)
+    dataset = whole.map(lambda x: x[x % 3 != 2])
+    assert dataset.element_spec.shape == (2,)  # That of the first.
+    strategy = mirrored(2)
+
+    def start() -> Any:
+        return iter(strategy.distribute_datasets_from_function(lambda _: dataset))
+
+    iterator = start()
+    steps = [rows(strategy, next(iterator)) for _ in range(2)]
+    assert steps == [[[0, 1], [3]], [[4], [6, 7]]]
+    restored = start()
+    restored.set_state(iterator.get_state())
+    for rest in (iterator, restored):
+        assert [rows(strategy, x) for x in rest] == [[[9], []]]
 
 
 def test_incomplete_last_step_of_batches_with_a_number() -> None:

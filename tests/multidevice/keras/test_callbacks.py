@@ -204,8 +204,12 @@ def _carry_over(way: str, trained: keras.Model, folder: Path) -> keras.Model:
         trained.save_weights(folder / "model.weights.h5")
         new.load_weights(folder / "model.weights.h5")
         return new
-    saved = dx.Checkpoint(model=trained, optimizer=trained.optimizer)
-    restored = dx.Checkpoint(model=new, optimizer=new.optimizer)
+    if way == "checkpoint":
+        saved = dx.Checkpoint(trained, optimizer=trained.optimizer)
+        restored = dx.Checkpoint(new, optimizer=new.optimizer)
+    else:
+        saved = dx.Checkpoint(model=trained, optimizer=trained.optimizer)
+        restored = dx.Checkpoint(model=new, optimizer=new.optimizer)
     if way == "manager":
         dx.CheckpointManager(saved, folder / "kept", max_to_keep=1).save()
         restored.restore(dx.CheckpointManager(restored, folder / "kept", 1).latest_checkpoint)

@@ -82,6 +82,20 @@ def test_input_is_divided(make_input: Callable[[], Any], settings: dict[str, Any
     check_same(ours, fit_plainly())
 
 
+def test_dataset_feeds_a_model_without_a_strategy() -> None:
+    """Beside models of strategies, to compare them, or after a model was saved and loaded."""
+    make(make_pair(), make_classifier)
+    alone = train(None, make_classifier, make_dataset(), None, validation_data=make_dataset())
+
+    check_same(alone, train(None, make_classifier, shuffle=False, validation_data=(INPUTS, LABELS)))
+    np.testing.assert_allclose(
+        alone.model.predict(make_dataset(), verbose=0),
+        alone.model.predict(INPUTS, verbose=0),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
 def test_tensorflow_feeds_replicas_and_writes_logs(tmp_path: Path) -> None:
     with patch.dict(os.environ):
         # It sets variables of the environment.

@@ -18,13 +18,14 @@ _DESCRIBING = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "WORLD_SIZE",
 )
+_PREFIXES = ("SLURM_", "JAX_COORDINATOR", "JAX_PROCESS", "TPU_WORKER_", "MEGASCALE_")
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the variables away that a test run inside a cluster would inherit."""
     for name in os.environ:
-        if name in _DESCRIBING or name.startswith(("SLURM_", "JAX_COORDINATOR", "JAX_PROCESS")):
+        if name in _DESCRIBING or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
     monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
     # The tests' servers are on this machine: no proxy leads there.

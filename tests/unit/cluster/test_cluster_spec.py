@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distribax.cluster import ClusterSpec
-from distribax.cluster.spec.address import Address, natural_order, parse_address
+from distribax.cluster.spec.address import Address, make_natural_key, parse_address
 
 DENSE = {"ps": ["ps0:2222", "ps1:2222"], "worker": ["w0:2222", "w1:2222", "w2:2222"]}
 SPARSE = {"ps": {3: "ps3:2222"}, "worker": {0: "w0:2222", 2: "w2:2222"}}
@@ -163,7 +163,16 @@ def test_hosts_of_all_kinds() -> None:
 
 def test_numbers_in_names_are_sorted_as_numbers() -> None:
     names = ["c10", "c9", "c1", "b2-10", "b2-9", "x", "c", "c09"]
-    assert sorted(names, key=natural_order) == ["b2-9", "b2-10", "c", "c1", "c09", "c9", "c10", "x"]
+    assert sorted(names, key=make_natural_key) == [
+        "b2-9",
+        "b2-10",
+        "c",
+        "c1",
+        "c09",
+        "c9",
+        "c10",
+        "x",
+    ]
 
 
 _JSON = st.recursive(

@@ -12,6 +12,7 @@ from distribax.cluster import (
     SimpleClusterResolver,
     SlurmClusterResolver,
     TFConfigClusterResolver,
+    TPUClusterResolver,
     resolve,
 )
 
@@ -22,6 +23,7 @@ SLURM = {
     "SLURM_STEP_NODELIST": "n[1-2]",
     "CUDA_VISIBLE_DEVICES": "",
 }
+GKE = {"TPU_WORKER_HOSTNAMES": "t0,t1", "TPU_WORKER_ID": "1"}
 TORCH = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
@@ -41,6 +43,13 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolve()
     assert isinstance(found.resolver, SlurmClusterResolver)
     assert found.reason == "SLURM_PROCID, SLURM_STEP_NODELIST, SLURM_STEP_NUM_TASKS are set"
+
+    _set(monkeypatch, GKE)
+    found = resolve()
+    assert isinstance(found.resolver, TPUClusterResolver)
+    assert found.reason.startswith("TPU_WORKER_HOSTNAMES, TPU_WORKER_ID are set; this comes before")
+    for name in GKE:
+        monkeypatch.delenv(name)
 
     _set(monkeypatch, TORCH)
     found = resolve()
@@ -66,11 +75,16 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_resolver_detects_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    detectable = (TFConfigClusterResolver, EnvironmentClusterResolver, SlurmClusterResolver)
-    assert [resolver.detect() for resolver in detectable] == [None] * 3
+    detectable = (
+        TFConfigClusterResolver,
+        EnvironmentClusterResolver,
+        TPUClusterResolver,
+        SlurmClusterResolver,
+    )
+    assert [resolver.detect() for resolver in detectable] == [None] * 4
     assert SimpleClusterResolver.detect() is None
 
-    _set(monkeypatch, SLURM | TORCH | {"TF_CONFIG": "{}"})
+    _set(monkeypatch, SLURM | TORCH | GKE | {"TF_CONFIG": "{}"})
     for resolver in detectable:
         assert type(resolver.detect()) is resolver
     assert SimpleClusterResolver.detect() is None

@@ -19,7 +19,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distribax import progress
 from distribax.cli import main
 from distribax.cli.launch import Launch
 from distribax.cluster.peers import cluster_secret
@@ -124,7 +123,7 @@ def test_second_process_of_a_worker_is_refused_and_named(make_crew: Callable[...
         # The first one has kept its place.
         assert [answer.exception() for answer in crew.join("a cluster")] == [None]
         deadline = time.monotonic() + _WAIT_SECONDS
-        answer = meetings._receive_answer(first, deadline, progress.Wait("joining"))
+        answer = meetings._receive_answer(first, deadline, lambda missing: None)
         assert answer["address"] == "there:1"
 
 
@@ -212,8 +211,8 @@ def test_nonsense_costs_the_worker_that_says_it_its_place(
 def test_nonsense_of_the_hub_is_its_end(make_crew: Callable[..., Crew], said: bytes) -> None:
     crew = make_crew(2)
     first, _ = crew.watches()
-    crew.hub._here()[0].connection.setblocking(True)
-    crew.hub._here()[0].send_bytes(said)
+    crew.hub._find_present()[0].connection.setblocking(True)
+    crew.hub._find_present()[0].send_bytes(said)
     loss = first.wait_for_loss(_WAIT_SECONDS)
     assert loss is not None and loss.peer == crew.name(0) and "died" in loss.reason
 
@@ -227,7 +226,7 @@ def test_hub_has_the_secret_and_shows_it_to_nobody(monkeypatch: pytest.MonkeyPat
     members = [Member("worker 0", "127.0.0.1", port), Member("worker 1", "127.0.0.1", 1)]
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(meetings.meet, members, i, 300.0, "a cluster", 60.0) for i in (0, 1)]
-        links = [each.result().link for each in calls]
+        links = [each.result().connection for each in calls]
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # It has ended meanwhile.
@@ -339,7 +338,7 @@ def test_answers_of_any_content_are_answers_or_none(data: bytes) -> None:
     with ours, theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
-        assert isinstance(meetings._receive_answer(ours, 0.0, progress.Wait("joining")), dict)
+        assert isinstance(meetings._receive_answer(ours, 0.0, lambda missing: None), dict)
 
 
 @given(st.binary(max_size=60) | st.text(max_size=20).map(lambda key: json.dumps([1, key]).encode()))

@@ -78,5 +78,5 @@ def test_a_stranger_that_talks_while_it_is_dismissed_ends_nothing() -> None:
         strangers[0].sendall(b"x")
         worker = stack.enter_context(socket.create_connection(watch.address))
         worker.sendall(b'[1, "key"]\n')
-        while 1 not in watch._links:
+        while 1 not in watch._connections:
             watch._receive(60.0)

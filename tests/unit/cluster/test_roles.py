@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from distribax.cluster import ClusterSpec
-from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
+from distribax.cluster.spec.roles import (
+    check_task,
+    count_workers,
+    find_worker_index,
+    list_training_tasks,
+)
 
 WORKERS = ClusterSpec({"worker": ["a:1", "b:1"]})
 WITH_CHIEF = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]})
@@ -13,20 +18,24 @@ ALONE = ClusterSpec({})
 
 
 def test_chief_and_workers_are_numbered_together() -> None:
-    assert training_tasks(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
-    assert [worker_index(WITH_CHIEF, *task) for task in training_tasks(WITH_CHIEF)] == [0, 1, 2]
-    assert worker_count(WITH_CHIEF) == worker_count(WITH_CHIEF, "chief") == 3
-    assert worker_count(WORKERS, "worker") == 2
+    assert list_training_tasks(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
+    assert [find_worker_index(WITH_CHIEF, *task) for task in list_training_tasks(WITH_CHIEF)] == [
+        0,
+        1,
+        2,
+    ]
+    assert count_workers(WITH_CHIEF) == count_workers(WITH_CHIEF, "chief") == 3
+    assert count_workers(WORKERS, "worker") == 2
 
 
 def test_an_evaluator_and_a_process_without_a_cluster_are_alone() -> None:
-    assert worker_count(WORKERS, "evaluator") == worker_count(ALONE, None) == 1
-    assert worker_index(WORKERS, "evaluator", 0) == worker_index(ALONE, None, None) == 0
+    assert count_workers(WORKERS, "evaluator") == count_workers(ALONE, None) == 1
+    assert find_worker_index(WORKERS, "evaluator", 0) == find_worker_index(ALONE, None, None) == 0
 
 
 def test_a_parameter_server_has_no_number() -> None:
     with pytest.raises(ValueError, match="task_type='ps': only the chief and the workers"):
-        worker_index(WITH_CHIEF, "ps", 0)
+        find_worker_index(WITH_CHIEF, "ps", 0)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class Crew:
             self._service.set_result(None)
         elif trouble is not None:
             self._service.set_exception(trouble)
-        named = [(member.name, member.host, member.port) for member in self.members]
+        named = [(member.name, str(member.address)) for member in self.members]
         gate = Gate(secret, "a cluster", count)
         gate.proof_seconds = proof_seconds
         self.hub = Hub(listener, named, gate, seconds, peer_timeout)
@@ -71,7 +71,7 @@ class Crew:
             for number, text in enumerate(cluster)
         ]
         pool.shutdown()
-        self._open += [each.result().link for each in answers if each.exception() is None]
+        self._open += [each.result().connection for each in answers if each.exception() is None]
         return answers
 
     def watches(self, without: int | None = None) -> list[Watch]:
@@ -136,8 +136,15 @@ def test_worker_whose_address_nobody_has_told_is_known_by_where_it_calls_from(
     make_crew: Callable[..., Crew],
 ) -> None:
     crew = make_crew(2)
-    crew.hub._members[1] = ("worker 1", "1.invalid", 1)
+    crew.hub._members[1] = ("worker 1", "1.invalid:1")
     assert crew.join("a cluster", "a cluster")[0].result().members[1] == "worker 1 (127.0.0.1)"
+
+
+def test_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        own = Member("worker 0", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(RuntimeError, match=f"worker 0 .127.*{own.port}. cannot listen on its"):
+            meetings.meet([own, own], 0, 1.0, "a cluster", 1.0)
 
 
 def test_missing_workers_are_named(make_crew: Callable[..., Crew]) -> None:
@@ -191,6 +198,16 @@ def test_worker_that_leaves_before_the_others_have_come_may_call_again(
     assert [answer.exception() for answer in crew.join("a cluster", "a cluster")] == [None, None]
 
 
+def test_first_worker_that_leaves_before_the_others_have_come_frees_its_port(
+    make_crew: Callable[..., Crew],
+) -> None:
+    crew = make_crew(2, seconds=600.0)
+    with socket.create_connection(("127.0.0.1", crew.port)) as early:
+        assert meetings._prove(early, 0, "a cluster", "")
+    crew.close()
+    socket.create_server(("127.0.0.1", crew.port)).close()
+
+
 # Watching.
 
 
@@ -204,7 +221,7 @@ def test_connection_that_closes_is_a_death_and_told_to_all(crew: Crew, number: i
         assert loss is not None
         assert loss.peer == crew.name(number) and "died" in loss.reason
         assert before - 1 < loss.since < time.time() + 1
-        assert str(loss.error()) == f"{loss.peer} {loss.reason}."
+        assert str(loss.make_error()) == f"{loss.peer} {loss.reason}."
         wait_until(lambda other=other: len(crew.losses[other]) == 1)
 
 
@@ -219,11 +236,11 @@ def test_silence_counts_as_loss(make_crew: Callable[..., Crew]) -> None:
 
 def test_worker_that_was_given_up_learns_it(crew: Crew) -> None:
     watches = crew.watches()
-    link = crew.hub._here()[1]
+    peer = crew.hub._find_present()[1]
 
     def is_given_up() -> bool:
         # Until the hub's thread, which may hear it now, looks at it.
-        link.heard = time.monotonic() - 100
+        peer.heard = time.monotonic() - 100
         return watches[1].wait_for_loss(0.05) is not None
 
     wait_until(is_given_up)

@@ -99,6 +99,24 @@ def test_concatenated_files_are_divided_one_by_one(files: list[str]) -> None:
     assert shards[1] == [[10], [11], [12], [13], [10], [11], [12], [13]]
 
 
+@pytest.mark.parametrize("policy", ["AUTO", "FILE"])
+def test_pairs_of_different_numbers_of_files_stay_together(tmp_path: Path, policy: str) -> None:
+    halves, quarters = [], []
+    for parts, size in ((halves, 4), (quarters, 2)):
+        for start in range(0, 8, size):
+            parts.append(str(tmp_path / f"{size}-{start}"))
+            lines = [f"{number}\n" for number in range(start, start + size)]
+            Path(parts[-1]).write_text("".join(lines))
+    listed = Dataset.list_files(quarters, shuffle=False).flat_map(TextLineDataset)
+    for other in (TextLineDataset(quarters), listed):
+        pairs = Dataset.zip(TextLineDataset(halves), other).map(lambda x, y: int(x) - int(y))
+        if policy == "FILE":
+            with pytest.raises(ValueError, match=r"cannot divide .* different numbers of files"):
+                auto_shard(pairs.batch(2), 2, 0, policy)
+        else:
+            assert _workers(pairs.batch(2), 2) == [[[0]] * 4] * 2
+
+
 def test_lists_of_files_are_divided_even_if_users_read_them(files: list[str]) -> None:
     listed = Dataset.list_files(files, shuffle=False)
     sizes = listed.map(lambda name: Path(name.decode()).name).batch(3)

@@ -114,3 +114,48 @@ def test_batches_by_column(people: str, points: str) -> None:
         make_csv_dataset(people, 2, label_name="z")
     with pytest.raises(ValueError, match="select_columns has 'z'"):
         make_csv_dataset(people, 2, select_columns=["z"])
+
+
+def _write(path: Path, text: str) -> str:
+    path.write_bytes(text.encode("latin-1"))
+    return str(path)
+
+
+def test_lines_that_are_easily_lost_or_misread(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_epochs": 1, "shuffle": False}
+    alone = _write(tmp_path / "alone.csv", "1\n\n3\n")
+    assert [_plain(row) for row in CsvDataset(alone, [[7]])] == [[1], [7], [3]]
+    named = make_csv_dataset(alone, 3, column_names=["x"], header=False, **options)
+    assert [_plain(batch) for batch in named] == [{"x": [1, 0, 3]}]
+    ids = _write(tmp_path / "ids.csv", "id,name\n1_000,\xe9\n\n2,b\n")
+    read = make_csv_dataset(ids, 2, **options)
+    assert [_plain(batch) for batch in read] == [{"id": [b"1_000", b"2"], "name": [b"\xe9", b"b"]}]
+    with pytest.raises(ValueError, match="'1_000', which is not a valid int32"):
+        list(CsvDataset(ids, [np.int32, str], header=True))
+    header_only = CsvDataset(_write(tmp_path / "none.csv", "a,b\n"), [np.float32, [0]], header=True)
+    assert [leaf.dtype for leaf in header_only.element_spec] == [np.float32, np.int32]
+    assert list(header_only) == []
+
+
+def test_columns_that_do_not_fit_the_files(tmp_path: Path) -> None:
+    ab = _write(tmp_path / "ab.csv", "a,b\n1,2\n")
+    ba = _write(tmp_path / "ba.csv", "b,a\n1,2\n")
+    twice = _write(tmp_path / "twice.csv", "a,b,a\n1,2,3\n")
+    short = _write(tmp_path / "short.csv", "a,b\n1\n")
+    empty = _write(tmp_path / "empty.csv", "")
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([ab, ba], {}, r"ba.csv has the columns \['b', 'a'\], but .*ab.csv has \['a', 'b'\]"),
+        (twice, {}, "a name stands twice among the columns"),
+        (ab, {"column_names": ["a"]}, "a record has 2 fields, but 1 were expected"),
+        (short, {}, "a record has 1 fields, but 2 were expected"),
+        (empty, {}, "empty.csv is empty"),
+        (ab, {"header": False}, "nothing names the columns"),
+        (ab, {"select_columns": [2]}, "select_columns has 2, which is not one of"),
+        (ab, {"select_columns": ["a", 0]}, "has a column twice"),
+        (ab, {"column_defaults": [0, 0, 0]}, "has 3 defaults for the columns"),
+    ]
+    for files, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            make_csv_dataset(files, 2, num_epochs=1, **options)
+    both = make_csv_dataset([ab, ba], 2, column_names=["p", "q"], num_epochs=1, shuffle=False)
+    assert [_plain(batch) for batch in both] == [{"p": [1, 1], "q": [2, 2]}]

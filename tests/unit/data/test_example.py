@@ -116,3 +116,20 @@ def test_records_that_do_not_fit(
 def test_floats_are_not_cut_to_integers() -> None:
     with pytest.raises(TypeError, match="holds float32, not int64"):
         parse_single_example(BY_TENSORFLOW, {"b": VarLenFeature(np.int64)})
+
+
+def test_text_that_is_missing_is_the_default_as_bytes() -> None:
+    records = [serialize_example({}), serialize_example({"t": "given"})]
+    features = {
+        "t": FixedLenFeature([], str, "none"),
+        "l": FixedLenFeature([2], str, ["a", "b"]),
+    }
+    parsed = parse_single_example(records[0], features)
+    assert (parsed["t"], parsed["l"].tolist()) == (b"none", [b"a", b"b"])
+    assert parse_example(records, features)["t"].tolist() == [b"none", b"given"]
+
+
+def test_integers_that_the_type_cannot_hold() -> None:
+    record = serialize_example({"n": [1, 2**40]})
+    with pytest.raises(ValueError, match=r"'n' has \[1, 1099511627776\] .* int32 cannot hold"):
+        parse_single_example(record, {"n": VarLenFeature(np.int32)})

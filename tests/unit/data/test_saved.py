@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distribax.data import Dataset
+import distribax as dx
+from distribax.data import UNKNOWN_CARDINALITY, Dataset
+from distribax.data.rewrites import auto_shard
 
 ELEMENTS = [
     {"a": np.arange(n, dtype=np.int16), "b": (np.float64(n), b"x" * n), "c": np.array([b"", b"y"])}
@@ -35,6 +37,7 @@ def test_saved_data_sets_are_loaded(tmp_path: Path, compression: str | None) -> 
     loaded = Dataset.load(path)
     assert _same(list(loaded), list(data))
     assert loaded.element_spec == data.element_spec
+    assert len(loaded) == 5 and len(loaded.batch(2)) == 3
     iterator = loaded.make_iterator()
     next(iterator)
     resumed = Dataset.load(path).make_iterator()
@@ -47,14 +50,36 @@ def test_saved_data_sets_are_loaded(tmp_path: Path, compression: str | None) -> 
         Dataset.range(2).window(1).save(tmp_path / "windows")
     assert not list((tmp_path / "windows").iterdir())
     catalogue = path / "catalogue.json"
+    older = json.loads(catalogue.read_text())
+    del older["counts"], older["is_batched"]
+    catalogue.write_text(json.dumps(older))
+    assert Dataset.load(path).cardinality() == UNKNOWN_CARDINALITY
     catalogue.write_text(catalogue.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(ValueError, match="saved in the format 9"):
         Dataset.load(path)
 
 
+def test_saved_batches_are_divided(tmp_path: Path) -> None:
+    strategy = dx.MirroredStrategy(["CPU:0", "CPU:1"])
+    Dataset.range(6).batch(4).save(tmp_path / "batches")
+    loaded = Dataset.load(tmp_path / "batches")
+    read = Dataset.load(tmp_path / "batches", reader_func=lambda files: files.flat_map(lambda f: f))
+    for dataset in (loaded, read):
+        steps = [x.values for x in strategy.experimental_distribute_dataset(dataset)]
+        assert [[piece.tolist() for piece in step] for step in steps] == [
+            [[0, 1], [2, 3]],
+            [[4], [5]],
+        ]
+    Dataset.from_tensor_slices(np.eye(4)).save(tmp_path / "rows")
+    with pytest.raises(ValueError, match="the data set is not batched"):
+        strategy.experimental_distribute_dataset(Dataset.load(tmp_path / "rows"))
+
+
 def test_saved_files_are_read_as_the_user_says(tmp_path: Path) -> None:
     Dataset.range(6).save(tmp_path / "s", shard_func=lambda x: x % 2)
     assert [int(x) for x in Dataset.load(tmp_path / "s")] == [0, 1, 2, 3, 4, 5]
+    part, _ = auto_shard(Dataset.load(tmp_path / "s").batch(2), 2, 1, "FILE")
+    assert [batch.tolist() for batch in part] == [[1], [3], [5]]
     read = Dataset.load(tmp_path / "s", reader_func=lambda files: files.flat_map(lambda f: f))
     assert [int(x) for x in read] == [0, 2, 4, 1, 3, 5]
 

@@ -245,60 +245,6 @@ def test_rejection_resample_reaches_the_shares() -> None:
         list(classes.rejection_resample(lambda x: 7, [0.5, 0.5]))
 
 
-def test_errors_are_ignored(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    def inverse(x: Any) -> Any:
-        if not x:
-            raise ZeroDivisionError
-        return 1 / x
-
-    numbers = Dataset.from_tensor_slices([1.0, 2.0, 0.0, 4.0]).map(inverse)
-    assert [float(x) for x in numbers.ignore_errors()] == [1.0, 0.5, 0.25]
-    assert not caplog.records
-    list(numbers.ignore_errors(log_warning=True))
-    assert "ZeroDivisionError" in caplog.text
-    names = [tmp_path / "damaged", tmp_path / "sound"]
-    names[0].write_bytes(b"12345")
-    with dx.data.TFRecordWriter(str(names[1])) as writer:
-        writer.write(b"record")
-    assert list(dx.data.TFRecordDataset(names).ignore_errors()) == [b"record"]
-
-    def broken() -> Any:
-        yield 1
-        raise KeyError
-
-    assert [int(x) for x in Dataset.from_generator(broken).ignore_errors()] == [1]
-
-    class Stuck:
-        def __iter__(self) -> Any:
-            return self
-
-        def __next__(self) -> Any:
-            raise KeyError("again")
-
-    with pytest.raises(KeyError, match="again"):
-        list(as_dataset(Stuck()).ignore_errors())
-
-
-@pytest.mark.parametrize(
-    ("leave_out", "left"),
-    [
-        (lambda numbers: numbers.skip(3), [4, 5, 6, 7, 8, 9]),
-        (lambda numbers: numbers.shard(3, 2), [3, 6, 9]),
-    ],
-    ids=["skip", "shard"],
-)
-def test_an_error_does_not_count_as_an_element_that_is_left_out(
-    leave_out: Callable[[Dataset], Dataset], left: list[int]
-) -> None:
-    def fail_at_one(x: Any) -> Any:
-        if x == 1:
-            raise ValueError("one")
-        return x
-
-    numbers = leave_out(Dataset.range(10).map(fail_at_one)).ignore_errors()
-    assert [int(x) for x in numbers] == left
-
-
 def test_cardinality_is_asserted() -> None:
     some = Dataset.range(4).filter(lambda x: x < 2)
     assert some.assert_cardinality(2).cardinality() == 2
@@ -364,7 +310,20 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def _empty_groups() -> Dataset:
-    return Dataset.range(0).group_by_window(int, lambda k, d: d.batch(2), 2)
+    return Dataset.range(0).group_by_window(lambda x: {1: 1}[int(x)], lambda k, d: d.batch(2), 2)
+
+
+def test_element_spec_of_groups_covers_all_of_them() -> None:
+    for rows in (_ragged(Dataset), _ragged(Dataset).take(0)):
+        for options, shape in (
+            ({}, (None, None)),
+            ({"pad_to_bucket_boundary": True, "drop_remainder": True}, (2, None)),
+            ({"no_padding": True}, (None, None)),
+        ):
+            batches = rows.bucket_by_sequence_length(len, [4, 7], [2, 2, 2], **options)
+            assert batches.element_spec.shape == shape
+        groups = rows.group_by_window(len, lambda key, group: group.batch(2, True), 2)
+        assert groups.element_spec.shape == (2, None)
 
 
 def test_ragged_batches_are_padded() -> None:

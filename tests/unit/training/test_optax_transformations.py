@@ -206,6 +206,32 @@ def test_a_function_is_not_passed_in_a_replica(strategy: Any, compiled: bool) ->
         (dx.function(step) if compiled else step)()
 
 
+def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
+    """A transformation that takes a number by a name of its own."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        return [g * -extra_args["rate"] for g in updates], state
+
+    return optax.GradientTransformationExtraArgs(lambda params: (), update)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_misspelt_argument_is_named(strategy: Any, compiled: bool) -> None:
+    with strategy.scope():
+        w = dx.Variable(1.0)
+        optimizer = dx.Optimizer(optax.chain(optax.adam(0.0), _scale_by_rate()))
+
+    def run(**arguments: Any) -> None:
+        apply = lambda: optimizer.apply_gradients([(jnp.ones(()), w)], **arguments)  # noqa: E731
+        step = lambda: strategy.run(apply)  # noqa: E731
+        (dx.function(step) if compiled else step)()
+
+    with pytest.raises(TypeError, match=r"^apply_gradients: skip_gradient_aggregation: neither .*"):
+        run(rate=1.0, skip_gradient_aggregation=True)
+    run(rate=jnp.asarray(1.0), value=jnp.asarray(2.0))
+    run(rate=0)
+
+
 def test_a_value_of_one_replica_is_not_passed(strategy: Any) -> None:
     with strategy.scope():
         w = dx.Variable(1.0)

@@ -20,8 +20,8 @@ from distribax.cli.bench.cases.case import Case
 from distribax.cli.bench.cases.pipelines import INPUT, PARAMETER_SERVERS
 from distribax.cli.bench.cases.steps import SCALING, STEP
 from distribax.cli.bench.charts import WIDTH, Chart, Point, Series, draw, get_height
-from distribax.cli.bench.figures import Report, Table, machine
-from distribax.cli.bench.harness import Settings, Turns
+from distribax.cli.bench.figures import Report, ReportTable, describe_machine
+from distribax.cli.bench.harness import BenchSettings, Turns
 from distribax.cli.bench.html_report import write_html
 from distribax.cli.bench.png import write_png
 from distribax.cli.help_format import USAGE_ERROR, add_command
@@ -89,8 +89,8 @@ def run(options: argparse.Namespace) -> int:
         else:
             if options.peers:
                 _install_peers()
-            settings = Settings(options.quick, options.devices)
-            reports, about = _measure(options.cases or list(CASES), settings), machine()
+            settings = BenchSettings(options.quick, options.devices)
+            reports, about = _measure(options.cases or list(CASES), settings), describe_machine()
     except (OSError, ValueError, KeyError, TypeError, subprocess.CalledProcessError) as error:
         print(f"distribax bench: error: {error}", file=sys.stderr)
         return 1
@@ -131,7 +131,7 @@ class _ShownTurns(Turns):
         self._progress.advance(self._task)
 
 
-def _measure(names: Sequence[str], settings: Settings) -> list[Report]:
+def _measure(names: Sequence[str], settings: BenchSettings) -> list[Report]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -191,7 +191,7 @@ def _read(path: Path, cases: Sequence[str]) -> tuple[list[Report], dict[str, Any
     reports = [
         Report(
             each["name"],
-            [Table(**table) for table in each["tables"]],
+            [ReportTable(**table) for table in each["tables"]],
             samples=each["samples"],
             failures=each["failures"],
             charts=[_read_chart(chart) for chart in each["charts"]],

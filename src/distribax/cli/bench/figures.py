@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as RichTable
+from rich.table import Table
 
 from distribax.cli.bench.charts import Chart
 
@@ -41,7 +41,7 @@ class Spread:
         return f"{median} [{low}, {high}]"
 
 
-def ratio(samples: Sequence[float], baseline: Sequence[float]) -> Spread:
+def compute_ratio(samples: Sequence[float], baseline: Sequence[float]) -> Spread:
     """The ratios of the single rounds: what slows both sides of a round down leaves them alone."""
     return Spread.of([a / b for a, b in zip(samples, baseline, strict=True)])
 
@@ -62,7 +62,7 @@ class Claim:
 
 
 @dataclass
-class Table:
+class ReportTable:
     title: str
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Report:
     """The outcome of one benchmark: tables for people, samples and claims for programs."""
 
     name: str
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ReportTable] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     samples: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Report:
     def show(self, console: Console) -> None:
         for table in self.tables:
             title = escape(f"{self.name}: {table.title}")
-            rich_table = RichTable(title=title, title_justify="left")
+            rich_table = Table(title=title, title_justify="left")
             for index, column in enumerate(table.columns):
                 rich_table.add_column(escape(column), justify="left" if index == 0 else "right")
             for row in table.rows:
@@ -99,12 +99,12 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.json"
         claims = [asdict(claim) | {"holds": claim.holds} for claim in self.claims]
-        content = asdict(self) | {"claims": claims, "machine": machine()}
+        content = asdict(self) | {"claims": claims, "machine": describe_machine()}
         path.write_text(json.dumps(content, indent=1) + "\n")
         return path
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "load": os.getloadavg(),

@@ -34,7 +34,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """How much to measure: on how many devices at most, and whether with few rounds."""
 
     quick: bool = False
@@ -87,7 +87,7 @@ class Process:
 
     def __init__(self, side: Side) -> None:
         self.side = side
-        python = sys.executable if side.peer is None else peer_libraries.python_of(side.peer)
+        python = sys.executable if side.peer is None else peer_libraries.find_python(side.peer)
         if python is None:
             raise SideError(f"{side.name}: {side.peer} is not installed; --peers installs it")
         paths = [str(folder) for folder in side_folders]
@@ -123,7 +123,7 @@ class Process:
         self._process.stdout.close()
         self._log.close()
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until the side has set itself up."""
         self._answer(_START_SECONDS, "while it started")
 
@@ -134,7 +134,7 @@ class Process:
             self._process.stdin.write(json.dumps({"steps": steps}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._error("ended between two runs") from None
+            raise self._make_error("ended between two runs") from None
         return self._answer(_RUN_SECONDS, f"while it ran {steps} steps")
 
     def _answer(self, seconds: float, doing: str) -> dict[str, Any]:
@@ -146,15 +146,15 @@ class Process:
             while b"\n" not in self._unread:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise self._error(f"gave no answer within {seconds:.0f} s {doing}")
+                    raise self._make_error(f"gave no answer within {seconds:.0f} s {doing}")
                 piece = os.read(descriptor, 65536)
                 if not piece:
-                    raise self._error(f"ended {doing}")
+                    raise self._make_error(f"ended {doing}")
                 self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
         return json.loads(line)
 
-    def _error(self, what: str) -> SideError:
+    def _make_error(self, what: str) -> SideError:
         with suppress(subprocess.TimeoutExpired):  # it may hang: what it has written must do
             self._process.wait(1.0)
         self._log.seek(0)
@@ -163,7 +163,7 @@ class Process:
 
 
 @dataclass
-class Outcome:
+class Measurement:
     """What the rounds gave: for each side the seconds per step, and the answer, of each round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ def interleave(
     rounds: int,
     warmup: int,
     turns: Turns | None = None,
-) -> Outcome:
+) -> Measurement:
     """Run all sides in turn, `steps` steps per turn, for `rounds` rounds.
 
     Before the first, each runs `warmup` steps that do not count.
@@ -196,7 +196,7 @@ def interleave(
     `turns` hears of the start of each side and of each round.
     """
     turns = turns or Turns()
-    outcome = Outcome()
+    outcome = Measurement()
     with ExitStack() as stack:
         running: list[Process] = []
         # One after the other: starting together they would fight for the cores, and time out.
@@ -204,7 +204,7 @@ def interleave(
             turns.begin(f"starting {side.name}")
             try:
                 process = stack.enter_context(Process(side))
-                process.ready()
+                process.wait_until_ready()
                 process.run(warmup)
             except SideError as error:
                 outcome.failures.append(str(error))

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, Final
 
 from distribax.cli.bench.charts import draw
-from distribax.cli.bench.figures import Report, Table
+from distribax.cli.bench.figures import Report, ReportTable
 
 _STYLE: Final = """
 body { font: 16px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -45,7 +45,7 @@ def _write_section(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _write_table(table: Table) -> str:
+def _write_table(table: ReportTable) -> str:
     def write_row(cells: Sequence[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 

@@ -26,7 +26,7 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
     # Keras 2, whose `fit` knows parameter servers. It would ask for another build of TensorFlow.
     "tensorflow": ("tf_keras==2.21.0",),
 }
-"""What is installed beside the requirements, without what it asks for itself."""
+"""What is installed in addition to the requirements, without what it asks for itself."""
 
 _INSTALL_SECONDS = 1800
 _STAMP = "requirements.txt"
@@ -38,7 +38,7 @@ def find_folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or Path(cache) / "distribax" / "peers")
 
 
-def python_of(peer: str) -> Path | None:
+def find_python(peer: str) -> Path | None:
     """The Python interpreter that has the peer, or None if there is none."""
     folder = find_folder() / peer
     # Written last, so that an interrupted installation does not count as made.

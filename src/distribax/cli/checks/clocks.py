@@ -18,6 +18,7 @@ from typing import Final
 from distribax.cli.checks.versions import find_version
 from distribax.cli.findings import Finding
 from distribax.cluster.spec.address import Address
+from distribax.cluster.spec.host_address import listen
 
 _MOST_SECONDS: Final = 1.0
 """A larger difference makes times in logs and checkpoints of several machines misleading."""
@@ -105,7 +106,7 @@ def answer_peers(text: str) -> None:
     if not port.isdecimal() or not 0 <= int(port) < 65536:
         raise ValueError(f"--listen={text!r}: expected a port from 0 to 65535, or host:port.")
     try:
-        server = socket.create_server((host.strip("[]"), int(port)))
+        server = listen(host.strip("[]") or "0.0.0.0", int(port))
     except OSError as error:
         raise ValueError(
             f"--listen={text!r}: {error}. End the program that uses the port, or choose another."

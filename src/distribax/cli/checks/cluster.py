@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Sequence
 
 from distribax.cli.checks.peers import check_peers
 from distribax.cli.findings import Finding
-from distribax.cluster import ClusterResolver, resolve, training_tasks
+from distribax.cluster import ClusterResolver, list_training_tasks, resolve
 from distribax.cluster.peers.cluster_secret import HOW_TO, find_secret
 from distribax.cluster.ray.cluster_token import TOKEN_VARIABLE, find_token
 from distribax.cluster.spec.address import parse_address
-from distribax.cluster.spec.host_address import find_ip_address, find_own_address, is_loopback
+from distribax.cluster.spec.host_address import (
+    find_ip_address,
+    find_own_address,
+    is_loopback,
+    listen,
+)
 from distribax.cluster.spec.roles import list_tasks
 
 
@@ -60,13 +64,13 @@ def _check_leader(
     resolver: ClusterResolver, task: tuple[str, int], own_host: str | None
 ) -> Iterator[Finding]:
     """Checks that this task can listen at its address, if the other tasks connect to it."""
-    tasks = training_tasks(resolver.cluster_spec())
+    tasks = list_training_tasks(resolver.cluster_spec())
     if len(tasks) < 2 or task != tasks[0]:
         return
     text = resolver.cluster_spec().task_address(*task)
     address = parse_address(text, "address")
     try:
-        with socket.create_server((own_host or address.host, address.port or 0)):
+        with listen(own_host or address.host, address.port or 0):
             where = "" if own_host in (None, address.host) else f" (as {own_host})"
             value = f"{text} is free{where}; the others will connect to it"
             yield Finding("cluster", "own address", value)

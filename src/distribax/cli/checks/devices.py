@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distribax.cli.findings import Finding
-from distribax.topology import check_cpu_pool, device_name, resolve_devices, safe_pool_size
+from distribax.topology import check_cpu_pool, device_name, find_safe_pool_size, resolve_devices
 
 
 def check_devices() -> Iterator[Finding]:
@@ -21,7 +21,7 @@ def check_devices() -> Iterator[Finding]:
     on_cpu = sum(device.platform == "cpu" for device in devices)
     if not on_cpu:
         return
-    rule = f"{on_cpu} CPU devices need {safe_pool_size(on_cpu)} threads"
+    rule = f"{on_cpu} CPU devices need {find_safe_pool_size(on_cpu)} threads"
     try:
         check_cpu_pool(devices)
     except RuntimeError as error:

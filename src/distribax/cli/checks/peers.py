@@ -12,6 +12,7 @@ from typing import Final
 
 from distribax.cli.findings import Finding
 from distribax.cluster.spec.address import Address
+from distribax.cluster.spec.host_address import listen
 
 _CONNECT_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 0.3
@@ -25,8 +26,7 @@ class _Ears:
 
     def __init__(self, host: str, port: int) -> None:
         self.heard: set[str] = set()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
+        self._listener = listen(host, port)
         self._thread = threading.Thread(target=self._listen, name="distribax-doctor", daemon=True)
         self._thread.start()
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax.cli.demo.digits import BATCH_SIZE, Digits
-from distribax.cli.demo.view import EpochFigures, Outcome
+from distribax.cli.demo.view import DemoResult, EpochFigures
 from distribax.data.dataset import Dataset
 from distribax.execution import function
 from distribax.strategies import Strategy
@@ -96,7 +96,7 @@ def compute_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def train(
     strategy: Strategy, digits: Digits, epochs: int, tell: Callable[[EpochFigures], None]
-) -> Outcome:
+) -> DemoResult:
     """Trains and tests the classifier under a strategy, and tells the figures of each epoch."""
     model = Classifier(strategy)
     rows = len(digits.train[1])
@@ -117,7 +117,7 @@ def train(
     for batch in strategy.experimental_distribute_dataset(test):
         model.test_step(batch)
     parameters = sum(variable.size for variable in model.variables)
-    return Outcome(
+    return DemoResult(
         float(model.accuracy.result()),
         {
             "devices": list_devices(strategy),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from distribax.cli.demo.programs import PROGRAMS, DemoError
+from distribax.cli.demo.demo_programs import PROGRAMS, DemoError
 from distribax.cli.demo.view import DemoView
 from distribax.cli.help_format import add_command
 from distribax.cli.terminal import make_console

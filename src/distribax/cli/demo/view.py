@@ -40,7 +40,7 @@ class EpochFigures:
 
 
 @dataclass
-class Outcome:
+class DemoResult:
     """What the training has come to: the accuracy on unseen digits, and facts to show."""
 
     accuracy: float
@@ -83,7 +83,7 @@ class DemoView:
                 highlight=False,
             )
 
-    def report(self, outcome: Outcome, pages: Sequence[str]) -> None:
+    def report(self, outcome: DemoResult, pages: Sequence[str]) -> None:
         """Shows what has come out, and where to read on."""
         table = Table(show_header=False)
         table.add_row("accuracy on unseen digits", f"{outcome.accuracy:.1%}")

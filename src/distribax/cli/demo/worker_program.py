@@ -6,8 +6,8 @@ import os
 import sys
 
 from distribax.cli.demo.classifier import train
+from distribax.cli.demo.demo_programs import FIGURES_VARIABLE
 from distribax.cli.demo.digits import Digits
-from distribax.cli.demo.programs import FIGURES_VARIABLE
 from distribax.cli.demo.view import EpochFigures
 from distribax.strategies.multi_worker import MultiWorkerMirroredStrategy
 

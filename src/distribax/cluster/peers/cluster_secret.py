@@ -22,7 +22,7 @@ HOW_TO: Final = (
     f"set {SECRET_FILE_VARIABLE} in every worker."
 )
 """What to do where there is no secret."""
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 
 
 class ClusterSecretError(DistribaxError, PermissionError):
@@ -57,7 +57,7 @@ def warn_without_secret(host: str) -> None:
         host: The host of the address.
     """
     if not is_loopback(host):
-        _log.warning(
+        _logger.warning(
             "The workers meet at %s without a secret: whoever reaches that address can take a "
             "worker's place or end the training. %s",
             host,

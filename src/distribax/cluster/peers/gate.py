@@ -35,7 +35,7 @@ HELLO_SIZE: Final = _CLAIM.size + _SIZE
 REPLY_SIZE: Final = 1 + _SIZE
 
 
-class Caller(NamedTuple):
+class Admission(NamedTuple):
     """Who has called the hub.
 
     Attributes:
@@ -82,17 +82,17 @@ class Gate:
             _refuse_other_user(connection)
         return _GREETING + os.urandom(_SIZE)
 
-    def check(self, greeting: bytes, hello: bytes) -> Caller:
+    def check(self, greeting: bytes, hello: bytes) -> Admission:
         """Returns who has answered a greeting like this."""
         if len(hello) != HELLO_SIZE:
-            return Caller(_REFUSED)
+            return Admission(_REFUSED)
         claim, proof = hello[:-_SIZE], hello[-_SIZE:]
         number, _, digest = _CLAIM.unpack(claim)
         expected = _make_proof(self._secret, b"worker", greeting + claim)
         if not hmac.compare_digest(proof, expected) or number >= self._num_workers:
-            return Caller(_REFUSED)
+            return Admission(_REFUSED)
         reply = _ACCEPTED + _make_proof(self._secret, b"hub", greeting + claim)
-        return Caller(reply, number, digest == self._digest)
+        return Admission(reply, number, digest == self._digest)
 
 
 class Introduction:

@@ -30,7 +30,21 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+def _load(name: str) -> dict[str, Any]:
+    """Returns what a file of this folder defines."""
+    return runpy.run_path(os.path.join(os.path.dirname(__file__), name))
+
+
+if TYPE_CHECKING or __package__:
+    from distribax.cluster.peers import hub_messages as messages
+    from distribax.cluster.peers.gate import Gate
+    from distribax.cluster.peers.hub_messages import LossReason, WorkerProgress
+else:  # It was started by its path.
+    _loaded = _load("hub_messages.py")
+    LossReason, WorkerProgress = _loaded["LossReason"], _loaded["WorkerProgress"]
 
 _LONGEST_BEAT_SECONDS = 2.0
 _BEATS_PER_TIMEOUT = 5
@@ -52,46 +66,8 @@ _MOST_NAMED = 8
 _MOST_STRANGERS = 128
 
 
-class _Position:
-    """How far a worker is in the calls that all workers make together, as it has said.
-
-    Attributes:
-        number: The number of its newest call.
-        name: What that is.
-        line: The line of the user's program that makes it.
-        seconds: How long it has been waiting there; None if it is over.
-        limit: How long it may wait there for one that is late.
-        marks: Digests of all calls up to some numbers.
-        here: The line where the program is now.
-    """
-
-    def __init__(self, said: dict[str, Any]) -> None:
-        self.number = int(said["number"])
-        self.name = str(said.get("name"))
-        self.line = str(said.get("line"))
-        seconds = said.get("seconds")
-        self.seconds = None if seconds is None else float(seconds)
-        self.limit = float(said.get("limit") or math.inf)
-        self.marks = {int(number): int(mark) for number, mark in said["marks"]}
-        self.here = str(said["here"])
-
-    def contradicts(self, other: _Position) -> bool:
-        """Tells whether both wait, in calls that never meet."""
-        waits = self.seconds is not None and other.seconds is not None
-        return waits and self.number == other.number and self.name != other.name
-
-    def describe(self) -> str:
-        """Returns this in words."""
-        if not self.number:
-            return f"is at {self.here}, and has made no common call yet"
-        call = f"{self.name} (common call {self.number}) at {self.line}"
-        if self.seconds is None:
-            return f"is at {self.here}; its last common call was {call}"
-        return f"has waited for {self.seconds:.0f} s in {call}"
-
-
-class _Link:
-    """A connection to a worker; its number is known when it has proved who it is."""
+class _Peer:
+    """A worker that has called; its number is known when it has proved who it is."""
 
     def __init__(self, connection: socket.socket, caller: str, greeting: bytes) -> None:
         connection.setblocking(False)
@@ -102,12 +78,12 @@ class _Link:
         self.number = -1
         self.unread = b""
         self.heard = time.monotonic()
-        self.at: _Position | None = None
+        self.at: WorkerProgress | None = None
         # Where other workers call this one, and whom it does not hear.
-        self.reach: list[Any] | None = None
+        self.reach: tuple[str, int] | None = None
         self.unreachable: dict[int, float] = {}
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: messages.HubMessage) -> None:
         self.send_bytes(json.dumps(message).encode() + b"\n")
 
     def send_bytes(self, data: bytes) -> None:
@@ -121,7 +97,7 @@ class Hub:
 
     Args:
         listener: The socket that the workers call.
-        members: The name, the host and the port of each worker.
+        members: The name and the address of each worker.
         gate: Tells who calls: a `Gate`.
         seconds: How long to wait until all workers are here.
         peer_timeout: After how many seconds of silence a worker counts as lost.
@@ -130,8 +106,8 @@ class Hub:
     def __init__(
         self,
         listener: socket.socket,
-        members: list[tuple[str, str, int]],
-        gate: Any,
+        members: list[tuple[str, str]],
+        gate: Gate,
         seconds: float,
         peer_timeout: float,
     ) -> None:
@@ -140,7 +116,7 @@ class Hub:
         self._gate = gate
         self._seconds = seconds
         self._peer_timeout = peer_timeout
-        self._links: list[_Link] = []
+        self._peers: list[_Peer] = []
         self._done: set[int] = set()
         self._leave_at = math.inf
         self._tell_at = 0.0
@@ -162,32 +138,33 @@ class Hub:
             Whether all is well; if not, the workers have been told.
         """
         deadline = time.monotonic() + self._seconds
-        trouble: dict[str, Any] | None = None
-        while len(here := self._here()) < len(self._members):
+        trouble: messages.Missing | messages.Mistake | None = None
+        while len(here := self._find_present()) < len(self._members):
             left = deadline - time.monotonic()
             if left <= 0:
-                trouble = trouble or self._missing(here)
+                trouble = trouble or self._find_missing(here)
             if trouble is not None:
-                for link in here.values():
-                    link.send(trouble)
+                for peer in here.values():
+                    peer.send(trouble)
                 # The first worker must hear it: it has started the hub.
                 if left <= 0 or 0 in here:
                     return False
             self._tell_who_is_missing(here)
             self._drop_strangers(self._gate.proof_seconds)
             wait = min(max(left, 0.0), _TELL_SECONDS, self._gate.proof_seconds)
-            for link, message in self._receive(wait):
-                number = message.get("worker") if message and link.number < 0 else None
-                if message is None or number is None:
-                    self._drop(link)  # Something else has called this port, or a worker has left.
+            for peer, message in self._receive(wait):
+                if message is None or "agrees" not in message or peer.number >= 0:
+                    self._drop(peer)  # Something else has called this port, or a worker has left.
+                    if peer.number == 0:
+                        return False  # It starts a hub of its own when it is started again.
                 elif not message["agrees"]:
-                    trouble = {"error": self._disagreement(number)}
-                    link.send(trouble)
-                elif number in self._here():
-                    link.send({"error": self._describe_duplicate(number, link)})
-                    self._drop(link)
+                    trouble = {"error": self._describe_disagreement(message["worker"])}
+                    peer.send(trouble)
+                elif message["worker"] in self._find_present():
+                    peer.send({"error": self._describe_duplicate(message["worker"], peer)})
+                    self._drop(peer)
                 else:
-                    link.number, link.heard = number, time.monotonic()
+                    peer.number, peer.heard = message["worker"], time.monotonic()
         self._selector.unregister(self._listener)
         self._listener.close()
         self._drop_strangers(-math.inf)
@@ -200,85 +177,86 @@ class Hub:
             return False
         names = [self._name(number) for number in range(len(self._members))]
         self._tell_all({"address": address, "peer_timeout": self._peer_timeout, "members": names})
-        for link in self._links:
-            link.heard = time.monotonic()
+        for peer in self._peers:
+            peer.heard = time.monotonic()
         return True
 
     def watch(self) -> None:
         """Tells all workers when one is lost or has ended; returns when they have left."""
         interval = min(_LONGEST_BEAT_SECONDS, self._peer_timeout / _BEATS_PER_TIMEOUT)
         last = next_beat = time.monotonic()
-        while self._links and last < self._leave_at:
-            for link, message in self._receive(interval / 2):
+        while self._peers and last < self._leave_at:
+            for peer, message in self._receive(interval / 2):
                 try:
-                    self._hear(link, message)
+                    self._hear(peer, message)
                 except _MALFORMED:  # No worker says that.
-                    self._hear(link, None)
+                    self._hear(peer, None)
             now = time.monotonic()
             if now - last > self._peer_timeout / 2:
                 # It is this process that was away: the others may have had no chance to be heard.
-                for link in self._links:
-                    link.heard = now
+                for peer in self._peers:
+                    peer.heard = now
             last = now
             if now >= next_beat:
                 next_beat = now + interval
                 self._tell_all({})
                 self._compare()
                 self._look_at_pairs(now)
-            for link in self._links:
-                if now - link.heard > self._peer_timeout and link.number not in self._done:
-                    self._lose(link.number, "silent", seconds=now - link.heard)
+            for peer in self._peers:
+                if now - peer.heard > self._peer_timeout and peer.number not in self._done:
+                    self._lose(peer.number, LossReason.SILENT, seconds=now - peer.heard)
 
     def close(self) -> None:
         """Closes all connections."""
-        for link in list(self._links):
-            self._drop(link)
+        for peer in list(self._peers):
+            self._drop(peer)
         self._listener.close()
         self._selector.close()
 
-    def _hear(self, link: _Link, message: dict[str, Any] | None) -> None:
+    def _hear(self, peer: _Peer, message: messages.WorkerMessage | None) -> None:
         if message is None:
-            self._drop(link)
-            if link.number not in self._done:
-                self._lose(link.number, "died")
+            self._drop(peer)
+            if peer.number not in self._done:
+                self._lose(peer.number, LossReason.DIED)
         elif "failed" in message:
-            self._lose(link.number, "failed", text=str(message["failed"]))
+            self._lose(peer.number, LossReason.FAILED, text=str(message["failed"]))
         elif "done" in message:
-            self._done.add(link.number)
+            self._done.add(peer.number)
             self._tell_all({"done": sorted(self._done)})
         elif "reach" in message:
-            link.reach = list(message["reach"])
+            host, port = message["reach"]
+            peer.reach = host, port
             self._introduce()
         elif "unreachable" in message:
-            link.unreachable[int(message["unreachable"])] = float(message["seconds"])
+            peer.unreachable[int(message["unreachable"])] = float(message["seconds"])
         elif "reachable" in message:
-            link.unreachable.pop(int(message["reachable"]), None)
+            peer.unreachable.pop(int(message["reachable"]), None)
         elif "at" in message:
-            link.at = _Position(message["at"])
+            peer.at = WorkerProgress(message["at"])
             if message.get("ask"):
-                link.send({"places": self._list_places(sorted(self._here()))})
+                peer.send({"places": self._list_places(sorted(self._find_present()))})
 
     def _introduce(self) -> None:
         """Tells all workers where the others can be called, once that is known of all."""
-        here = self._here()
-        peers = [here[number].reach for number in sorted(here)]
-        if len(peers) == len(self._members) and None not in peers:
-            self._tell_all({"peers": peers, "key": secrets.token_hex(16)})
+        here = self._find_present()
+        places = [place for number in sorted(here) if (place := here[number].reach) is not None]
+        if len(places) == len(self._members):
+            self._tell_all({"peers": places, "key": secrets.token_hex(16)})
 
     def _look_at_pairs(self, now: float) -> None:
         """Tells all workers if two of them do not hear each other, although the hub hears both."""
-        here = self._here()
-        for number, link in here.items():
-            for other, seconds in link.unreachable.items():
+        here = self._find_present()
+        for number, peer in here.items():
+            for other, seconds in peer.unreachable.items():
                 pair = sorted((number, other))
                 heard = [now - here[each].heard for each in pair if each in here]
                 is_heard = len(heard) == 2 and max(heard) < self._peer_timeout / 2
                 if is_heard and not self._done.intersection(pair):
-                    self._lose(pair[0], "pair", seconds=seconds, other=pair[1])
+                    self._lose(pair[0], LossReason.PAIR, seconds=seconds, other=pair[1])
 
     def _compare(self) -> None:
         """Tells all workers if they do not make the same calls, or wait for one that is late."""
-        known = {number: link.at for number, link in self._here().items() if link.at is not None}
+        known = {n: peer.at for n, peer in self._find_present().items() if peer.at is not None}
         if self._leave_at < math.inf or not known:
             return
         if apart := self._find_apart(known):
@@ -310,7 +288,7 @@ class Hub:
             self._told_seconds = seconds
             self._tell_all({"late": seconds, "places": self._list_places(sorted(named))})
 
-    def _find_apart(self, known: dict[int, _Position]) -> list[int]:
+    def _find_apart(self, known: dict[int, WorkerProgress]) -> list[int]:
         """Returns two workers that have made different calls; none if all agree."""
         first = min(known)
         marks, agreed = known[first].marks, []
@@ -326,11 +304,11 @@ class Hub:
         return []
 
     def _list_places(self, numbers: list[int]) -> list[str]:
-        links = self._here()
+        present = self._find_present()
         places = [
             f"{self._name(number)} {at.describe()}"
             for number in numbers[:_MOST_NAMED]
-            if (at := links[number].at) is not None
+            if (at := present[number].at) is not None
         ]
         left_out = len(numbers) - _MOST_NAMED
         return places + ([f"and {left_out} others"] if left_out > 0 else [])
@@ -338,7 +316,7 @@ class Hub:
     def _lose(
         self,
         number: int,
-        how: str,
+        how: LossReason,
         text: str = "",
         seconds: float = 0.0,
         other: int | None = None,
@@ -346,53 +324,55 @@ class Hub:
         # What follows the first loss is its consequence.
         if self._leave_at == math.inf:
             self._leave_at = time.monotonic() + _LEAVE_SECONDS
+            lost: messages.LostWorker
             lost = {"lost": number, "how": how, "text": text, "seconds": seconds, "with": other}
             self._tell_all(lost)
 
-    def _tell_all(self, message: dict[str, Any]) -> None:
-        for link in self._links:
-            link.send(message)
+    def _tell_all(self, message: messages.HubMessage) -> None:
+        for peer in self._peers:
+            peer.send(message)
 
-    def _receive(self, seconds: float) -> Iterator[tuple[_Link, dict[str, Any] | None]]:
+    def _receive(self, seconds: float) -> Iterator[tuple[_Peer, messages.WorkerMessage | None]]:
         """Yields the messages that come in that time, and None for the end of a connection."""
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 with contextlib.suppress(OSError):
                     connection, (caller, *_) = self._listener.accept()
-                    link = _Link(connection, caller, self._gate.greet(connection))
-                    link.send_bytes(link.greeting)
-                    self._links.append(link)
-                    self._selector.register(link.connection, selectors.EVENT_READ, link)
-            elif key.data in self._links:
+                    peer = _Peer(connection, caller, self._gate.greet(connection))
+                    peer.send_bytes(peer.greeting)
+                    self._peers.append(peer)
+                    self._selector.register(peer.connection, selectors.EVENT_READ, peer)
+            elif key.data in self._peers:
                 yield from self._read(key.data)
 
-    def _read(self, link: _Link) -> Iterator[tuple[_Link, dict[str, Any] | None]]:
+    def _read(self, peer: _Peer) -> Iterator[tuple[_Peer, messages.WorkerMessage | None]]:
         try:
-            data = link.connection.recv(_LONGEST_LINE)
+            data = peer.connection.recv(_LONGEST_LINE)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if link.number < 0:
-            link.unread += data
-            if not data or len(link.unread) >= self._gate.hello_size:
-                yield link, self._check_hello(link)
+        if peer.number < 0:
+            peer.unread += data
+            if not data or len(peer.unread) >= self._gate.hello_size:
+                yield peer, self._check_hello(peer)
             return
-        link.heard = time.monotonic()
-        *lines, link.unread = (link.unread + data).split(b"\n")
+        peer.heard = time.monotonic()
+        *lines, peer.unread = (peer.unread + data).split(b"\n")
         try:
-            for message in map(json.loads, lines):
-                yield link, message if isinstance(message, dict) else None
+            for line in lines:
+                message: messages.WorkerMessage = json.loads(line)
+                yield peer, message if isinstance(message, dict) else None
         except (ValueError, RecursionError):
             data = b""
-        if not data or len(link.unread) > _LONGEST_LINE:
-            yield link, None
+        if not data or len(peer.unread) > _LONGEST_LINE:
+            yield peer, None
 
-    def _check_hello(self, link: _Link) -> dict[str, Any] | None:
-        """Returns which worker calls, and whether it agrees on the cluster; None for strangers."""
-        hello, link.unread = link.unread, b""
-        reply, number, agrees = self._gate.check(link.greeting, hello)
-        link.send_bytes(reply)
+    def _check_hello(self, peer: _Peer) -> messages.Hello | None:
+        """Returns what a caller has proved; None for strangers."""
+        hello, peer.unread = peer.unread, b""
+        reply, number, agrees = self._gate.check(peer.greeting, hello)
+        peer.send_bytes(reply)
         return None if number is None else {"worker": number, "agrees": agrees}
 
     def _drop_strangers(self, seconds: float) -> None:
@@ -401,59 +381,58 @@ class Hub:
         So strangers cannot keep a worker out: neither by silence nor by their number.
         """
         since = time.monotonic() - seconds
-        strangers = [link for link in self._links if link.number < 0]
-        for place, link in enumerate(strangers):
-            if link.heard < since or place < len(strangers) - _MOST_STRANGERS:
-                self._drop(link)
+        strangers = [peer for peer in self._peers if peer.number < 0]
+        for place, peer in enumerate(strangers):
+            if peer.heard < since or place < len(strangers) - _MOST_STRANGERS:
+                self._drop(peer)
 
-    def _drop(self, link: _Link) -> None:
-        if link in self._links:
-            self._links.remove(link)
-            self._selector.unregister(link.connection)
-            link.connection.close()
+    def _drop(self, peer: _Peer) -> None:
+        if peer in self._peers:
+            self._peers.remove(peer)
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
 
     # Names.
 
-    def _here(self) -> dict[int, _Link]:
-        """Returns the links of the workers that have said hello, by their number."""
-        return {link.number: link for link in self._links if link.number >= 0}
+    def _find_present(self) -> dict[int, _Peer]:
+        """Returns the workers that have said hello, by their number."""
+        return {peer.number: peer for peer in self._peers if peer.number >= 0}
 
     def _name(self, number: int) -> str:
         """Returns a worker's name with its address; if that is unknown, where it called from."""
-        name, host, port = self._members[number]
-        link = self._here().get(number)
-        if link is not None and host.endswith(_UNKNOWN_HOST):
-            return f"{name} ({link.caller})"
-        return f"{name} ({host}:{port})" if port else f"{name} ({host})"
+        name, address = self._members[number]
+        peer = self._find_present().get(number)
+        is_unknown = address.partition(":")[0].endswith(_UNKNOWN_HOST)
+        return f"{name} ({peer.caller if peer is not None and is_unknown else address})"
 
-    def _missing(self, here: dict[int, _Link]) -> dict[str, Any]:
+    def _find_missing(self, here: dict[int, _Peer]) -> messages.Missing:
         names = range(len(self._members))
         return {
             "missing": [self._name(number) for number in names if number not in here],
             "joined": [self._members[number][0] for number in names if number in here],
         }
 
-    def _tell_who_is_missing(self, here: dict[int, _Link]) -> None:
+    def _tell_who_is_missing(self, here: dict[int, _Peer]) -> None:
         """Tells those who are here for whom they wait; a program in a terminal shows it."""
         now = time.monotonic()
         if now >= self._tell_at:
             self._tell_at = now + _TELL_SECONDS
-            missing = self._missing(here)["missing"]
+            missing = self._find_missing(here)["missing"]
             more = [f"{len(missing) - _MOST_NAMED} more"] if len(missing) > _MOST_NAMED else []
-            for link in here.values():
-                link.send({"waiting": missing[:_MOST_NAMED] + more})
+            for peer in here.values():
+                peer.send({"waiting": missing[:_MOST_NAMED] + more})
 
-    def _disagreement(self, number: int) -> str:
+    def _describe_disagreement(self, number: int) -> str:
         return (
             f"{self._name(number)} and {self._name(0)} have different cluster specs. Give every "
             "task the same `cluster` (in TF_CONFIG), and only its own `task`."
         )
 
-    def _describe_duplicate(self, number: int, link: _Link) -> str:
+    def _describe_duplicate(self, number: int, peer: _Peer) -> str:
         return (
             f"{self._name(number)} has joined already: two processes have called as this worker, "
-            f"from {self._here()[number].caller} and now from {link.caller}. Give every process "
-            "a task of its own: another index in TF_CONFIG, or another RANK."
+            f"from {self._find_present()[number].caller} and now from {peer.caller}. Give every "
+            "process a task of its own: another index in TF_CONFIG, or another RANK."
         )
 
 
@@ -461,13 +440,9 @@ def main() -> None:
     """Takes its settings as JSON from its standard input; goes on in the background."""
     # Not from the command line, which everybody can read: the secret is among them.
     settings = json.load(sys.stdin)
-    service_file, gate_file = settings.pop("service"), settings.pop("gate")
+    service_file = settings.pop("service")
     sys.path[:] = settings.pop("path")
-    host, port = settings.pop("host"), settings["members"][0][2]
-    try:
-        listener = socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        sys.exit(f"{error}")
+    listener = socket.socket(fileno=settings.pop("listener"))
     if os.fork():
         # Whoever has started this process need not wait for the hub, nor ever learn of its end.
         os._exit(0)
@@ -479,10 +454,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     secret, cluster = settings.pop("secret"), settings.pop("cluster")
-    gate = runpy.run_path(gate_file)["Gate"](secret, cluster, len(settings["members"]))
+    gate: Gate = _load("gate.py")["Gate"](secret, cluster, len(settings["members"]))
+    own = (listener.getsockname()[0], 0)
+    with socket.create_server(own, family=listener.family) as probe:
+        address = f"{settings.pop('host')}:{probe.getsockname()[1]}"
     hub = Hub(listener, gate=gate, **settings)
-    with socket.create_server((host, 0)) as probe:
-        address = f"{host}:{probe.getsockname()[1]}"
 
     def start_service() -> object:
         return runpy.run_path(service_file)["start_service"](address, len(settings["members"]))

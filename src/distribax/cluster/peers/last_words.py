@@ -28,7 +28,7 @@ Ending: TypeAlias = PeerLostError | CollectiveMismatchError | CollectiveTimeoutE
 CALLBACK_SECONDS: Final = 30.0
 """How long all callbacks together may take."""
 
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 _callbacks: list[Callback] = []
 _NAMES: Final = ("distribax.", "jax.")
 
@@ -83,8 +83,8 @@ class LastWords:
     def _say(self) -> None:
         error = self._errors.get()
         try:
-            if _log.hasHandlers():
-                _log.error("%s", error)
+            if _logger.hasHandlers():
+                _logger.error("%s", error)
             print(_report(error, self._own, self.trace), file=sys.stderr, flush=True)
             if isinstance(error, PeerLostError):
                 _call_back(error)
@@ -125,7 +125,7 @@ def _report(error: Ending, own: str, trace: TracebackType | None) -> str:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(error.since))
         lines.append(f"  Missing since {clock}, {max(0.0, time.time() - error.since):.1f} s ago.")
     lines.append(f"  Meanwhile {own} was here:")
-    lines += _position(trace)
+    lines += _find_position(trace)
     lines.append(
         f"  It ends with exit code {PEER_LOST_EXIT_CODE}. Start all workers again, from the last "
         "checkpoint: `distribax run --max-restarts` does."
@@ -133,7 +133,7 @@ def _report(error: Ending, own: str, trace: TracebackType | None) -> str:
     return "\n".join(lines)
 
 
-def _position(trace: TracebackType | None) -> Iterator[str]:
+def _find_position(trace: TracebackType | None) -> Iterator[str]:
     """Yields the line of the user's program that runs in the main thread, and what it calls."""
     if trace is not None:
         stack = [(frame, line) for frame, line in traceback.walk_tb(trace)]
@@ -148,11 +148,11 @@ def _position(trace: TracebackType | None) -> Iterator[str]:
         yield f'    File "{code.co_filename}", line {line}, in {code.co_qualname}'
         if source := linecache.getline(code.co_filename, line or 0).strip():
             yield f"      {source}"
-    called = [frame for frame, _ in stack[last + 1 :] if _module(frame).startswith(_NAMES)]
+    called = [frame for frame, _ in stack[last + 1 :] if _name_module(frame).startswith(_NAMES)]
     # The call that the user sees, and where it is stuck.
     for frame in dict.fromkeys((called[0], called[-1])) if called else ():
-        yield f"    in {_module(frame)}.{frame.f_code.co_qualname}"
+        yield f"    in {_name_module(frame)}.{frame.f_code.co_qualname}"
 
 
-def _module(frame: FrameType) -> str:
+def _name_module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))

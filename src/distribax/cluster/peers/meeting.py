@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from typing_extensions import override
 
 from distribax import progress
-from distribax.cluster.peers import gate, hub_main
+from distribax.cluster.peers import hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
     ClusterSecretError,
@@ -34,16 +35,25 @@ from distribax.cluster.peers.gate import (
     Introduction,
     is_own_socket,
 )
-from distribax.errors import DistribaxError
+from distribax.cluster.peers.hub_messages import MeetingMessage
+from distribax.cluster.spec.address import Address
+from distribax.cluster.spec.host_address import listen
+from distribax.errors import DetailedError
 from distribax.jax_private import coordination_service
 
+JOIN_TIMEOUT_VARIABLE: Final = "DISTRIBAX_JOIN_TIMEOUT"
+"""Tells how many seconds a worker waits for the others at the start."""
+
 _PAUSE_SECONDS: Final = 0.2
+_REMIND_SECONDS: Final = 30.0
 # The hub knows who is missing; it is given a little longer to say so.
 _ANSWER_SECONDS: Final = 5.0
 _MAX_MESSAGE: Final = 1 << 20
+_BACKLOG: Final = 1024
+_logger = logging.getLogger(__name__)
 
 
-class ClusterTimeoutError(DistribaxError, RuntimeError):
+class ClusterTimeoutError(DetailedError, RuntimeError):
     """Workers did not join in time; `missing` and `joined` name them."""
 
     def __init__(self, missing: Sequence[str], joined: Sequence[str], seconds: float) -> None:
@@ -54,12 +64,9 @@ class ClusterTimeoutError(DistribaxError, RuntimeError):
         super().__init__(
             f"{absent} did not join within {seconds:g} s; joined: {present}. "
             "Start the missing ones, check that their addresses can be reached from here, or wait "
-            "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...)."
+            "longer: dx.MultiWorkerMirroredStrategy(join_timeout_seconds=...), or "
+            f"{JOIN_TIMEOUT_VARIABLE} in the environment."
         )
-
-    @override
-    def __reduce__(self) -> Any:
-        return type(self), (self.missing, self.joined, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -70,10 +77,14 @@ class Member:
     host: str
     port: int
 
+    @property
+    def address(self) -> Address:
+        """Where it is."""
+        return Address(self.host, self.port or None)
+
     @override
     def __str__(self) -> str:
-        where = f"{self.host}:{self.port}" if self.port else self.host
-        return f"{self.name} ({where})"
+        return f"{self.name} ({self.address})"
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,7 @@ class Meeting:
             decides.
         members: The names of all workers, with their addresses, in their order.
         own: Which of them this process is.
-        link: The connection to the hub.
+        connection: The connection to the hub.
         host: The address by which the others reach this worker.
     """
 
@@ -94,7 +105,7 @@ class Meeting:
     peer_timeout: float
     members: Sequence[str]
     own: int
-    link: socket.socket
+    connection: socket.socket
     host: str
 
 
@@ -120,24 +131,29 @@ def meet(
             if not secret:
                 warn_without_secret(leader.host)
             _start_hub(members, secret, seconds, cluster, peer_timeout, hub_host)
-        wait.detail = f"waiting for {leader}"
+        waiting = _Waiting(wait, deadline)
         while time.monotonic() < deadline:
+            waiting.tell(str(leader))
             try:
-                link = socket.create_connection((hub_host, leader.port), timeout=_PAUSE_SECONDS)
+                connection = socket.create_connection(
+                    (hub_host, leader.port), timeout=_PAUSE_SECONDS
+                )
             except OSError:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             with contextlib.ExitStack() as stack:
-                stack.callback(link.close)
-                answer: dict[str, Any] = {}
-                if _prove(link, own, cluster, secret):
-                    answer = _receive_answer(link, deadline + _ANSWER_SECONDS, wait)
+                stack.callback(connection.close)
+                answer: MeetingMessage = {}
+                if _prove(connection, own, cluster, secret):
+                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, waiting.tell)
                 if "address" in answer:
                     stack.pop_all()
                     timeout = float(answer["peer_timeout"])
                     # Nobody may have told it: then it is the one that the hub is reached from.
-                    host = own_host or link.getsockname()[0]
-                    return Meeting(answer["address"], timeout, answer["members"], own, link, host)
+                    host = own_host or connection.getsockname()[0]
+                    return Meeting(
+                        answer["address"], timeout, answer["members"], own, connection, host
+                    )
             if "error" in answer:
                 raise ValueError(answer["error"])
             if "failed" in answer:
@@ -146,6 +162,23 @@ def meet(
                 raise ClusterTimeoutError(answer["missing"], answer["joined"], seconds)
             time.sleep(_PAUSE_SECONDS)
     raise ClusterTimeoutError([str(leader)], [members[own].name], seconds)
+
+
+class _Waiting:
+    """Tells for whom this worker waits: in a terminal all the time, in the log now and then."""
+
+    def __init__(self, wait: progress.Wait, deadline: float) -> None:
+        self._wait = wait
+        self._deadline = deadline
+        self._remind_at = time.monotonic() + _REMIND_SECONDS
+
+    def tell(self, missing: str) -> None:
+        self._wait.detail = f"waiting for {missing}"
+        now = time.monotonic()
+        if now >= self._remind_at:
+            self._remind_at = now + _REMIND_SECONDS
+            left = max(0.0, self._deadline - now)
+            _logger.warning("still waiting for %s to join, for at most %.0f s more", missing, left)
 
 
 def _start_hub(
@@ -157,36 +190,38 @@ def _start_hub(
     host: str,
 ) -> None:
     """Starts the hub in a process of its own; returns when it listens."""
+    try:
+        listener = listen(host, members[0].port, _BACKLOG)
+    except OSError as error:
+        raise RuntimeError(
+            f"{members[0]} cannot listen on its address: {error}. Is another program using the "
+            "port, or is the address another machine's? Free it, or give the cluster another port."
+        ) from error
     settings = {
         "secret": secret,
-        "gate": gate.__file__,
-        "members": [astuple(member) for member in members],
+        "listener": listener.fileno(),
+        "members": [(member.name, str(member.address)) for member in members],
         "cluster": cluster,
         "seconds": seconds,
         "peer_timeout": peer_timeout,
-        "host": host,
+        "host": str(Address(host)),
         "service": coordination_service.__file__,
         "path": sys.path,
     }
-    done = subprocess.run(
-        # Without what others have the interpreter do at its start, which may take long.
-        [sys.executable, "-I", "-S", hub_main.__file__],
-        input=json.dumps(settings).encode(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        # Whoever ends this worker with all that it has started must not end the others.
-        start_new_session=True,
-        check=False,
-    )
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip()
-        raise RuntimeError(
-            f"{members[0]} cannot listen on its address: {reason}. Is another program using the "
-            "port, or is the address another machine's? Free it, or give the cluster another port."
+    with listener:
+        subprocess.run(
+            # Without what others have the interpreter do at its start, which may take long.
+            [sys.executable, "-I", "-S", hub_main.__file__],
+            input=json.dumps(settings).encode(),
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            # Whoever ends this worker with all that it has started must not end the others.
+            start_new_session=True,
+            check=True,
         )
 
 
-def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
+def _prove(connection: socket.socket, own: int, cluster: str, secret: str) -> bool:
     """Proves to the hub that this worker has the secret, and has the hub prove the same.
 
     Returns:
@@ -197,14 +232,14 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     """
     deadline = time.monotonic() + PROOF_SECONDS
     try:
-        if not secret and not is_own_socket(link.getpeername()):
+        if not secret and not is_own_socket(connection.getpeername()):
             return False  # Another user of this machine may pretend to be the first worker.
-        greeting = _receive_exactly(link, GREETING_SIZE, deadline)
+        greeting = _receive_exactly(connection, GREETING_SIZE, deadline)
         introduction = Introduction(secret, greeting, own, cluster)
         if not introduction.is_hub:
             return False
-        link.sendall(introduction.hello)
-        reply = _receive_exactly(link, REPLY_SIZE, deadline)
+        connection.sendall(introduction.hello)
+        reply = _receive_exactly(connection, REPLY_SIZE, deadline)
     except OSError:
         return False
     if not introduction.is_proved_by(reply):
@@ -216,42 +251,44 @@ def _prove(link: socket.socket, own: int, cluster: str, secret: str) -> bool:
     return True
 
 
-def _receive_exactly(link: socket.socket, size: int, deadline: float) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
-        link.settimeout(left)
-        if not (part := link.recv(size - len(data))):
+        connection.settimeout(left)
+        if not (part := connection.recv(size - len(data))):
             raise ConnectionError
         data += part
     return data
 
 
-def _receive_answer(link: socket.socket, deadline: float, wait: progress.Wait) -> dict[str, Any]:
+def _receive_answer(
+    connection: socket.socket, deadline: float, tell: Callable[[str], None]
+) -> MeetingMessage:
     """Returns the hub's answer; an empty one if it says nothing in time, or nonsense.
 
-    Until then the hub says who is missing, and `wait` shows it.
+    Until then the hub says who is missing, and `tell` is given it.
     """
     try:
         while True:
-            message = json.loads(_read_line(link, deadline))
+            message: MeetingMessage = json.loads(_read_line(connection, deadline))
             if not isinstance(message, dict):
                 return {}
             if "waiting" not in message:
                 return message
-            wait.detail = f"waiting for {', '.join(map(str, message['waiting']))}"
+            tell(", ".join(map(str, message["waiting"])))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
-def _read_line(link: socket.socket, deadline: float) -> bytes:
+def _read_line(connection: socket.socket, deadline: float) -> bytes:
     data = b""
     while not data.endswith(b"\n") and len(data) < _MAX_MESSAGE:
-        link.settimeout(max(0.01, deadline - time.monotonic()))
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
         # What follows the answer is for the watch.
-        ahead = link.recv(4096, socket.MSG_PEEK)
+        ahead = connection.recv(4096, socket.MSG_PEEK)
         if not ahead:
             break
-        data += link.recv(ahead.find(b"\n") + 1 or len(ahead))
+        data += connection.recv(ahead.find(b"\n") + 1 or len(ahead))
     return data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,12 +11,17 @@ import jax
 
 from distribax import jax_private
 from distribax.cluster.environment_variables import read_seconds
-from distribax.cluster.peers.meeting import Member, meet
+from distribax.cluster.peers.meeting import JOIN_TIMEOUT_VARIABLE, Member, meet
 from distribax.cluster.peers.session import Session
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_address
 from distribax.cluster.spec.host_address import find_own_address
-from distribax.cluster.spec.roles import check_task, training_tasks, worker_count, worker_index
+from distribax.cluster.spec.roles import (
+    check_task,
+    count_workers,
+    find_worker_index,
+    list_training_tasks,
+)
 
 PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 """Tells after how many seconds of silence a worker counts as lost."""
@@ -25,6 +29,7 @@ PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 COLLECTIVE_TIMEOUT_VARIABLE: Final = "DISTRIBAX_COLLECTIVE_TIMEOUT"
 """Tells how many seconds a worker waits for one that is late, before all of them end."""
 
+_JOIN_SECONDS: Final = 300.0
 _PEER_SECONDS: Final = 20.0
 _COLLECTIVE_SECONDS: Final = 1800.0
 
@@ -37,34 +42,44 @@ class Membership:
     worker_id: int = 0
 
 
-_joined: list[tuple[str, Membership]] = []
+_joined: tuple[str, Membership] | None = None
+"""The cluster that this process is part of, as text, and its membership."""
 
 
 def join_cluster(
-    resolver: ClusterResolver | None, seconds: float, peer_timeout: float | None = None
+    resolver: ClusterResolver | None,
+    join_timeout: float | None = None,
+    peer_timeout: float | None = None,
 ) -> Membership:
     """Connects this process with the workers of the cluster; an evaluator stays alone.
 
     Args:
         resolver: Tells the cluster and the task; None if this process is alone.
-        seconds: How long to wait for the others.
-        peer_timeout: After how many seconds of silence a worker counts as lost.
+        join_timeout: How many seconds to wait for the others; None takes what the environment
+            says, or the default.
+        peer_timeout: After how many seconds of silence a worker counts as lost; None as above.
     """
-    peer_seconds = _peer_seconds(peer_timeout)
+    global _joined
+    seconds = _check_seconds("join_timeout_seconds", join_timeout) or read_seconds(
+        JOIN_TIMEOUT_VARIABLE, _JOIN_SECONDS
+    )
+    peer_seconds = _check_seconds("peer_timeout_seconds", peer_timeout) or read_seconds(
+        PEER_TIMEOUT_VARIABLE, _PEER_SECONDS
+    )
     spec = resolver.cluster_spec() if resolver is not None else ClusterSpec({})
-    if jax.distributed.is_initialized() and not _joined:
+    if jax.distributed.is_initialized() and _joined is None:
         # The program, or a launcher, has connected the processes itself.
         return Membership(jax.process_count(), jax.process_index())
     if resolver is None or not spec:
         return Membership()
     task_type, task_id = resolver.task_type, resolver.task_id
     check_task(spec, task_type, task_id)
-    count, worker_id = worker_count(spec, task_type), worker_index(spec, task_type, task_id)
+    count, worker_id = count_workers(spec, task_type), find_worker_index(spec, task_type, task_id)
     if count == 1:
         return Membership()
     cluster = json.dumps(spec.as_dict(), sort_keys=True)
-    if _joined:
-        joined, membership = _joined[0]
+    if _joined is not None:
+        joined, membership = _joined
         if (joined, membership.worker_id) != (cluster, worker_id):
             raise RuntimeError(
                 "MultiWorkerMirroredStrategy: this process is part of another cluster already "
@@ -77,14 +92,14 @@ def join_cluster(
             "cluster any more. Create the strategy first, before any JAX computation and before "
             "jax.devices()."
         )
-    members = [_make_member(spec, job, index) for job, index in training_tasks(spec)]
+    members = [_make_member(spec, job, index) for job, index in list_training_tasks(spec)]
     others = [member.host for member in members]
     own_host = find_own_address(members[worker_id].host, others)
     meeting = meet(members, worker_id, seconds, cluster, peer_seconds, own_host)
     jax_private.set_collectives_host(meeting.host)
     Session(meeting).connect(seconds)
     membership = Membership(count, worker_id)
-    _joined[:] = [(cluster, membership)]
+    _joined = cluster, membership
     return membership
 
 
@@ -96,29 +111,17 @@ def watch_joint_calls(timeout: float | None) -> None:
             environment says, or the default.
     """
     seconds = timeout or read_seconds(COLLECTIVE_TIMEOUT_VARIABLE, _COLLECTIVE_SECONDS)
-    if _joined:
+    if _joined is not None:
         jax_private.joint_calls.limit = seconds
         jax_private.joint_calls.is_watched = True
 
 
-def _peer_seconds(given: float | None) -> float:
-    """Returns the time that was given, by the caller or in the environment; else the default."""
-    if given is not None:
-        name, seconds = "peer_timeout_seconds", given
-    elif text := os.environ.get(PEER_TIMEOUT_VARIABLE, ""):
-        name = PEER_TIMEOUT_VARIABLE
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise ValueError(f"{name}={text!r} is not a number. Expected seconds.") from None
-    else:
-        return _PEER_SECONDS
-    if not 0 < seconds < math.inf:
+def _check_seconds(name: str, given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
         raise ValueError(
-            f"{name}={seconds:g}: expected after how many seconds of silence another worker counts "
-            "as lost, a positive number."
+            f"MultiWorkerMirroredStrategy: {name}={given:g}: expected a positive number of seconds."
         )
-    return seconds
+    return given
 
 
 def _make_member(spec: ClusterSpec, job: str, index: int) -> Member:

@@ -17,7 +17,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
+
+from distribax.cluster.peers.hub_messages import Reachable, Unreachable
+from distribax.cluster.spec.host_address import listen
 
 _BEAT: Final = b"."
 _PATIENCE: Final = 1.25
@@ -46,12 +49,11 @@ class PairWatch:
         own: This worker's number.
         host: The address by which the others reach this machine.
         seconds: After how many seconds of silence another worker counts as out of reach.
-        tell: Called in the thread with a message for the hub: {"unreachable": number, "seconds":
-            silence}, or {"reachable": number} if it is heard again.
+        tell: Called in the thread with a message for the hub.
     """
 
     def __init__(
-        self, own: int, host: str, seconds: float, tell: Callable[[dict[str, Any]], None]
+        self, own: int, host: str, seconds: float, tell: Callable[[Unreachable | Reachable], None]
     ) -> None:
         self._own = own
         self._limit = _PATIENCE * seconds
@@ -61,13 +63,12 @@ class PairWatch:
         self._peers: dict[int, tuple[str, int]] = {}
         self._heard: dict[int, float] = {}
         self._unreachable: set[int] = set()
-        self._links: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._callers: list[_Caller] = []
         self._calling: set[int] = set()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self._listener = listen(host, 0)
         self._listener.setblocking(False)
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="distribax-pairs", daemon=True)
@@ -78,7 +79,7 @@ class PairWatch:
         host, port, *_ = self._listener.getsockname()
         return host, port
 
-    def start(self, peers: Sequence[Sequence[Any]], key: str) -> None:
+    def start(self, peers: Sequence[tuple[str, int]], key: str) -> None:
         """Begins to watch.
 
         Args:
@@ -108,10 +109,10 @@ class PairWatch:
 
     def _close_all(self) -> None:
         with self._lock:
-            links, self._links = dict(self._links), {}
+            connections, self._connections = dict(self._connections), {}
             callers, self._callers = self._callers, []
         calls = [one.connection for one in callers]
-        for each in (self._listener, self._wake, self._woken, *links.values(), *calls):
+        for each in (self._listener, self._wake, self._woken, *connections.values(), *calls):
             each.close()
 
     # The thread.
@@ -136,8 +137,8 @@ class PairWatch:
             try:
                 selector.register(self._listener, selectors.EVENT_READ)
                 selector.register(self._woken, selectors.EVENT_READ)
-                for number, link in list(self._links.items()):
-                    selector.register(link, selectors.EVENT_READ, number)
+                for number, connection in list(self._connections.items()):
+                    selector.register(connection, selectors.EVENT_READ, number)
                 for caller in self._callers:
                     selector.register(caller.connection, selectors.EVENT_READ, caller)
                 ready = selector.select(seconds)
@@ -208,21 +209,21 @@ class PairWatch:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            before = self._links.pop(number, None)
+            before = self._connections.pop(number, None)
             if self._ended.is_set():
                 connection.close()
             else:
-                self._links[number] = connection
+                self._connections[number] = connection
         if before is not None:
             before.close()
         self._heard[number] = time.monotonic()
 
     def _hear(self, number: int) -> None:
-        link = self._links.get(number)
-        if link is None:
+        connection = self._connections.get(number)
+        if connection is None:
             return
         try:
-            data = link.recv(4096)
+            data = connection.recv(4096)
         except BlockingIOError:
             return
         except OSError:
@@ -234,21 +235,25 @@ class PairWatch:
 
     def _lose(self, number: int) -> None:
         with self._lock:
-            link = self._links.pop(number, None)
-        if link is not None:
-            link.close()
+            connection = self._connections.pop(number, None)
+        if connection is not None:
+            connection.close()
 
     def _beat(self) -> None:
-        for number, link in list(self._links.items()):
+        for number, connection in list(self._connections.items()):
             try:
-                link.send(_BEAT)
+                connection.send(_BEAT)
             except BlockingIOError:
                 pass
             except OSError:
                 self._lose(number)
         # One of each pair calls.
         for number in self._peers:
-            if number < self._own and number not in self._links and number not in self._calling:
+            if (
+                number < self._own
+                and number not in self._connections
+                and number not in self._calling
+            ):
                 self._calling.add(number)
                 threading.Thread(
                     target=self._call, args=(number,), name="distribax-pairs-call", daemon=True

@@ -39,7 +39,7 @@ _BROKEN: Final = re.compile(
     r"(gloo|nccl|\bUNAVAILABLE\b|\bCANCELLED\b|connection (closed|re)|socket closed)",
     re.IGNORECASE | re.DOTALL,
 )
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 
 
 class Session:
@@ -90,7 +90,7 @@ class Session:
         deadline = time.monotonic() + seconds
         while not wait([done], _LOOK_SECONDS).done:
             if self._watch.loss is not None:
-                raise self._watch.loss.error()
+                raise self._watch.loss.make_error()
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"JAX's processes did not connect within {seconds:g} s, although all workers "
@@ -99,12 +99,12 @@ class Session:
                 )
         done.result()
         name, others = meeting.members[meeting.own], len(meeting.members) - 1
-        _log.info("%s is connected with %d other workers", name, others)
+        _logger.info("%s is connected with %d other workers", name, others)
 
     def _on_loss(self, loss: Loss) -> None:
         # Before that, `connect` raises it.
         if self._connected.is_set():
-            self._last_words.end_process(loss.error())
+            self._last_words.end_process(loss.make_error())
 
     def _on_stuck(self, error: CollectiveMismatchError | CollectiveTimeoutError) -> None:
         self._last_words.end_process(error)
@@ -151,7 +151,7 @@ class Session:
                 f"network problem?{places}"
             )
         else:
-            self._last_words.end_process(loss.error())
+            self._last_words.end_process(loss.make_error())
 
     def _tell(self) -> None:
         if self._watch.loss is None:
@@ -177,7 +177,7 @@ class Session:
         self._watch.say_done()
         self._watch.wait_for_ends(_LINGER_SECONDS)
         if self._watch.loss is not None:
-            self._last_words.end_process(self._watch.loss.error())
+            self._last_words.end_process(self._watch.loss.make_error())
         jax.distributed.shutdown()
         self._watch.close()
 

@@ -17,14 +17,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from distribax import jax_private
+from distribax.cluster.peers.hub_messages import (
+    CallProgress,
+    LossReason,
+    LostWorker,
+    WatchMessage,
+    WorkerMessage,
+)
 from distribax.cluster.peers.meeting import Meeting
 from distribax.cluster.peers.pair_watch import PairWatch
 from distribax.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-_log = logging.getLogger("distribax.cluster")
+_logger = logging.getLogger(__name__)
 
 _LONGEST_BEAT_SECONDS: Final = 2.0
 _BEATS_PER_TIMEOUT: Final = 5
@@ -44,7 +51,7 @@ class Loss:
     reason: str
     since: float
 
-    def error(self) -> PeerLostError:
+    def make_error(self) -> PeerLostError:
         """Returns a new exception that says so."""
         return PeerLostError(self.peer, self.reason, self.since)
 
@@ -66,7 +73,7 @@ class Watch:
         on_stuck: Callable[[CollectiveMismatchError | CollectiveTimeoutError], None],
     ) -> None:
         self._meeting = meeting
-        self._link = meeting.link
+        self._connection = meeting.connection
         self._seconds = meeting.peer_timeout
         self._interval = min(_LONGEST_BEAT_SECONDS, self._seconds / _BEATS_PER_TIMEOUT)
         self._on_loss = on_loss
@@ -79,8 +86,8 @@ class Watch:
         self._unread = b""
         self._pairs = PairWatch(meeting.own, meeting.host, meeting.peer_timeout, self._send)
         self._wake, self._woken = socket.socketpair()
-        self._link.setblocking(False)
-        self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.setblocking(False)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._thread = threading.Thread(target=self._run, name="distribax-watch", daemon=True)
         self._thread.start()
 
@@ -119,7 +126,7 @@ class Watch:
         """Returns where all workers are; nothing if the hub does not answer in time."""
         with self._changed:
             self._places = None
-            self._send({"at": _describe_position(), "ask": True})
+            self._send({"at": _find_progress(), "ask": True})
             self._changed.wait_for(lambda: self._places is not None, seconds)
             return self._places or []
 
@@ -140,7 +147,7 @@ class Watch:
     def drop(self) -> None:
         """Closes what a forked process has inherited: its life must not stand for this one's."""
         self._pairs.drop()
-        for each in (self._link, self._wake, self._woken):
+        for each in (self._connection, self._wake, self._woken):
             with contextlib.suppress(OSError):
                 os.close(each.detach())
 
@@ -148,7 +155,7 @@ class Watch:
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
-        selector.register(self._link, selectors.EVENT_READ)
+        selector.register(self._connection, selectors.EVENT_READ)
         selector.register(self._woken, selectors.EVENT_READ)
         self._send({"reach": self._pairs.address})
         last = heard = next_beat = time.monotonic()
@@ -164,18 +171,18 @@ class Watch:
             if ready and not self._read():
                 self._lose(0, _DIED)
             elif now - heard > self._seconds:
-                self._lose(0, _silent(self._seconds), now - heard)
+                self._lose(0, _describe_silence(self._seconds), now - heard)
             if now >= next_beat:
                 next_beat = now + self._interval
-                self._send({"at": _describe_position()} if jax_private.joint_calls.limit else {})
+                self._send({"at": _find_progress()} if jax_private.joint_calls.limit else {})
         self._pairs.close()
-        for each in (selector, self._wake, self._woken, self._link):
+        for each in (selector, self._wake, self._woken, self._connection):
             each.close()
 
     def _read(self) -> bool:
         """Hears what the hub has said; returns whether it can say more."""
         try:
-            data = self._link.recv(1 << 16)
+            data = self._connection.recv(1 << 16)
         except BlockingIOError:
             return True
         except OSError:
@@ -188,7 +195,13 @@ class Watch:
             return False
         return bool(data) and len(self._unread) <= _LONGEST_LINE
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: WatchMessage) -> None:
+        if "lost" in message:
+            # This worker knows what it has said about itself.
+            if (message["how"], message["lost"]) != (LossReason.FAILED, self._meeting.own):
+                reason = self._describe_loss(message)
+                self._lose(int(message["lost"]), reason, float(message["seconds"]))
+            return
         if "done" in message:
             with self._changed:
                 self._done.update(message["done"])
@@ -201,7 +214,7 @@ class Watch:
         elif "stuck" in message:
             self._on_stuck(CollectiveTimeoutError(message["stuck"], tuple(message["places"])))
         elif "late" in message:
-            _log.warning(
+            _logger.warning(
                 "Workers have waited for others for %.0f s:\n  %s",
                 message["late"],
                 "\n  ".join(message["places"]),
@@ -210,18 +223,15 @@ class Watch:
             with self._changed:
                 self._places = message["places"]
                 self._changed.notify_all()
-        # This worker knows what it has said about itself.
-        if "lost" in message and (message["how"], message["lost"]) != ("failed", self._meeting.own):
-            self._lose(int(message["lost"]), self._reason(message), float(message["seconds"]))
 
-    def _reason(self, message: dict[str, Any]) -> str:
-        if message["how"] == "pair":
-            return _describe_pair(self._meeting.members[message["with"]], message["seconds"])
-        if message["how"] == "failed":
-            return f"left with an error: {message['text']}"
-        if message["lost"] == self._meeting.own:
+    def _describe_loss(self, loss: LostWorker) -> str:
+        if loss["how"] == LossReason.PAIR and loss["with"] is not None:
+            return _describe_pair(self._meeting.members[loss["with"]], loss["seconds"])
+        if loss["how"] == LossReason.FAILED:
+            return f"left with an error: {loss['text']}"
+        if loss["lost"] == self._meeting.own:
             return _GIVEN_UP
-        return _DIED if message["how"] == "died" else _silent(self._seconds)
+        return _DIED if loss["how"] == LossReason.DIED else _describe_silence(self._seconds)
 
     def _lose(self, number: int, reason: str, seconds: float = 0.0) -> None:
         with self._changed:
@@ -231,18 +241,18 @@ class Watch:
             self._changed.notify_all()
         self._on_loss(self._loss)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: WorkerMessage) -> None:
         # If the hub cannot be reached, its silence says so. The few bytes always fit.
         with contextlib.suppress(OSError, ValueError):
-            self._link.send(json.dumps(message).encode() + b"\n")
+            self._connection.send(json.dumps(message).encode() + b"\n")
 
 
-def _describe_position() -> dict[str, Any]:
+def _find_progress() -> CallProgress:
     """Returns how far this worker is in the calls that all workers make together."""
     calls = jax_private.joint_calls
     newest = calls.newest
     stack = jax_private.list_main_stack()
-    told: dict[str, Any] = {
+    told: CallProgress = {
         # The number of the newest call.
         "number": calls.number + calls.is_in_call,
         "marks": list(calls.marks.items()),
@@ -283,7 +293,7 @@ def _describe_pair(other: str, seconds: float) -> str:
     )
 
 
-def _silent(seconds: float) -> str:
+def _describe_silence(seconds: float) -> str:
     return (
         f"stopped answering: no sign of life for {seconds:g} s. Is it stopped, or its machine out "
         "of reach? To wait longer: dx.MultiWorkerMirroredStrategy(peer_timeout_seconds=...)"

@@ -26,8 +26,8 @@ from distribax.cluster.ray.cluster_token import (
     get_process_token,
     make_token,
 )
-from distribax.cluster.ray.node import SNAPSHOT_FOLDER_VARIABLE, ClusterJoinError
-from distribax.cluster.ray.node_main import NodeSettings
+from distribax.cluster.ray.node import ClusterJoinError
+from distribax.cluster.ray.node_main import SNAPSHOT_FOLDER_VARIABLE, NodeSettings
 from distribax.cluster.ray.ray_session import RaySession
 from distribax.cluster.ray.task_nodes import (
     JOIN_SECONDS,
@@ -87,7 +87,7 @@ class Engine:
     token: str = field(default_factory=make_token, repr=False)
     namespace: str = field(default_factory=lambda: f"distribax-{secrets.token_hex(4)}")
 
-    def worker_options(self, index: int) -> dict[str, Any]:
+    def make_worker_options(self, index: int) -> dict[str, Any]:
         """Returns Ray's options for the actor of a worker: `Worker.options(**options)`.
 
         Ray starts it again whenever it dies, and does not repeat what it was doing.
@@ -95,7 +95,7 @@ class Engine:
         variables = _size_thread_pool(self.num_workers)
         return self._make_options(f"worker-{index}", self._workers[index], variables)
 
-    def server_options(self, index: int) -> dict[str, Any]:
+    def make_server_options(self, index: int) -> dict[str, Any]:
         """Returns Ray's options for the actor of a parameter server."""
         variables = {
             "JAX_PLATFORMS": "cpu",
@@ -114,14 +114,14 @@ class Engine:
         }
         return options | dict(place.options)
 
-    def server_host(self, index: int) -> str | None:
+    def get_server_host(self, index: int) -> str | None:
         """Returns the address on which a parameter server listens.
 
         None means that of its Ray node: `ray.util.get_node_ip_address()` there.
         """
         return self._servers[index].host
 
-    def snapshot_folder(self) -> Path:
+    def get_snapshot_folder(self) -> Path:
         """Returns where servers save their state by default; it is removed with the cluster.
 
         It stays when a machine has lost the cluster, until the cluster has ended.

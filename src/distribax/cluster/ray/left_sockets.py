@@ -2,9 +2,16 @@
 
 A driver calls Ray's processes, and is called by its actors and its node. When Ray is shut down, it
 leaves some of these connections open: it closes a part of them when it is connected again, and
-others never. Those are closed here, once Ray had the whole life of two more clusters to do so, and
-has not: a descriptor that Ray was about to close may stand for something else a moment later, and
-Ray waits for minutes if one of its own is closed.
+others never. Ray has no function that closes them, and does not tell their descriptors, so they are
+found among those of the process. That has nothing to do with finding lost workers.
+
+These bounds keep it from closing what is not Ray's, or what Ray still uses:
+
+- It happens only while Ray is shut down.
+- A socket counts only if one of its ends has a port of Ray that was noted while it was connected.
+- It is closed when two more clusters have ended since then, in which Ray had the time to do so. Ray
+  waits for minutes if a descriptor is closed that it is about to close itself.
+- It must still be the same socket by the kernel's name, and one that cannot send any more.
 """
 
 from __future__ import annotations
@@ -27,13 +34,13 @@ _NUM_LIVES: Final = 2
 
 _ports: frozenset[int] = frozenset()
 """The ports of Ray's own connections: this process's, the head's, the node's; none without Ray."""
-_left: dict[int, _Connection] = {}
+_left: dict[int, _LeftSocket] = {}
 """The connections of earlier clusters, by descriptor."""
 
 
 @dataclass
-class _Connection:
-    """A connection of Ray's that a cluster may have left.
+class _LeftSocket:
+    """A connection that a cluster may have left.
 
     Attributes:
         name: The kernel's name of the socket.
@@ -79,7 +86,7 @@ def close_left() -> None:
     ports, _ports = _ports, frozenset()
     for fd, name in sockets.items():
         if fd not in _left and not ports.isdisjoint(_list_ports(fd)):
-            _left[fd] = _Connection(name)
+            _left[fd] = _LeftSocket(name)
 
 
 def _list_ports(fd: int) -> list[int]:

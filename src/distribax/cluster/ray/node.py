@@ -31,7 +31,13 @@ from distribax.cluster.ray.left_snapshots import (
     FOLDER_PREFIX,
     remove_left_snapshots,
 )
-from distribax.cluster.ray.node_main import NodeEvent, NodeLimits, NodeSettings, NodeState
+from distribax.cluster.ray.node_main import (
+    SNAPSHOT_FOLDER_VARIABLE,
+    NodeEvent,
+    NodeLimits,
+    NodeSettings,
+    NodeState,
+)
 from distribax.errors import DistribaxError
 
 _logger = logging.getLogger(__name__)
@@ -49,8 +55,6 @@ _LEAVE_SECONDS: Final = read_seconds("DISTRIBAX_NODE_LEAVE_SECONDS", 20.0) + _LI
 
 NODE_FOLDER_VARIABLE: Final = "DISTRIBAX_NODE_FOLDER"
 """Tells the actors on a node where its folder is. The folder is removed when the node ends."""
-SNAPSHOT_FOLDER_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
-"""Tells parameter servers where their snapshots are kept: also by the task's next node."""
 _LONGEST_FOLDER: Final = 16
 """Ray's sockets are 87 bytes further down, and the path of one has at most 103 on some systems."""
 _LOG_LINES: Final = 15

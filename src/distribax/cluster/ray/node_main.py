@@ -37,7 +37,8 @@ LEAVING_NAME: Final = "leaving"
 """The file that tells parameter servers to save, as the node leaves a cluster that goes on."""
 SERVING_PREFIX: Final = "serving-"
 """Files with this name and a process id tell which processes save then, and end."""
-_SNAPSHOT_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
+SNAPSHOT_FOLDER_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
+"""Tells parameter servers where their snapshots are kept: also by the task's next node."""
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
@@ -161,7 +162,7 @@ class NodeEvent:
         return cls(NodeState(state), text)
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The node cannot be part of the cluster; the text is meant for the user."""
 
 
@@ -169,7 +170,7 @@ class Lost(Exception):
     """The node is not part of its cluster any more; the text says why."""
 
 
-class Program:
+class ParentProgram:
     """The program that has started this node."""
 
     def __init__(self, pid: int) -> None:
@@ -194,11 +195,11 @@ class Program:
         return False
 
 
-class Node:
+class NodeProcesses:
     """Ray's processes on this machine, started according to the settings."""
 
     def __init__(
-        self, settings: NodeSettings, limits: NodeLimits, folder: str, program: Program
+        self, settings: NodeSettings, limits: NodeLimits, folder: str, program: ParentProgram
     ) -> None:
         self.settings = settings
         self.limits = limits
@@ -253,7 +254,7 @@ class Node:
         deadline = time.monotonic() + settings.timeout
         while (found := _find_listener(address)) is None:
             if time.monotonic() > deadline:
-                raise Refused(
+                raise Refusal(
                     f"{settings.task} waited {settings.timeout:g} s for {settings.head} at "
                     f"{address}, which does not answer. Start it, or check that its address can be "
                     "reached from here."
@@ -262,21 +263,21 @@ class Node:
         return found
 
     def _check_membership(self) -> None:
-        """Raises Refused if the cluster is another one, or has this task already."""
+        """Raises Refusal if the cluster is another one, or has this task already."""
         settings = self.settings
         deadline = time.monotonic() + min(self.limits.claim, settings.timeout)
         while (spec := self.client.internal_kv_get(_SPEC, _NAMESPACE, self.limits.call)) is None:
             if time.monotonic() > deadline:
-                raise Refused(f"{settings.head} is a Ray cluster that is not distribax's.")
+                raise Refusal(f"{settings.head} is a Ray cluster that is not distribax's.")
             time.sleep(_POLL_SECONDS)
         if spec.decode() != settings.spec:
-            raise Refused(
+            raise Refusal(
                 f"{settings.task} and {settings.head} have different cluster specs: "
                 f"{settings.spec} and {spec.decode()}. Give every task the same one."
             )
         while owners := self._list_members(settings.resources):
             if time.monotonic() > deadline:
-                raise Refused(
+                raise Refusal(
                     f"{settings.task} is part of the cluster already, at {owners[0]}. Each task is "
                     "one process: end that one first, or give this one its own task_index."
                 )
@@ -340,7 +341,7 @@ class Node:
             _kill_descendants(self.limits.kill)
             shutil.rmtree(self.folder, ignore_errors=True)
             if is_over:
-                shutil.rmtree(os.environ[_SNAPSHOT_VARIABLE], ignore_errors=True)
+                shutil.rmtree(os.environ[SNAPSHOT_FOLDER_VARIABLE], ignore_errors=True)
 
     def _await_snapshots(self) -> None:
         """Has the parameter servers here save what they hold, for those that replace them."""
@@ -412,12 +413,12 @@ def main() -> None:
     # Ctrl-C and hang-ups are for the program; this process notices when the program ends.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    program = Program(int(parent))
+    program = ParentProgram(int(parent))
     with open(os.path.join(folder, LOG_NAME), "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     _adopt_orphans()
-    node = Node(
+    node = NodeProcesses(
         NodeSettings(**json.loads(settings)), NodeLimits(**json.loads(limits)), folder, program
     )
 
@@ -430,7 +431,7 @@ def main() -> None:
     try:
         node.start()
         program.report(NodeState.ENDED, node.watch())
-    except Refused as refusal:
+    except Refusal as refusal:
         program.report(NodeState.REFUSED, str(refusal))
     except Lost as loss:
         node.has_failed = True  # First: upon the report, the program closes the node.

@@ -208,7 +208,7 @@ def _make_stopped_error() -> RayStoppedError:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer(Generic[T]):
+class PendingAnswer(Generic[T]):
     """What an actor will answer; unlike `ray.get`, waiting for it survives the end of Ray."""
 
     _future: concurrent.futures.Future[T]
@@ -233,7 +233,7 @@ class Answer(Generic[T]):
         return self._future.result()
 
 
-def ask_actor(question: Callable[[], ray.ObjectRef[T]], epoch: int | None) -> Answer[T]:
+def ask_actor(question: Callable[[], ray.ObjectRef[T]], epoch: int | None) -> PendingAnswer[T]:
     """Calls a method of an actor, and does not wait for the answer.
 
     Args:
@@ -246,7 +246,7 @@ def ask_actor(question: Callable[[], ray.ObjectRef[T]], epoch: int | None) -> An
     with guard_calls():
         if epoch != get_epoch():
             raise _make_stopped_error()
-        return Answer(question().future(), epoch)
+        return PendingAnswer(question().future(), epoch)
 
 
 def get_epoch() -> int | None:

@@ -35,7 +35,7 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_def import ClusterLike, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
-from distribax.errors import DistribaxError
+from distribax.errors import DetailedError
 from distribax.types import PEER_LOST_EXIT_CODE
 
 _logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ServerConfig:
                 )
 
 
-class ClusterLostError(DistribaxError, SystemExit):
+class ClusterLostError(DetailedError, SystemExit):
     """The cluster was lost, and could not be joined again in time.
 
     Not caught, it ends the program with exit code 43, upon which a supervisor starts it again.
@@ -96,14 +96,10 @@ class ClusterLostError(DistribaxError, SystemExit):
         self.reason = reason
         self.code = PEER_LOST_EXIT_CODE
 
-    @override
-    def __reduce__(self) -> tuple[type[ClusterLostError], tuple[str]]:
-        return type(self), (self.reason,)
-
 
 @runtime_checkable
 class ProtocolBuffer(Protocol):
-    """A message of TensorFlow's, such as a ConfigProto."""
+    """A TensorFlow message, such as a ConfigProto."""
 
     def SerializeToString(self) -> bytes: ...
 

@@ -10,11 +10,13 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.simple import SimpleClusterResolver
 from distribax.cluster.resolvers.slurm.slurm import SlurmClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
+from distribax.cluster.resolvers.tpu import TPUClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 
 _DETECTABLE: Final[tuple[type[ClusterResolver], ...]] = (
     TFConfigClusterResolver,
     EnvironmentClusterResolver,
+    TPUClusterResolver,
     SlurmClusterResolver,
 )
 """The resolvers that can recognize their environment; the first that does is used."""
@@ -31,8 +33,8 @@ class Resolution:
 def resolve(resolver: ClusterResolver | None = None) -> Resolution:
     """Returns the given resolver, or else the first that detects a cluster in this environment.
 
-    The order is: TF_CONFIG, the variables of JAX and torchrun, Slurm. If none of them is set, the
-    cluster is a single process.
+    The order is: TF_CONFIG, the variables of JAX and torchrun, those of GKE for TPUs, Slurm. If
+    none of them is set, the cluster is a single process.
 
     Args:
         resolver: The resolver that the user has given.
@@ -62,7 +64,7 @@ def resolve(resolver: ClusterResolver | None = None) -> Resolution:
     return Resolution(
         SimpleClusterResolver(ClusterSpec({})),
         "a single process: neither TF_CONFIG nor the variables of JAX or torchrun are set, "
-        "and Slurm has not started several tasks",
+        "and neither GKE nor Slurm has started several tasks",
     )
 
 

@@ -126,7 +126,7 @@ class EnvironmentClusterResolver(ClusterResolver):
                 if count > MAX_TASKS:
                     raise ValueError(f"{name}={count}: expected at most {MAX_TASKS}.")
                 return count
-        raise _missing_error("the number of processes", "JAX_NUM_PROCESSES (or WORLD_SIZE)")
+        raise _make_missing_error("the number of processes", "JAX_NUM_PROCESSES (or WORLD_SIZE)")
 
     def _find_own_id(self, num_processes: int) -> int:
         sources = (
@@ -142,7 +142,7 @@ class EnvironmentClusterResolver(ClusterResolver):
                         f"0 to {num_processes - 1}."
                     )
                 return number
-        raise _missing_error("the number of this process", "JAX_PROCESS_ID (or RANK)")
+        raise _make_missing_error("the number of this process", "JAX_PROCESS_ID (or RANK)")
 
     def _find_leader(self, num_processes: int) -> Address:
         """Returns the address of process 0."""
@@ -157,7 +157,7 @@ class EnvironmentClusterResolver(ClusterResolver):
             return Address("localhost")
         if host is None or port is None:
             missing = "MASTER_ADDR" if host is None else "MASTER_PORT"
-            raise _missing_error(
+            raise _make_missing_error(
                 "the address of process 0", f"JAX_COORDINATOR_ADDRESS ({missing} is missing too)"
             )
         number = parse_port(port.strip(), f"MASTER_PORT={port!r}")
@@ -171,5 +171,5 @@ class EnvironmentClusterResolver(ClusterResolver):
         return Address(address.host, number)
 
 
-def _missing_error(what: str, name: str) -> ValueError:
+def _make_missing_error(what: str, name: str) -> ValueError:
     return ValueError(f"{name} is missing: {what} is not known. Set it, or give it as an argument.")

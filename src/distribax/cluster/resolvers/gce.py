@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -13,19 +10,14 @@ from typing import Final
 
 from typing_extensions import override
 
-from distribax.cluster.environment_variables import read_seconds
+from distribax.cluster.resolvers.google_cloud import read_metadata, send
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.address import Address, natural_order, parse_port
+from distribax.cluster.spec.address import Address, make_natural_key, parse_port
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 
 _SERVICE: Final = "https://compute.googleapis.com/compute/v1"
-_METADATA_HOST: Final = "metadata.google.internal"
-_TOKEN_PATH: Final = "computeMetadata/v1/instance/service-accounts/default/token"
-_REQUEST_SECONDS: Final = read_seconds("DISTRIBAX_RESOLVER_REQUEST_SECONDS", 30.0)
-"""How long one request to Compute Engine or to the metadata server may take."""
+_TOKEN_PATH: Final = "service-accounts/default/token"
 _MAX_PAGES: Final = 1000
-_MAX_ANSWER: Final = 64 << 20
-"""How many bytes of an answer are read; a longer one is no JSON then."""
 
 Credentials = str | Callable[[], str] | None
 
@@ -122,7 +114,7 @@ class GCEClusterResolver(ClusterResolver):
                         f"Compute Engine: the instance {name!r} has no "
                         "networkInterfaces[0].networkIP."
                     )
-        return ClusterSpec({self.task_type: sorted(addresses, key=natural_order)})
+        return ClusterSpec({self.task_type: sorted(addresses, key=make_natural_key)})
 
     def _list_instances(self, token: str | None) -> list[str]:
         """Returns the names of the group's running instances, from all pages of the answer."""
@@ -153,15 +145,13 @@ class GCEClusterResolver(ClusterResolver):
     def _get_token(self) -> str | None:
         if self._credentials != "default":
             return self._credentials() if callable(self._credentials) else self._credentials
-        host = os.environ.get("GCE_METADATA_HOST", _METADATA_HOST)
-        request = urllib.request.Request(
-            f"http://{host}/{_TOKEN_PATH}", headers={"Metadata-Flavor": "Google"}
-        )
-        # The metadata server is part of the machine and is never reached through a proxy.
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        token = _send(direct, request, "the metadata server").get("access_token")
+        answer = _parse(read_metadata(_TOKEN_PATH) or b"{}", "the metadata server")
+        token = answer.get("access_token")
         if not isinstance(token, str):
-            raise ValueError("The metadata server: the answer has no access_token.")
+            raise ValueError(
+                "The metadata server: the answer has no access_token. Has this machine a service "
+                "account? If not, give credentials."
+            )
         return token
 
     def _call(
@@ -181,29 +171,16 @@ class GCEClusterResolver(ClusterResolver):
             headers["Authorization"] = f"Bearer {token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers=headers)
-        return _send(urllib.request.build_opener(), request, "Compute Engine")
+        whom = "Compute Engine"
+        return _parse(send(urllib.request.build_opener(), request, whom), f"{whom}: {url}")
 
 
-def _send(
-    opener: urllib.request.OpenerDirector, request: urllib.request.Request, whom: str
-) -> dict[str, object]:
-    """Sends a request and returns the JSON object of the answer."""
+def _parse(answer: bytes, whose: str) -> dict[str, object]:
+    """Returns the JSON object of an answer."""
     try:
-        with opener.open(request, timeout=_REQUEST_SECONDS) as response:
-            answer = json.loads(response.read(_MAX_ANSWER))
-    except urllib.error.HTTPError as error:
-        with error:
-            text = error.read(2000).decode(errors="replace")
-        raise RuntimeError(
-            f"{whom} refused {request.full_url} with {error.code} {error.reason}: {text}"
-        ) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise RuntimeError(
-            f"{whom} did not answer at {request.full_url}: {error}. Is this a machine of Compute "
-            "Engine, and can it reach that address?"
-        ) from error
+        parsed = json.loads(answer)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{whom}: {request.full_url} did not answer with JSON: {error}") from None
-    if not isinstance(answer, dict):
-        raise ValueError(f"{whom}: {request.full_url} did not answer with a JSON object.")
-    return answer
+        raise ValueError(f"{whose} did not answer with JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{whose} did not answer with a JSON object.")
+    return parsed

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.resolvers.resolver import ClusterResolver
-from distribax.cluster.spec.address import Address, natural_order, parse_port
+from distribax.cluster.spec.address import Address, make_natural_key, parse_port
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 
 _REQUEST_SECONDS: Final = read_seconds("DISTRIBAX_RESOLVER_REQUEST_SECONDS", 30.0)
@@ -147,7 +147,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 "answer, and may this account list pods"
                 + (" in all namespaces (else give namespace)?" if self._namespace is None else "?")
             ) from error
-        pods = sorted(found.items, key=lambda pod: natural_order(pod.metadata.name))
+        pods = sorted(found.items, key=lambda pod: make_natural_key(pod.metadata.name))
         return [self._find_address(pod) for pod in pods]
 
     def _find_address(self, pod: _Pod) -> str:

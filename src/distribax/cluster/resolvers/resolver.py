@@ -173,7 +173,7 @@ class ClusterResolver(abc.ABC):
 
     def _find_devices(self, task_type: str | None, task_id: int | None) -> tuple[jax.Device, ...]:
         """Returns the devices of another task; none if it is not in the same run."""
-        tasks = roles.training_tasks(self.cluster_spec())
+        tasks = roles.list_training_tasks(self.cluster_spec())
         if (task_type, task_id) not in tasks or jax.process_count() != len(tasks):
             return ()
         index = tasks.index((str(task_type), task_id or 0))

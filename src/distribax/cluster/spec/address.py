@@ -114,10 +114,10 @@ def parse_port(port: str | int, where: str) -> int:
     return int(text)
 
 
-def natural_order(name: str) -> tuple[list[str | int], str]:
+def make_natural_key(name: str) -> tuple[list[str | int], str]:
     """Returns a key that sorts names by the numbers in them.
 
-    >>> sorted(["c10", "c9", "b11"], key=natural_order)
+    >>> sorted(["c10", "c9", "b11"], key=make_natural_key)
     ['b11', 'c9', 'c10']
     """
     parts = re.split(r"([0-9]+)", name)

@@ -73,7 +73,7 @@ class ClusterSpec:
         Raises:
             ValueError: The cluster has no such job.
         """
-        return len(self._job(job_name))
+        return len(self._get_job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
         """Returns the indices of the job's tasks, sorted.
@@ -87,7 +87,7 @@ class ClusterSpec:
         Raises:
             ValueError: The cluster has no such job.
         """
-        return sorted(self._job(job_name))
+        return sorted(self._get_job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
         """Returns the address of one task.
@@ -102,7 +102,7 @@ class ClusterSpec:
         Raises:
             ValueError: The cluster has no such task.
         """
-        job = self._job(job_name)
+        job = self._get_job(job_name)
         if task_index not in job:
             raise ValueError(
                 f"No task with index {task_index!r} in job {job_name!r}; it has the tasks "
@@ -125,7 +125,7 @@ class ClusterSpec:
         >>> ClusterSpec({"ps": {0: "p0:2222", 2: "p2:2222"}}).job_tasks("ps")
         ['p0:2222', None, 'p2:2222']
         """
-        job = self._job(job_name)
+        job = self._get_job(job_name)
         return [job.get(i) for i in range(max(job, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
@@ -149,7 +149,7 @@ class ClusterSpec:
             [JobDef(job, dict(sorted(self._tasks[job].items()))) for job in sorted(self._tasks)]
         )
 
-    def _job(self, job_name: str) -> dict[int, str]:
+    def _get_job(self, job_name: str) -> dict[int, str]:
         if job_name not in self._tasks:
             raise ValueError(
                 f"No such job in cluster: {job_name!r}; it has the jobs {_list_some(self._tasks)}."

@@ -32,6 +32,26 @@ def is_loopback(host: str | None) -> bool:
         return host == "localhost"
 
 
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
+    """Returns a TCP socket that listens at an address of this machine, and at no other.
+
+    Args:
+        host: An IP address of either kind, or a name.
+        port: The port; 0 for any that is free.
+        backlog: How many connections may wait until they are accepted.
+
+    Returns:
+        The socket.
+
+    Raises:
+        OSError: The address is not this machine's, or the port is taken.
+    """
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return socket.create_server(address, family=family, backlog=backlog)
+
+
 def find_own_address(host: str, others: Iterable[str]) -> str | None:
     """Returns the IP address by which other machines reach this one.
 

@@ -83,7 +83,7 @@ def check_task(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | 
     check_member(cluster_spec, task_type, task_id)
 
 
-def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
+def count_workers(cluster_spec: ClusterSpec, task_type: str | None = "worker") -> int:
     """Returns how many tasks train together: chief and workers, or the evaluator alone.
 
     Args:
@@ -93,15 +93,15 @@ def worker_count(cluster_spec: ClusterSpec, task_type: str | None = "worker") ->
     Returns:
         The number of tasks.
 
-    >>> worker_count(ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}))
+    >>> count_workers(ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}))
     3
     """
     if not cluster_spec or task_type == "evaluator":
         return 1
-    return len(training_tasks(cluster_spec))
+    return len(list_training_tasks(cluster_spec))
 
 
-def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
+def find_worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int | None) -> int:
     """Returns the task's number among those that train together: the chief first, then workers.
 
     Args:
@@ -115,14 +115,14 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
     Raises:
         ValueError: The task is not one of those that train together.
 
-    >>> worker_index(ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}), "worker", 1)
+    >>> find_worker_index(ClusterSpec({"worker": ["b:1", "c:1"], "chief": ["a:1"]}), "worker", 1)
     2
     """
     check_task(cluster_spec, task_type, task_id)
     if not cluster_spec or task_type == "evaluator":
         return 0
     numbers: dict[tuple[str | None, int | None], int] = {
-        task: i for i, task in enumerate(training_tasks(cluster_spec))
+        task: i for i, task in enumerate(list_training_tasks(cluster_spec))
     }
     if (task_type, task_id) not in numbers:
         raise ValueError(
@@ -132,7 +132,7 @@ def worker_index(cluster_spec: ClusterSpec, task_type: str | None, task_id: int 
     return numbers[task_type, task_id]
 
 
-def training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
+def list_training_tasks(cluster_spec: ClusterSpec) -> list[tuple[str, int]]:
     """Returns the tasks that train together, ordered by their numbers; the leader is first."""
     return list_tasks(cluster_spec, ("chief", "worker"))
 

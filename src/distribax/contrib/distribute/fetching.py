@@ -21,11 +21,11 @@ def fetch(value: object, device: jax.Device, fn: Callable[[Any], Any] | None) ->
     if is_wrapped(value) and not isinstance(value, Mirrored):
         return PerReplica([_fetch_one(piece, device, fn) for piece in value.values])
     if isinstance(value, Mirrored):
-        value = value.get() if frames.current() is not None else _nearest(value, device)
+        value = value.get() if frames.current() is not None else _find_nearest(value, device)
     return _fetch_one(value, device, fn)
 
 
-def _nearest(value: Mirrored, device: jax.Device) -> Any:
+def _find_nearest(value: Mirrored, device: jax.Device) -> Any:
     """Returns the copy that is on `device`, or else the first one."""
     for piece in value.values:
         if isinstance(piece, jax.Array) and piece.devices() == {device}:

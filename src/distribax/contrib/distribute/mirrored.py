@@ -38,14 +38,14 @@ class MirroredStrategy(DistributionStrategy):
         prefetch_on_device: bool | None = None,
     ) -> None:
         if num_gpus is not None:
-            devices = _gpus(num_gpus, devices)
+            devices = _list_gpus(num_gpus, devices)
         super().__init__(strategies.MirroredStrategy(devices, cross_tower_ops))
         self._input_options = InputOptions(
             experimental_fetch_to_device=prefetch_on_device is not False
         )
 
 
-def _gpus(num_gpus: int, devices: Sequence[str | jax.Device] | None) -> list[str | jax.Device]:
+def _list_gpus(num_gpus: int, devices: Sequence[str | jax.Device] | None) -> list[str | jax.Device]:
     if devices is not None:
         raise ValueError(
             f"MirroredStrategy: both devices={list(devices)!r} and num_gpus={num_gpus} are given. "

@@ -27,7 +27,7 @@ _ATTRIBUTE = "_distribax_tower_view"
 class DistributionStrategy:
     """A list of devices with a policy for state and computation, as TensorFlow 1.9 had it.
 
-    It is a view of a `dx.Strategy`, which does the work and can be used beside it. Views of one
+    It is a view of a `dx.Strategy`, which does the work and can be used as well. Views of one
     strategy are equal. Make `MirroredStrategy` or `OneDeviceStrategy`, or wrap any other one.
 
     Args:
@@ -195,7 +195,7 @@ class DistributionStrategy:
         kwargs.pop("run_concurrently", None)
         _check_callable(fn, "call_for_each_tower", "call_for_each_tower(fn, x)")
         self._require_cross_tower("call_for_each_tower")
-        with variable_store.one_pass(fn):
+        with variable_store.mark_pass(fn):
             return self._strategy.run(fn, args, kwargs)
 
     def distribute_dataset(

@@ -53,7 +53,11 @@ class TowerContext:
 
     @property
     def device(self) -> str:
-        """The name of the device that this tower runs on."""
+        """The name of the device that this tower runs on.
+
+        Raises:
+            RuntimeError: A compiled step runs as one program on all towers' devices.
+        """
         devices = self._replica.devices
         if len(devices) == 1:
             return devices[0]

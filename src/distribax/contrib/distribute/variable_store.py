@@ -106,7 +106,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class NamedVariable:
     """A variable, and the pass that made it (None for code that runs once)."""
 
     variable: Variable
@@ -114,15 +114,15 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Store:
+class VariableStore:
     """The variables that were made under one strategy, by name."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, NamedVariable] = field(default_factory=dict)
     root: VariableScope = field(default_factory=lambda: VariableScope(""))
 
 
 _ATTRIBUTE = "_distribax_variable_store"
-_store: ContextVar[Store | None] = ContextVar("distribax_variable_store", default=None)
+_store: ContextVar[VariableStore | None] = ContextVar("distribax_variable_store", default=None)
 _scope: ContextVar[VariableScope | None] = ContextVar("distribax_variable_scope", default=None)
 _pass: ContextVar[Pass | None] = ContextVar("distribax_pass", default=None)
 _traces: weakref.WeakKeyDictionary[frames.Frame, Pass] = weakref.WeakKeyDictionary()
@@ -130,9 +130,9 @@ _ONCE = Pass("the code outside of any pass")
 
 
 @contextlib.contextmanager
-def fresh_store() -> Iterator[None]:
+def use_fresh_store() -> Iterator[None]:
     """Lets no name be known inside, as in a new graph."""
-    tokens = _store.set(Store()), _scope.set(None)
+    tokens = _store.set(VariableStore()), _scope.set(None)
     try:
         yield
     finally:
@@ -140,13 +140,13 @@ def fresh_store() -> Iterator[None]:
         _scope.reset(tokens[1])
 
 
-def current_store() -> Store:
+def get_current_store() -> VariableStore:
     """Returns the store of the current strategy, or of the graph that is being built."""
     fresh = _store.get()
     if fresh is not None:
         return fresh
     # Kept by the strategy, so that both end together.
-    return vars(context.get_strategy()).setdefault(_ATTRIBUTE, Store())
+    return vars(context.get_strategy()).setdefault(_ATTRIBUTE, VariableStore())
 
 
 def reset_variable_store() -> None:
@@ -157,9 +157,9 @@ def reset_variable_store() -> None:
     vars(context.get_strategy()).pop(_ATTRIBUTE, None)
 
 
-def current_pass() -> Pass | None:
+def get_current_pass() -> Pass | None:
     """Returns the pass that the code is in, or None where code runs once."""
-    inner, trace = _pass.get(), _trace()
+    inner, trace = _pass.get(), _find_trace()
     if trace is None or (inner is not None and inner.trace() is trace):
         return inner
     # A step that compiles by itself is traced inside the run, and maybe more than once.
@@ -167,42 +167,42 @@ def current_pass() -> Pass | None:
     return _traces.setdefault(trace, Pass(code, instance, inner))
 
 
-def _trace() -> frames.Frame | None:
+def _find_trace() -> frames.Frame | None:
     frame = frames.current()
     return None if frame is None else frame.function
 
 
 @contextlib.contextmanager
-def one_pass(fn: Callable[..., object]) -> Iterator[None]:
+def mark_pass(fn: Callable[..., object]) -> Iterator[None]:
     """Marks one run of `fn` for all towers."""
     inner: Any = fn
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = inspect.unwrap(inner)
     code, instance = getattr(inner, "__code__", inner), getattr(inner, "__self__", None)
-    trace = _trace()
+    trace = _find_trace()
     # Found weakly: variables remember their pass, and are not to keep a trace alive.
     found = (lambda: None) if trace is None else weakref.ref(trace)
-    token = _pass.set(Pass(code, instance, current_pass(), found))
+    token = _pass.set(Pass(code, instance, get_current_pass(), found))
     try:
         yield
     finally:
         _pass.reset(token)
 
 
-def is_own(entry: Entry) -> bool:
+def is_own(entry: NamedVariable) -> bool:
     """Tells whether the code asks for what it made itself, when it ran before."""
     replica = context.get_replica_context()
     index = replica.runner.replica_id if replica is not None else 0
     if isinstance(index, int) and index > 0:
         # The first tower has made it, for all of them.
         return True
-    return entry.birth is not None and (current_pass() or _ONCE).has_made(entry.birth)
+    return entry.birth is not None and (get_current_pass() or _ONCE).has_made(entry.birth)
 
 
 def get_variable_scope() -> VariableScope:
     """Returns the current scope of variable names."""
-    return _scope.get() or current_store().root
+    return _scope.get() or get_current_store().root
 
 
 def check_reuse(reuse: Reuse | None, what: str) -> Reuse | None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distribax.contrib.distribute import variable_store
-from distribax.contrib.distribute.variable_store import Entry, Initializer, Reuse
+from distribax.contrib.distribute.variable_store import Initializer, NamedVariable, Reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable
 
@@ -71,7 +71,7 @@ def get_variable(
     given = variable_store.check_reuse(reuse, "get_variable")
     mode = scope.reuse if given is None else given
     wanted = None if shape is None else _check_shape(shape, full_name)
-    entries = variable_store.current_store().entries
+    entries = variable_store.get_current_store().entries
     found = entries.get(full_name)
     if found is not None:
         if not mode and not variable_store.is_own(found):
@@ -91,7 +91,9 @@ def get_variable(
             "reuse=AUTO_REUSE."
         )
     variable = Variable(
-        _initial_value(full_name, wanted, dtype or scope.dtype, initializer, scope.initializer),
+        _make_initial_value(
+            full_name, wanted, dtype or scope.dtype, initializer, scope.initializer
+        ),
         trainable=trainable,
         name=full_name,
         dtype=dtype or (None if _is_value(initializer) else scope.dtype),
@@ -99,7 +101,7 @@ def get_variable(
         synchronization=synchronization,
         aggregation=aggregation,
     )
-    entries[full_name] = Entry(variable, variable_store.current_pass())
+    entries[full_name] = NamedVariable(variable, variable_store.get_current_pass())
     return variable
 
 
@@ -142,7 +144,7 @@ def _check_fits(
         )
 
 
-def _initial_value(
+def _make_initial_value(
     name: str,
     shape: tuple[int, ...] | None,
     dtype: jax.typing.DTypeLike | None,
@@ -168,12 +170,12 @@ def _initial_value(
     make = inherited if initializer is None else initializer
     kind = jax.dtypes.canonicalize_dtype(dtype or np.float32)
     if make is None:
-        return _default(name, shape, kind)
+        return _make_default(name, shape, kind)
     if not callable(make):
         # A scope's value fills every shape.
         return lambda: jnp.full(shape, jnp.asarray(make), kind)
     if _wants_key(make):
-        return lambda: make(jax.random.key(_seed(name)), shape, kind)
+        return lambda: make(jax.random.key(_compute_seed(name)), shape, kind)
     return lambda: make(shape, kind)
 
 
@@ -186,12 +188,12 @@ def _wants_key(make: Callable[..., Any]) -> bool:
     return bool(names) and names[0] in ("key", "rng")
 
 
-def _seed(name: str) -> int:
+def _compute_seed(name: str) -> int:
     # The same in every process and every run, unlike Python's own hash of a string.
     return zlib.crc32(name.encode())
 
 
-def _default(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _make_default(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if not jnp.issubdtype(dtype, jnp.floating):
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise ValueError(
@@ -204,4 +206,4 @@ def _default(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
         (shape[-2] * field_size, shape[-1] * field_size) if len(shape) > 1 else (shape or (1,)) * 2
     )
     limit = math.sqrt(6.0 / max(2.0, fan_in + fan_out))
-    return np.random.default_rng(_seed(name)).uniform(-limit, limit, shape).astype(dtype)
+    return np.random.default_rng(_compute_seed(name)).uniform(-limit, limit, shape).astype(dtype)

@@ -26,7 +26,7 @@ from distribax.data.distributed.input_options import (
 )
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.step_agreement import StepAgreement
-from distribax.data.distributed.steps import DequeueSteps, SplitSteps, Steps
+from distribax.data.distributed.step_batches import DequeueSteps, SplitSteps, Steps
 from distribax.data.element_spec import Spec
 from distribax.data.numpy_rows import NumpyRows
 from distribax.data.plan.passes import number_steps

@@ -12,7 +12,7 @@ from distribax import context, contracts
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
-from distribax.data.distributed.steps import Steps
+from distribax.data.distributed.step_batches import Steps
 from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.errors import OutOfRangeError, ReplicaInputError
@@ -34,7 +34,7 @@ def require_outside_replica(what: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Position:
+class _PipelinePosition:
     """A position of the pipeline, and how many steps were taken since.
 
     `base` is an error if the pipeline has no position: the reason why.
@@ -44,7 +44,7 @@ class _Position:
     num_steps: int = 0
 
 
-class _Source:
+class _ElementProducer:
     """The pipeline's side: makes elements, each with the position after it."""
 
     def __init__(self, steps: Steps, feeder: Feeder) -> None:
@@ -53,13 +53,13 @@ class _Source:
         self.position = self._ask_position()
         self.close = steps.close
 
-    def _ask_position(self) -> _Position:
+    def _ask_position(self) -> _PipelinePosition:
         try:
-            return _Position(self._steps.get_state())
+            return _PipelinePosition(self._steps.get_state())
         except ValueError as error:
-            return _Position(error)
+            return _PipelinePosition(error)
 
-    def pull(self) -> tuple[Element, _Position]:
+    def pull(self) -> tuple[Element, _PipelinePosition]:
         try:
             step = self._steps.pull()
         except StopIteration:
@@ -107,9 +107,9 @@ class DistributedIterator(LiftedIterator):
         self._open(start())
 
     def _open(self, steps: Steps) -> None:
-        self._source = _Source(steps, self._feeder)
-        self._position = self._source.position
-        self._prefetcher: Prefetcher[tuple[Element, _Position]] | None = None
+        self._producer = _ElementProducer(steps, self._feeder)
+        self._position = self._producer.position
+        self._prefetcher: Prefetcher[tuple[Element, _PipelinePosition]] | None = None
         self._is_closed = False
 
     @property
@@ -157,12 +157,12 @@ class DistributedIterator(LiftedIterator):
             raise ValueError("this iterator was closed; make a new one with iter(dist_dataset).")
         try:
             if self._buffer_size == 0:
-                element, self._position = self._source.pull()
+                element, self._position = self._producer.pull()
                 return element
             if self._prefetcher is None:
                 # Started on the first use, so that a position can be restored before.
                 self._prefetcher = Prefetcher(
-                    self._source.pull, self._buffer_size, self._source.close, "distribax-input"
+                    self._producer.pull, self._buffer_size, self._producer.close, "distribax-input"
                 )
             element, self._position = self._prefetcher.next()
             return element
@@ -233,4 +233,4 @@ class DistributedIterator(LiftedIterator):
         if self._prefetcher is not None:
             self._prefetcher.close()
         else:
-            self._source.close()
+            self._producer.close()

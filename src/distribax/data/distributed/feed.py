@@ -10,11 +10,16 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from distribax import contracts, jax_private
-from distribax.data.distributed.steps import Step
+from distribax.data.distributed.step_batches import StepBatches
 from distribax.data.elements import Element
 from distribax.topology import REPLICA_AXIS
 from distribax.values import Global, Padded, PerReplica, Pieces
 from distribax.values.layout import Evenness, Shape, join, pad
+
+_NARROWED: dict[np.dtype[Any], type[np.integer[Any]]] = {
+    np.dtype(np.int64): np.int32,
+    np.dtype(np.uint64): np.uint32,
+}
 
 
 class Feeder:
@@ -35,7 +40,7 @@ class Feeder:
         """The replicas that are fed."""
         return self._target
 
-    def __call__(self, step: Step) -> Element:
+    def __call__(self, step: StepBatches) -> Element:
         if self._target.num_replicas_in_sync == 1:
             device = self._target.devices[0]
             return jax.tree.map(lambda leaf: self._put(leaf, device), step.pieces[0])
@@ -60,7 +65,9 @@ class Feeder:
         mesh, devices = self._target.mesh, self._target.devices
         assert mesh is not None and self._sharding is not None
         return [
-            PerReplica.of(Global(jax_private.put_rows(leaf, self._sharding, devices), mesh))
+            PerReplica.of(
+                Global(jax_private.put_rows(_narrow(leaf), self._sharding, devices), mesh)
+            )
             for leaf in leaves
         ]
 
@@ -90,12 +97,30 @@ class Feeder:
             shapes = [np.shape(leaf) for leaf in column]
         if shapes is None or len(shapes) != mesh.size or len(set(shapes)) == 1:
             return None
-        return pad(tuple(column), mesh, shapes)
+        return pad(tuple(map(_narrow, column)), mesh, shapes)
 
     def _put(self, leaf: object, device: jax.Device | None) -> object:
         if not self._to_device or not _is_numeric(leaf):
             return leaf
-        return jax_private.uncommit(jax.device_put(leaf, device))
+        return jax_private.uncommit(jax.device_put(_narrow(leaf), device))
+
+
+def _narrow(leaf: Any) -> Any:
+    """Returns whole numbers in the width that JAX computes with, which would cut them off."""
+    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype not in _NARROWED:
+        return leaf
+    if jax_private.has_64_bits():
+        return leaf
+    narrow = leaf.astype(_NARROWED[leaf.dtype])
+    wrong = narrow != leaf
+    if np.any(wrong):
+        raise ValueError(
+            f"a batch has {np.asarray(leaf)[wrong].flat[0]} in an array of {leaf.dtype}, but JAX "
+            f"computes with {narrow.dtype} and would cut it off. Set "
+            'jax.config.update("jax_enable_x64", True), or bring the numbers into that range with '
+            "map, for example ids % num_buckets."
+        )
+    return narrow
 
 
 def _is_numeric(leaf: object) -> bool:

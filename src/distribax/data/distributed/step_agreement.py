@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import jax
-import numpy as np
-
 from distribax import contracts
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
-from distribax.data.distributed.steps import Step, empty_like, is_static
-from distribax.data.element_spec import Spec, zeros
+from distribax.data.distributed.step_batches import (
+    StepBatches,
+    is_static,
+    list_shapes,
+    make_empty,
+)
+from distribax.data.element_spec import Spec, make_zeros
 from distribax.data.elements import Element
 
 
@@ -22,24 +24,29 @@ class StepAgreement:
     def __init__(self, target: contracts.InputTarget, spec: Spec) -> None:
         self._num_local_replicas = target.num_local_replicas
         self._is_static = is_static(spec)
-        self._empty = empty_like(zeros(spec))
+        self._static_shapes = _list_shapes(spec)
+        self._empty = make_empty(make_zeros(spec))
         # All workers create their iterators in the same order.
         self._workers = WorkerAgreement("input", target.num_workers, target.worker_id)
 
-    def __call__(self, step: Step | None) -> Step:
+    def __call__(self, step: StepBatches | None) -> StepBatches:
         """Returns the step that all workers take, given this worker's; None at its end."""
-        own = None if step is None else [_shapes(piece) for piece in step.pieces]
+        own = None if step is None else [_list_shapes(piece) for piece in step.pieces]
         shapes = self._workers.exchange("shapes", own)
         present = [their for their in shapes if their is not None]
+        # What a function returns may vary with the values, which the spec does not tell.
+        self._is_static = self._is_static and all(
+            piece == self._static_shapes for their in present for piece in their
+        )
         if not present or (self._is_static and len(present) < len(shapes)):
             raise StopIteration
         pieces = [self._empty] * self._num_local_replicas if step is None else step.pieces
         # Workers without a batch have empty ones, which are the same in all of them.
-        empty = [_shapes(self._empty)] * self._num_local_replicas
+        empty = [_list_shapes(self._empty)] * self._num_local_replicas
         flat = [shape for their in shapes for shape in (empty if their is None else their)]
         even = all(shape == flat[0] for shape in flat)
-        return Step(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
+        return StepBatches(pieces, even, shapes=[[tuple(leaf) for leaf in shape] for shape in flat])
 
 
-def _shapes(piece: Element) -> list[list[int]]:
-    return [list(np.shape(leaf)) for leaf in jax.tree.leaves(piece)]
+def _list_shapes(piece: Element | Spec) -> list[list[int]]:
+    return [list(shape) for shape in list_shapes(piece)]

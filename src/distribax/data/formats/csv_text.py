@@ -14,6 +14,8 @@ from distribax.data.element_spec import TensorSpec
 from distribax.data.elements import Leaf
 
 _NUMBERS = (np.int32, np.int64, np.float32, np.float64)
+# Text in another encoding than UTF-8 comes out as the bytes that went in.
+_OTHER_BYTES = "surrogateescape"
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,26 @@ class CsvDialect:
         if not isinstance(self.field_delim, str) or len(self.field_delim) != 1:
             raise ValueError(f"field_delim={self.field_delim!r} is not a single character.")
 
-    def cut(self, line: bytes) -> list[str]:
-        """Returns the fields of a line."""
-        text = line.decode()
-        if not self.use_quote_delim:
-            return text.split(self.field_delim)
+    def cut(self, line: bytes, num_fields: int | None = None) -> list[str]:
+        """Returns the fields of a line, of which there must be `num_fields` unless that is None."""
+        text = line.decode(errors=_OTHER_BYTES)
         try:
-            return next(csv.reader([text], delimiter=self.field_delim), [])
+            fields = (
+                next(csv.reader([text], delimiter=self.field_delim)) or [""]
+                if self.use_quote_delim
+                else text.split(self.field_delim)
+            )
         except csv.Error as error:
             raise ValueError(f"a record is not CSV: {error}: {line[:80]!r}.") from error
+        if num_fields is not None and len(fields) != num_fields:
+            raise _wrong_count(fields, num_fields, line)
+        return fields
+
+
+def _wrong_count(fields: Sequence[str], expected: int, line: bytes) -> ValueError:
+    return ValueError(
+        f"a record has {len(fields)} fields, but {expected} were expected: {line[:80]!r}."
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,9 @@ def _is_text(given: object) -> bool:
 
 def _convert(value: Any, dtype: np.dtype[Any]) -> Leaf:
     if dtype.hasobject:
-        return value if isinstance(value, bytes) else str(value).encode()
+        return value if isinstance(value, bytes) else str(value).encode(errors=_OTHER_BYTES)
+    if isinstance(value, str) and "_" in value:
+        raise ValueError  # Python reads 1_000 as a number, but in a file it is an identifier.
     if dtype.kind in "iu":
         number = int(value)
         if not np.iinfo(dtype).min <= number <= np.iinfo(dtype).max:
@@ -115,15 +130,16 @@ class CsvParser:
     # Which fields of a line the columns are; None for all of them.
     places: tuple[int, ...] | None = None
 
+    @property
+    def spec(self) -> tuple[TensorSpec, ...]:
+        """The specs of the values of a line."""
+        return tuple(column.spec for column in self.columns)
+
     def __call__(self, line: bytes) -> tuple[Leaf, ...]:
-        fields = self.dialect.cut(line)
+        fields = self.dialect.cut(line, len(self.columns) if self.places is None else None)
         places = self.places if self.places is not None else range(len(self.columns))
-        count = len(fields)
-        if (self.places is None and count != len(self.columns)) or max(places) >= count:
-            expected = len(self.columns) if self.places is None else max(places) + 1
-            raise ValueError(
-                f"a record has {count} fields, but {expected} were expected: {line[:80]!r}."
-            )
+        if max(places) >= len(fields):
+            raise _wrong_count(fields, max(places) + 1, line)
         return tuple(
             column.read(fields[place], place, self.dialect)
             for column, place in zip(self.columns, places, strict=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec, TensorSpec
 
 _LENGTH = struct.Struct("<Q")
@@ -34,9 +34,9 @@ _classes: dict[tuple[str, tuple[str, ...]], Callable[..., Any]] = {}
 """The named tuples of this program, by name and fields."""
 
 
-def encode(element: nests.Element) -> bytes:
+def encode(element: elements.Element) -> bytes:
     """Returns an element as bytes."""
-    leaves = nests.leaves(element)
+    leaves = elements.list_leaves(element)
     described, parts = [], []
     for leaf in leaves:
         entry, payload = _encode_leaf(leaf)
@@ -46,7 +46,7 @@ def encode(element: nests.Element) -> bytes:
     return b"".join([_LENGTH.pack(len(header)), header, *parts])
 
 
-def decode(record: bytes) -> nests.Element:
+def decode(record: bytes) -> elements.Element:
     """Returns the element that `encode` has turned into bytes.
 
     Raises:
@@ -65,13 +65,13 @@ def decode(record: bytes) -> nests.Element:
         element = _load_structure(header["structure"], lambda: next(left, None))
     except MALFORMED as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if start > len(record) or len(nests.leaves(element)) != len(leaves):
+    if start > len(record) or len(elements.list_leaves(element)) != len(leaves):
         raise ValueError("its length does not fit its header")
     return element
 
 
 def _encode_leaf(leaf: Any) -> tuple[dict[str, Any], bytes]:
-    if isinstance(leaf, nests.DatasetLeaf):
+    if isinstance(leaf, elements.DatasetLeaf):
         raise TypeError("an element that holds a data set cannot be saved; flatten it first.")
     if isinstance(leaf, bytes):
         return {"bytes": len(leaf)}, leaf
@@ -106,7 +106,7 @@ def save_spec(spec: Spec) -> dict[str, Any]:
     """Returns a nest of TensorSpecs as data that JSON can hold."""
     leaves = [
         {"shape": leaf.shape, "dtype": None if leaf.dtype.hasobject else leaf.dtype.name}
-        for leaf in nests.leaves(spec)
+        for leaf in elements.list_leaves(spec)
     ]
     return {"structure": _save_structure(spec), "leaves": leaves}
 
@@ -115,13 +115,13 @@ def load_spec(saved: dict[str, Any]) -> Spec:
     """Returns the nest of TensorSpecs that `save_spec` was given."""
     leaves = iter([TensorSpec(leaf["shape"], leaf["dtype"] or bytes) for leaf in saved["leaves"]])
     spec = _load_structure(saved["structure"], lambda: next(leaves, None))
-    if None in nests.leaves(spec):
+    if None in elements.list_leaves(spec):
         raise ValueError("it has fewer leaves than its structure")
     return spec
 
 
 def _save_structure(nest: Any) -> Any:
-    if nests.is_namedtuple(nest):
+    if elements.is_namedtuple(nest):
         parts = [_save_structure(part) for part in nest]
         _classes.setdefault((type(nest).__name__, nest._fields), type(nest))
         return {"name": type(nest).__name__, "fields": nest._fields, "parts": parts}

@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, DTypeLike
 
-from distribax.data import elements as nests
+from distribax.data import elements
 
 _PACKAGE = "distribax.example"
 """Not TensorFlow's: a program may load that as well, and both would claim the names."""
@@ -86,7 +86,7 @@ def parse_example(
     Returns:
         An array for each of `features`, with the records along its first dimension.
     """
-    return nests.stack([parse_single_example(record, features) for record in serialized])
+    return elements.stack([parse_single_example(record, features) for record in serialized])
 
 
 def _parse_value(
@@ -103,7 +103,8 @@ def _parse_value(
                 f"the feature {name!r} is missing in an example and has no default_value. Give "
                 "FixedLenFeature one, or use VarLenFeature."
             )
-        return np.broadcast_to(np.asarray(feature.default_value, dtype), shape)[()]
+        default = np.broadcast_to(np.asarray(feature.default_value, dtype), shape)
+        return elements.to_element(default[()])
     if found.size != math.prod(shape):
         raise ValueError(
             f"the feature {name!r} has {found.size} values in an example, which do not fill the "
@@ -118,7 +119,13 @@ def _convert(name: str, found: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> An
     ):
         stored = {"O": "bytes", "f": "float32", "i": "int64"}[found.dtype.kind]
         raise TypeError(f"the feature {name!r} holds {stored}, not {dtype}, in an example.")
-    return found.astype(dtype, copy=False)
+    converted = found.astype(dtype, copy=False)
+    if dtype.kind in "iub" and (converted != found).any():
+        raise ValueError(
+            f"the feature {name!r} has {elements.shorten(found.tolist())} in an example, which "
+            f"{dtype} cannot hold. Use np.int64."
+        )
+    return converted
 
 
 def _parse_features(example: bytes) -> dict[str, np.ndarray[Any, Any]]:
@@ -159,11 +166,11 @@ def serialize_example(features: Mapping[str, object]) -> bytes:
     """
     example = _Example()
     for name, value in features.items():
-        _fill(example.features.feature[name], nests.to_element(value))
+        _fill(example.features.feature[name], elements.to_element(value))
     return cast(bytes, example.SerializeToString(deterministic=True))
 
 
-def _fill(feature: Any, value: nests.Element) -> None:
+def _fill(feature: Any, value: elements.Element) -> None:
     flat = np.asarray([value] if isinstance(value, bytes) else value).ravel()
     if isinstance(value, bytes):
         feature.bytes_list.value.append(value)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec
 from distribax.data.formats import element_codec
 from distribax.data.formats.record_format import FileOpening
@@ -30,6 +31,10 @@ class Catalogue:
     filenames: tuple[str, ...]
     spec: Spec
     compression: str | None
+    # How many elements each file has; older catalogues do not say.
+    counts: dict[str, int] | None
+    # Whether the elements are batches; None if only they can tell.
+    is_batched: bool | None
 
 
 def has_catalogue(path: str) -> bool:
@@ -51,7 +56,12 @@ def read_catalogue(path: str) -> Catalogue:
         FileOpening(compression)  # Checks it.
         if version == _VERSION:
             names = [os.path.join(path, os.path.basename(name)) for name in saved["files"]]
-            return Catalogue(tuple(names), element_codec.load_spec(saved["spec"]), compression)
+            counts = saved.get("counts")
+            if counts is not None:
+                counts = dict(zip(names, map(int, counts), strict=True))
+            spec = element_codec.load_spec(saved["spec"])
+            batched = saved.get("is_batched", False)
+            return Catalogue(tuple(names), spec, compression, counts, batched)
     except element_codec.MALFORMED as error:
         raise ValueError(
             f"path={path!r}: {_CATALOGUE} is damaged: {type(error).__name__}: {error}. Save the "
@@ -77,7 +87,7 @@ class SavedFormat:
 
 class _ElementReader(TFRecordReader):
     @override
-    def __next__(self) -> nests.Element:
+    def __next__(self) -> elements.Element:
         offset, record = self.offset, super().__next__()
         try:
             return element_codec.decode(record)
@@ -103,23 +113,25 @@ class SavedWriter:
         self._shard_func = shard_func
         self._token = secrets.token_hex(4)
         self._writers: dict[int, TFRecordWriter] = {}
+        self._counts: Counter[int] = Counter()
         self._is_finished = False
         os.makedirs(path, exist_ok=True)
 
     def _name(self, shard: int) -> str:
         return f"{shard:05d}-{self._token}.elements"
 
-    def add(self, element: nests.Element) -> None:
+    def add(self, element: elements.Element) -> None:
         """Appends an element."""
         shard = 0
         if self._shard_func is not None:
-            shard = int(np.asarray(nests.call_with_element(self._shard_func, element)))
+            shard = int(np.asarray(elements.call_with_element(self._shard_func, element)))
         if shard not in self._writers:
             name = os.path.join(self._path, self._name(shard))
             self._writers[shard] = TFRecordWriter(name, self._compression)
         self._writers[shard].write(element_codec.encode(element))
+        self._counts[shard] += 1
 
-    def finish(self, spec: Spec) -> None:
+    def finish(self, spec: Spec, is_batched: bool | None) -> None:
         """Makes what was added the content of the directory."""
         for writer in self._writers.values():
             writer.close()
@@ -127,7 +139,9 @@ class SavedWriter:
         catalogue = {
             "version": _VERSION,
             "files": [self._name(shard) for shard in sorted(self._writers)],
+            "counts": [self._counts[shard] for shard in sorted(self._writers)],
             "spec": element_codec.save_spec(spec),
+            "is_batched": is_batched,
             "compression": self._compression,
         }
         partial = os.path.join(self._path, f"{_CATALOGUE}.{self._token}")

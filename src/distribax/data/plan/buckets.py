@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.padding import PadTo
 
 
@@ -33,6 +33,11 @@ class Buckets:
                 f"bucket_boundaries={list(self.boundaries)} are not in ascending order."
             )
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the buckets that elements may be in."""
+        return range(len(self.boundaries) if self.pad_to_boundary else len(self.batch_sizes))
+
     def find(self, *element: Any) -> np.int64:
         """Returns the number of an element's bucket."""
         length = int(self.length(*element))
@@ -53,4 +58,4 @@ class Buckets:
         def fill(shape: PadTo) -> PadTo:
             return PadTo(tuple(longest if dim is None else dim for dim in shape.dims))
 
-        return nests.map_leaves(fill, shapes)
+        return elements.map_leaves(fill, shapes)

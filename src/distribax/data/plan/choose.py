@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.plan.order import Zip
 from distribax.data.plan.plan_node import CombiningNode, HasPlan, Node
 from distribax.data.plan.sources import RandomNumbers
@@ -42,7 +42,7 @@ def parse_parts(datasets: Sequence[HasPlan]) -> tuple[Node, ...]:
     for dataset in datasets:
         if not isinstance(dataset, HasPlan):
             raise TypeError(
-                f"datasets has {nests.short(dataset)} of type {type(dataset).__name__} in it. "
+                f"datasets has {elements.shorten(dataset)} of type {type(dataset).__name__} in it. "
                 "Expected a list of Datasets."
             )
     if not datasets:
@@ -78,8 +78,8 @@ def _parse(weights: object, num_parts: int) -> np.ndarray[Any, Any]:
     shares = np.asarray(weights, np.float64)
     if shares.shape != (num_parts,) or (shares < 0).any() or not shares.sum() > 0:
         raise ValueError(
-            f"weights={nests.short(weights)} does not fit {num_parts} data sets. Expected a number "
-            "of at least 0 for each, one of them more."
+            f"weights={elements.shorten(weights)} does not fit {num_parts} data sets. Expected a "
+            "number of at least 0 for each, one of them more."
         )
     return np.cumsum(shares) / shares.sum()
 

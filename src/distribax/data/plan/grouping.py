@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
-from distribax.data.element_spec import DatasetSpec, Spec, resize_batch_dim
+from distribax.data import elements
+from distribax.data.element_spec import (
+    DatasetSpec,
+    Spec,
+    make_zeros,
+    merge_specs,
+    resize_batch_dim,
+)
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import HasPlan, Node, Probe, UnaryNode, UnknownSpecError
 from distribax.data.plan.sources import Items
@@ -43,11 +50,11 @@ class Window(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return nests.map_leaves(DatasetSpec, self.input.spec(probe))
+        return elements.map_leaves(DatasetSpec, self.input.spec(probe))
 
-    def make(self, elements: list[nests.Element]) -> nests.Element:
+    def make(self, window: list[elements.Element]) -> elements.Element:
         """Returns the window of some elements."""
-        return nests.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *elements)
+        return elements.map_leaves(lambda *leaves: self.wrap(Items(leaves)), *window)
 
     @property
     @override
@@ -66,37 +73,49 @@ class GroupByWindow(UnaryNode):
     reduce_func: Callable[[np.int64, Any], HasPlan]
     window_size: Callable[[np.int64], Any]
     wrap: Callable[[Node], HasPlan]
+    # All keys, where they are known before an element is.
+    keys: Sequence[int] = ()
     # The data sets that `reduce_func` makes may be shuffled.
     passes: Passes = field(default_factory=Passes)
 
-    def plan_of(self, key: np.int64, elements: list[nests.Element]) -> Node:
+    def find_plan(
+        self, key: int | np.int64, group: list[elements.Element], spec: Spec = None
+    ) -> Node:
         """Returns the plan that the user's function makes of a group."""
-        made = self.reduce_func(key, self.wrap(Items(tuple(elements))))
+        made = self.reduce_func(np.int64(key), self.wrap(Items(tuple(group), spec)))
         if not isinstance(made, HasPlan):
             raise TypeError(
-                f"the reduce_func given to group_by_window returned {nests.short(made)} of type "
-                f"{type(made).__name__}. Expected a Dataset, for example group.batch(size)."
+                f"the reduce_func given to group_by_window returned {elements.shorten(made)} of "
+                f"type {type(made).__name__}. Expected a Dataset, for example group.batch(size)."
             )
         return made.plan
 
-    def _first_group(self, probe: Probe) -> Node | None:
+    def _find_key(self, element: elements.Element) -> int:
+        return int(np.asarray(elements.call_with_element(self.key_func, element)))
+
+    def _find_first_group(self, probe: Probe) -> Node | None:
         first = probe(self.input)
-        if first is None:
-            return None
-        return self.plan_of(np.int64(nests.call_with_element(self.key_func, first)), [first])
+        return None if first is None else self.find_plan(self._find_key(first), [first])
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        group = self._first_group(probe)
-        if group is None:
+        first, given = probe(self.input), self.input.spec(probe)
+        sample = make_zeros(given) if first is None else first
+        try:
+            keys = self.keys or [self._find_key(sample)]
+            groups = [self.find_plan(key, [sample], given).spec(probe) for key in keys]
+        except Exception as error:
+            if first is not None:
+                raise
             raise UnknownSpecError(
-                "the element_spec of group_by_window over an empty data set cannot be known."
-            )
-        return group.spec(probe)
+                "the element_spec of group_by_window over an empty data set cannot be known: its "
+                f"functions failed on an element of zeros ({type(error).__name__}: {error})."
+            ) from error
+        return functools.reduce(merge_specs, groups)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
-        group = self._first_group(probe)
+        group = self._find_first_group(probe)
         return None if group is None else group.is_batched(probe)
 
     @override

@@ -8,9 +8,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import SHARD_HINT
-from distribax.data.element_spec import Spec, infer_spec, zeros
+from distribax.data.element_spec import Spec, infer_spec, make_zeros
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
@@ -146,7 +146,7 @@ class Zip(CombiningNode):
 
 def zip_plans(nest: object) -> Zip:
     """Returns a step that reads a nest of data sets side by side, in the structure of the nest."""
-    parts = nests.leaves(nest)
+    parts = elements.list_leaves(nest)
     for part in parts:
         if not isinstance(part, HasPlan):
             raise TypeError(
@@ -158,7 +158,7 @@ def zip_plans(nest: object) -> Zip:
 
     def build(values: list[Any]) -> Any:
         given = iter(values)
-        return nests.map_leaves(lambda _: next(given), nest)
+        return elements.map_leaves(lambda _: next(given), nest)
 
     return Zip(tuple(part.plan for part in parts), build)
 
@@ -181,7 +181,7 @@ class Interleave(UnaryNode):
     # The data sets that `fn` makes may be shuffled.
     passes: Passes = field(default_factory=Passes)
 
-    def plan_of(self, made: object) -> Node:
+    def find_plan(self, made: object) -> Node:
         """Returns the plan of what the user's function returned."""
         if not isinstance(made, HasPlan):
             raise TypeError(
@@ -190,13 +190,13 @@ class Interleave(UnaryNode):
             )
         return made.plan
 
-    def _inner(self, element: nests.Element) -> Node:
-        return self.plan_of(nests.call_with_element(self.fn, element))
+    def _find_inner(self, element: elements.Element) -> Node:
+        return self.find_plan(elements.call_with_element(self.fn, element))
 
-    def first_inner(self, probe: Probe) -> Node | None:
+    def find_first_inner(self, probe: Probe) -> Node | None:
         """Returns the plan made of the first element, if there is one."""
         first = probe(self.input)
-        return None if first is None else self._inner(first)
+        return None if first is None else self._find_inner(first)
 
     @override
     def spec(self, probe: Probe) -> Spec:
@@ -205,8 +205,8 @@ class Interleave(UnaryNode):
         empty = sample is None
         try:
             return infer_spec(
-                lambda element: self._inner(element).spec(probe),
-                zeros(given) if empty else sample,
+                lambda element: self._find_inner(element).spec(probe),
+                make_zeros(given) if empty else sample,
                 given,
             )
         except Exception as error:
@@ -219,10 +219,10 @@ class Interleave(UnaryNode):
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
-        inner = self.first_inner(probe)
+        inner = self.find_first_inner(probe)
         return None if inner is None else inner.is_batched(probe)
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
-        inner = self.first_inner(probe)
+        inner = self.find_first_inner(probe)
         return None if inner is None else inner.static_batch_size(probe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec, TensorSpec
 from distribax.data.plan.padding import parse_padded_shapes
 
@@ -18,7 +18,7 @@ def parse_signature(
                 "output_signature and output_types or output_shapes were both given; they mean the "
                 "same. Keep output_signature."
             )
-        for leaf in nests.leaves(signature):
+        for leaf in elements.list_leaves(signature):
             if not isinstance(leaf, TensorSpec):
                 raise TypeError(
                     f"output_signature={signature!r} has {leaf!r} in it. Expected a "
@@ -32,12 +32,14 @@ def parse_signature(
                 "output_signature."
             )
         return None, None
-    dtypes = nests.map_leaves(lambda leaf: check.dtype(leaf, "output_types"), _as_tuple(types))
+    dtypes = elements.map_leaves(lambda leaf: check.dtype(leaf, "output_types"), _as_tuple(types))
     if shapes is None:
         # Types alone leave even the number of dimensions open.
         return None, dtypes
     dims = parse_padded_shapes(_as_tuple(shapes), "output_shapes")
-    return nests.map_leaves(lambda dtype, shape: TensorSpec(shape.dims, dtype), dtypes, dims), None
+    return elements.map_leaves(
+        lambda dtype, shape: TensorSpec(shape.dims, dtype), dtypes, dims
+    ), None
 
 
 def _as_tuple(nest: object) -> object:

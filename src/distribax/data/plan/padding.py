@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distribax.data import arguments as check
-from distribax.data import elements as nests
+from distribax.data import elements
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def parse_padded_shapes(shapes: object, name: str = "padded_shapes") -> Any:
     """
     if isinstance(shapes, dict):
         return {key: parse_padded_shapes(shape, name) for key, shape in shapes.items()}
-    if isinstance(shapes, (list, tuple)) and not nests.is_namedtuple(shapes):
+    if isinstance(shapes, (list, tuple)) and not elements.is_namedtuple(shapes):
         if all(dim is None or isinstance(dim, (int, np.integer)) for dim in shapes):
             return PadTo(check.dims(shapes, name))
         if isinstance(shapes, tuple):

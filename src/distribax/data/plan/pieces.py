@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import Spec, TensorSpec
 from distribax.data.plan.passes import Worker
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
@@ -17,14 +17,14 @@ from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Probe, UnaryNode
 class SplitBatch:
     """A worker's batch and its pieces, one for each replica, which are views of the batch."""
 
-    batch: nests.Element
-    pieces: tuple[nests.Element, ...]
+    batch: elements.Element
+    pieces: tuple[elements.Element, ...]
     # Whether the pieces of all workers have the same size.
     even: bool = True
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerShare:
     """Which part of a global batch belongs to a worker's replicas."""
 
     num_workers: int
@@ -36,24 +36,24 @@ class Share:
         """The number of replicas of all workers."""
         return self.num_workers * self.replicas_per_worker
 
-    def piece_size(self, num_rows: int) -> int:
+    def find_piece_size(self, num_rows: int) -> int:
         """Returns the rows of a full piece: those of the global batch over the pieces, rounded up.
 
         The last pieces may be shorter or empty.
         """
         return -(-num_rows // self.num_pieces)
 
-    def rows(self, num_rows: int) -> tuple[int, int]:
+    def find_rows(self, num_rows: int) -> tuple[int, int]:
         """Returns the first row of this worker's part of a batch, and the one after its last."""
-        step = self.replicas_per_worker * self.piece_size(num_rows)
+        step = self.replicas_per_worker * self.find_piece_size(num_rows)
         start = self.worker_id * step
         return min(start, num_rows), min(start + step, num_rows)
 
-    def split(self, part: nests.Element, num_rows: int) -> SplitBatch:
+    def split(self, part: elements.Element, num_rows: int) -> SplitBatch:
         """Splits this worker's part of a global batch of `num_rows` over its replicas."""
-        size = self.piece_size(num_rows)
+        size = self.find_piece_size(num_rows)
         pieces = tuple(
-            nests.take_rows(part, number * size, (number + 1) * size)
+            elements.take_rows(part, number * size, (number + 1) * size)
             for number in range(self.replicas_per_worker)
         )
         return SplitBatch(part, pieces, num_rows % self.num_pieces == 0)
@@ -68,7 +68,7 @@ class WorkerPart(UnaryNode):
     With `split`, elements are of the class SplitBatch: the worker's batch and its pieces.
     """
 
-    share: Share
+    share: WorkerShare
     in_turn: bool = False
     split: bool = False
     # The size of a full batch where the plan says it: a last, smaller batch is cut no finer.
@@ -87,10 +87,10 @@ class WorkerPart(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        part: Any = nests.map_leaves(self._part_of, self.input.spec(probe))
+        part: Any = elements.map_leaves(self._cut_spec, self.input.spec(probe))
         return (part,) * self.share.replicas_per_worker if self.split else part
 
-    def _part_of(self, batch: TensorSpec) -> TensorSpec:
+    def _cut_spec(self, batch: TensorSpec) -> TensorSpec:
         if self.share.num_pieces == 1:
             return batch
         rows = batch.shape[0] if batch.shape else None
@@ -100,18 +100,18 @@ class WorkerPart(UnaryNode):
         size = rows // self.share.num_pieces * pieces if rows is not None and even else None
         return TensorSpec((size, *batch.shape[1:]), batch.dtype)
 
-    def turn_size(self, num_rows: int) -> int:
+    def find_turn_size(self, num_rows: int) -> int:
         """Returns the rows of one of the batches that a batch of `num_rows` is cut into."""
         nominal = self.batch_size or num_rows
-        return self.share.replicas_per_worker * self.share.piece_size(nominal)
+        return self.share.replicas_per_worker * self.share.find_piece_size(nominal)
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
         size = self.input.static_batch_size(probe)
         if size is None:
             return None
-        start, stop = self.share.rows(size)
-        return self.turn_size(size) if self.in_turn else stop - start
+        start, stop = self.share.find_rows(size)
+        return self.find_turn_size(size) if self.in_turn else stop - start
 
     @property
     @override

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import override
 
-from distribax.data.element_spec import Spec, merge_specs, zeros
+from distribax.data.element_spec import Spec, make_zeros, merge_specs
 from distribax.data.elements import Element
 from distribax.errors import DistribaxError
 
@@ -115,7 +115,7 @@ class UnaryNode(Node):
         """Returns the first element of the input, zeros if it has none, and the input's spec."""
         spec = self.input.spec(probe)
         first = probe(self.input)
-        return zeros(spec) if first is None else first, spec
+        return make_zeros(spec) if first is None else first, spec
 
 
 @dataclass(frozen=True, eq=False)

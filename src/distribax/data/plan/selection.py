@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, infer_spec, spec_of
+from distribax.data import elements
+from distribax.data.element_spec import Spec, find_spec, infer_spec
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Probe, UnaryNode
 
@@ -57,24 +57,24 @@ class Scan(UnaryNode):
     """Every element through a function that passes a state on."""
 
     label_format = "scan()"
-    initial_state: nests.Element
+    initial_state: elements.Element
     fn: Callable[..., Any]
 
-    def call(self, state: nests.Element, element: nests.Element) -> tuple[Any, Any]:
+    def call(self, state: elements.Element, element: elements.Element) -> tuple[Any, Any]:
         """Returns the next state and the new element."""
         made = self.fn(state, element)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise TypeError(
-                f"the function given to Dataset.scan returned {nests.short(made)}. Expected a "
+                f"the function given to Dataset.scan returned {elements.shorten(made)}. Expected a "
                 "tuple of the next state and the new element."
             )
-        after = nests.check_state(state, nests.to_element(made[0]), "scan_func")
-        return after, nests.from_return(made[1])
+        after = elements.check_state(state, elements.to_element(made[0]), "scan_func")
+        return after, elements.from_return(made[1])
 
     @override
     def spec(self, probe: Probe) -> Spec:
         return infer_spec(
-            lambda element: spec_of(self.call(self.initial_state, element)[1]),
+            lambda element: find_spec(self.call(self.initial_state, element)[1]),
             *self.sample_input(probe),
         )
 
@@ -96,8 +96,8 @@ class Resample(UnaryNode):
     @override
     def spec(self, probe: Probe) -> Spec:
         sample, given = self.sample_input(probe)
-        label = nests.to_element(nests.call_with_element(self.class_func, sample))
-        return (spec_of(label), given)
+        label = elements.to_element(elements.call_with_element(self.class_func, sample))
+        return (find_spec(label), given)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.element_spec import (
     Spec,
     TensorSpec,
+    find_spec,
     merge_specs,
     remove_batch_dim,
     resize_batch_dim,
-    spec_of,
 )
 from distribax.data.formats.record_format import RecordFormat
 from distribax.data.plan.passes import Passes
@@ -30,28 +30,28 @@ from distribax.data.plan.plan_node import (
     UnknownSpecError,
 )
 from distribax.data.write_protection import align_rows, keep_as_given
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 
 
 class IndexedSource(Node):
     """A source of known length that can give any element: order is chosen before reading."""
 
     @abc.abstractmethod
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         """Returns one element."""
 
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         """Returns a batch of the elements at `indices`."""
         if not len(indices):
-            return nests.take_rows(nests.stack([self.element(0)]), 0, 0)
-        return nests.stack([self.element(int(index)) for index in indices])
+            return elements.take_rows(elements.stack([self.element(0)]), 0, 0)
+        return elements.stack([self.element(int(index)) for index in indices])
 
 
 def _pick_rows(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Returns rows of an array; a large batch in memory that devices can use as it is."""
     if array.dtype.hasobject:
         return array.take(indices, axis=0)
-    rows = aligned_empty((len(indices), *array.shape[1:]), array.dtype)
+    rows = make_aligned((len(indices), *array.shape[1:]), array.dtype)
     # Positions are always valid; "clip" only spares NumPy a buffer of its own.
     return np.take(array, indices, axis=0, out=rows, mode="clip")
 
@@ -61,25 +61,25 @@ class Slices(IndexedSource):
     """The rows of arrays in memory."""
 
     label_format = "from_tensor_slices({node.size})"
-    arrays: nests.Element
+    arrays: elements.Element
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        arrays = nests.leaves(self.arrays)
+        arrays = elements.list_leaves(self.arrays)
         if not arrays:
             raise ValueError(
                 f"tensors={self.arrays!r} has no component. Expected at least one array."
             )
         if any(np.ndim(array) == 0 for array in arrays):
             raise ValueError(
-                f"tensors has a component without rows: {nests.describe(self.arrays)}. Every "
+                f"tensors has a component without rows: {elements.describe(self.arrays)}. Every "
                 "component needs at least one dimension; for a single element use from_tensors."
             )
         sizes = {len(array) for array in arrays}
         if len(sizes) != 1:
             raise ValueError(
                 "tensors has components with different numbers of rows: "
-                f"{nests.describe(self.arrays)}. They must agree in their first dimension."
+                f"{elements.describe(self.arrays)}. They must agree in their first dimension."
             )
         object.__setattr__(self, "arrays", align_rows(keep_as_given(self.arrays)))
         object.__setattr__(self, "size", sizes.pop())
@@ -89,21 +89,23 @@ class Slices(IndexedSource):
         return self.size
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         if type(self.arrays) is np.ndarray:
             return self.arrays[index]
-        return nests.map_leaves(lambda array: array[index], self.arrays)
+        return elements.map_leaves(lambda array: array[index], self.arrays)
 
     @override
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         if isinstance(indices, range):
             picked = _as_slice(indices)
-            return nests.map_leaves(lambda array: np.ascontiguousarray(array[picked]), self.arrays)
-        return nests.map_leaves(lambda array: _pick_rows(array, indices), self.arrays)
+            return elements.map_leaves(
+                lambda array: np.ascontiguousarray(array[picked]), self.arrays
+            )
+        return elements.map_leaves(lambda array: _pick_rows(array, indices), self.arrays)
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return remove_batch_dim(spec_of(self.arrays))
+        return remove_batch_dim(find_spec(self.arrays))
 
 
 def _as_slice(indices: range) -> slice:
@@ -117,7 +119,7 @@ class Tensors(IndexedSource):
     """One element."""
 
     label_format = "from_tensors()"
-    value: nests.Element
+    value: elements.Element
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", keep_as_given(self.value))
@@ -127,12 +129,12 @@ class Tensors(IndexedSource):
         return 1
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.value
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return spec_of(self.value)
+        return find_spec(self.value)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
@@ -145,7 +147,7 @@ class Tensors(IndexedSource):
     @property
     def _num_rows(self) -> int | None:
         """The rows of the element, if it is a batch: all components have as many."""
-        sizes = {np.shape(leaf)[:1] for leaf in nests.leaves(self.value)}
+        sizes = {np.shape(leaf)[:1] for leaf in elements.list_leaves(self.value)}
         (size,) = sizes if len(sizes) == 1 else ((),)
         return size[0] if size else None
 
@@ -163,11 +165,11 @@ class Range(IndexedSource):
         return len(self.values)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.dtype.type(self.values[index])
 
     @override
-    def rows(self, indices: range | np.ndarray[Any, Any]) -> nests.Element:
+    def rows(self, indices: range | np.ndarray[Any, Any]) -> elements.Element:
         if isinstance(indices, range):
             picked = self.values[_as_slice(indices)]
             return np.arange(picked.start, picked.stop, picked.step, dtype=self.dtype)
@@ -182,19 +184,23 @@ class Range(IndexedSource):
 class Items(IndexedSource):
     """Elements that other steps have made: those of a window, or data sets of files."""
 
-    items: tuple[nests.Element, ...]
+    items: tuple[elements.Element, ...]
+    # The spec that covers others of their kind, too.
+    known_spec: Spec = None
 
     @override
     def cardinality(self) -> int:
         return len(self.items)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.items[index]
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        first, *others = map(spec_of, self.items)
+        if self.known_spec is not None:
+            return self.known_spec
+        first, *others = map(find_spec, self.items)
         return functools.reduce(merge_specs, others, first)
 
     @property
@@ -255,7 +261,7 @@ class Batches(Items):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return resize_batch_dim(spec_of(self.items[0]), None)
+        return resize_batch_dim(find_spec(self.items[0]), None)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:
@@ -263,7 +269,7 @@ class Batches(Items):
 
     @override
     def static_batch_size(self, probe: Probe) -> int | None:
-        return nests.num_rows(self.items[0])
+        return elements.count_rows(self.items[0])
 
     @property
     @override
@@ -272,7 +278,7 @@ class Batches(Items):
 
 
 @dataclass(frozen=True, eq=False)
-class Generator(Node):
+class GeneratorSource(Node):
     """What a Python function yields; it is called again for every iteration."""
 
     label_format = "from_generator()"
@@ -298,7 +304,7 @@ def probe_spec(node: Node, probe: Probe) -> Spec:
             f"the element_spec of {node.label} cannot be known: it yields no element. Give its "
             "spec, for example from_generator(fn, output_signature=dx.data.TensorSpec(...))."
         )
-    return spec_of(first)
+    return find_spec(first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,11 +317,25 @@ class FileReader(Node):
     filenames: tuple[str, ...]
     format: RecordFormat[Any]
     cycle_length: int = 1
+    # How many records each file has, where that is known.
+    counts: Mapping[str, int] | None = None
+    # Whether the records are batches; None if only they can tell.
+    batched: bool | None = False
+
+    @override
+    def cardinality(self) -> int:
+        if self.counts is None:
+            return UNKNOWN_CARDINALITY
+        return sum(self.counts[name] for name in self.filenames)
 
     @override
     def spec(self, probe: Probe) -> Spec:
         known = self.format.spec
         return known if known is not None else probe_spec(self, probe)
+
+    @override
+    def is_batched(self, probe: Probe) -> bool | None:
+        return self.batched
 
     @property
     @override
@@ -342,7 +362,7 @@ class RandomAccessFiles(IndexedSource):
         return len(self.source)
 
     @override
-    def element(self, index: int) -> nests.Element:
+    def element(self, index: int) -> elements.Element:
         return self.source[index]
 
     @override

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from distribax.data import elements as nests
+from distribax.data import elements
 from distribax.data.dataset_options import Options
 from distribax.data.element_spec import (
     Spec,
     TensorSpec,
     add_batch_dim,
+    find_spec,
     infer_spec,
     remove_batch_dim,
-    spec_of,
 )
 from distribax.data.elements import call_with_element, from_return
 from distribax.data.plan.plan_node import (
@@ -37,11 +37,15 @@ class Map(UnaryNode):
     label_format = "map()"
     fn: Callable[..., Any]
     num_parallel_calls: int | None = None
+    # What the function returns, where that is known without calling it.
+    known_spec: Spec = None
 
     @override
     def spec(self, probe: Probe) -> Spec:
+        if self.known_spec is not None:
+            return self.known_spec
         return infer_spec(
-            lambda element: spec_of(from_return(call_with_element(self.fn, element))),
+            lambda element: find_spec(from_return(call_with_element(self.fn, element))),
             *self.sample_input(probe),
         )
 
@@ -65,7 +69,7 @@ class Filter(UnaryNode):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(UnaryNode):
+class Batching(UnaryNode):
     """Consecutive elements stacked into one."""
 
     batch_size: int
@@ -98,8 +102,8 @@ class Batch(UnaryNode):
 
 
 @dataclass(frozen=True, eq=False)
-class PaddedBatch(Batch):
-    """Like Batch, for elements of different shapes, which are padded to one."""
+class PaddedBatching(Batching):
+    """Like Batching, for elements of different shapes, which are padded to one."""
 
     padded_shapes: Any = None
     padding_values: Any = None
@@ -110,11 +114,11 @@ class PaddedBatch(Batch):
         rows = self.input.spec(probe)
         if self.padded_shapes is None:
             # The sizes of the first element say nothing about those of the others.
-            padded = nests.map_leaves(
+            padded = elements.map_leaves(
                 lambda leaf: TensorSpec((None,) * len(leaf.shape), leaf.dtype), rows
             )
         else:
-            padded = nests.map_leaves(
+            padded = elements.map_leaves(
                 lambda leaf, dims: TensorSpec(dims.dims, leaf.dtype), rows, self.padded_shapes
             )
         return add_batch_dim(padded, size)
@@ -129,7 +133,7 @@ class _NeedsRunning(Exception):
     """Only running the pipeline could tell."""
 
 
-def _refuse(node: Node) -> nests.Element | None:
+def _refuse(node: Node) -> elements.Element | None:
     raise _NeedsRunning
 
 
@@ -146,13 +150,13 @@ class Unbatch(UnaryNode):
         if count <= 0:
             return count
         batches = strip_options(self.input)
-        if isinstance(batches, Batch) and batches.drop_remainder:
+        if isinstance(batches, Batching) and batches.drop_remainder:
             return count * batches.batch_size
         try:
             spec = self.input.spec(_refuse)
         except _NeedsRunning:
             return UNKNOWN_CARDINALITY
-        sizes = {leaf.shape[0] if leaf.shape else None for leaf in nests.leaves(spec)}
+        sizes = {leaf.shape[0] if leaf.shape else None for leaf in elements.list_leaves(spec)}
         size = sizes.pop() if len(sizes) == 1 else None
         return UNKNOWN_CARDINALITY if size is None else count * size
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
-from distribax.data.execution import runner
 from distribax.data.plan.order import Repeat, Shard
-from distribax.data.plan.pieces import Share, WorkerPart
+from distribax.data.plan.pieces import WorkerPart, WorkerShare
 from distribax.data.plan.plan_node import Node, walk
 from distribax.data.plan.transforms import Prefetch, WithOptions, replace_inputs
 from distribax.data.rewrites.file_sharding import (
@@ -19,6 +18,7 @@ from distribax.data.rewrites.file_sharding import (
     reads_files,
     shard_files,
 )
+from distribax.data.runtime import runner
 
 _logger = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ def auto_shard(
         seed = None
     elif seed is None:
         seed = _COMMON_SEED
-    share = Share(num_workers, worker_id, replicas_per_worker)
+    share = WorkerShare(num_workers, worker_id, replicas_per_worker)
     in_turn = num_workers > 1 and not by_data
-    batch_size = plan.static_batch_size(runner.first_element)
+    batch_size = plan.static_batch_size(runner.read_first_element)
 
     def cut(node: Node) -> WorkerPart:
         return WorkerPart(node, share, in_turn, split, batch_size, seed)
@@ -99,7 +99,7 @@ def auto_shard(
 
 def _require_batched(plan: Node) -> None:
     """Refuses a plan whose elements are known not to be batches."""
-    if plan.is_batched(runner.first_element) is False:
+    if plan.is_batched(runner.read_first_element) is False:
         raise ValueError(
             "the data set is not batched, so there is no batch to divide among the replicas. "
             "Batch it by the global batch size first, for example "
@@ -128,7 +128,7 @@ def _shard(
         return plan, ShardDecision(AutoShardPolicy.DATA, "asked for")
     try:
         exact = wanted is AutoShardPolicy.AUTO
-        sharded = shard_files(plan, num_workers, worker_id, runner.first_element, exact=exact)
+        sharded = shard_files(plan, num_workers, worker_id, runner.read_first_element, exact=exact)
     except NotFileBased as error:
         if wanted is AutoShardPolicy.FILE:
             raise ValueError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from distribax.data import elements as nests
-from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take
+from distribax.data import elements
+from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take, Zip
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
 from distribax.data.plan.transforms import (
@@ -29,9 +29,10 @@ def shard_files(
 ) -> Node:
     """Returns the plan with every file source cut to the worker's files.
 
-    Raises NotFileBased if a source is not made of files, and ValueError if one has fewer files
-    than there are workers. With `exact` it also refuses steps that count what is read from all
-    files, where the workers' parts would not be the data set.
+    Raises NotFileBased if a source is not made of files or two that are zipped differ in their
+    number of files, and ValueError if one has fewer files than there are workers. With `exact` it
+    also refuses steps that count what is read from all files, where the workers' parts would not be
+    the data set.
     """
     sharder = _FileSharder(num_workers, worker_id, probe, exact)
     return sharder.visit(plan)
@@ -66,18 +67,21 @@ class _FileSharder:
             names = node.filenames[self._worker_id :: self._num_workers]
             return dataclasses.replace(node, filenames=names)
         if isinstance(node, FileNames):
-            return self._own_names(node)
+            return self._keep_own_names(node)
         if not node.inputs:
             raise NotFileBased(f"its source {node.label} is not read from files")
         if isinstance(node, Interleave) and not _has(node.input, _READERS):
             if not _has(node.input, (FileNames,)):
-                inner = node.first_inner(self._probe)
+                inner = node.find_first_inner(self._probe)
                 if inner is None or not _has(inner, (*_READERS, FileNames)):
                     raise NotFileBased("its interleave or flat_map does not read files")
             return node.with_inputs((self._shard_names(node.input),))
         if self._exact and isinstance(node, (Take, Skip, Shard)):
             raise NotFileBased(f"its {node.label} counts what is read from all files together")
-        return give_own_cache(replace_inputs(node, self.visit), self._num_workers, self._worker_id)
+        divided = replace_inputs(node, self.visit)
+        if isinstance(node, Zip) and len({_count_files(part) for part in node.parts}) > 1:
+            raise NotFileBased("its zip pairs what is read from different numbers of files")
+        return give_own_cache(divided, self._num_workers, self._worker_id)
 
     def _shard_names(self, node: Node) -> Node:
         # Below what only reorders or looks up names, so that a worker keeps its files.
@@ -85,17 +89,17 @@ class _FileSharder:
             rewritten = replace_inputs(node, self._shard_names)
             return give_own_cache(rewritten, self._num_workers, self._worker_id)
         if isinstance(node, FileNames):
-            return self._own_names(node)
+            return self._keep_own_names(node)
         # Above what counts names or pairs them, so that all workers mean the same ones.
         count = node.cardinality()
         if count != UNKNOWN_CARDINALITY and count >= 0:
             self._check_enough(count, node.label)
         return Shard(node, self._num_workers, self._worker_id)
 
-    def _own_names(self, node: FileNames) -> Node:
+    def _keep_own_names(self, node: FileNames) -> Node:
         self._check_enough(node.size, node.label)
         own = slice(self._worker_id, None, self._num_workers)
-        return FileNames(nests.map_leaves(lambda names: names[own], node.arrays))
+        return FileNames(elements.map_leaves(lambda names: names[own], node.arrays))
 
     def _check_enough(self, num_files: int, label: str) -> None:
         if num_files < self._num_workers:
@@ -105,6 +109,15 @@ class _FileSharder:
                 "options.experimental_distribute.auto_shard_policy to "
                 "dx.data.AutoShardPolicy.DATA (every worker keeps its part of each batch) or OFF."
             )
+
+
+def _count_files(plan: Node) -> tuple[int, ...]:
+    """Returns how many files each source of a plan has; other sources count their elements."""
+    if isinstance(plan, _READERS):
+        return (len(plan.filenames),)
+    if not plan.inputs:
+        return (plan.cardinality(),)
+    return tuple(count for part in plan.inputs for count in _count_files(part))
 
 
 def _has(plan: Node, kinds: tuple[type[Node], ...]) -> bool:

@@ -60,6 +60,7 @@ def read(
     Raises:
         Uneven: The pieces of a distributed value differ in more than their sizes.
         Traced: A JAX transformation is tracing one of the leaves.
+        RuntimeError: A leaf was donated to an earlier call.
     """
     keys: list[Hashable] = []
     slots: list[Slot] = []
@@ -74,6 +75,7 @@ def read(
             key, slot, value = _read_wrapped(leaf)
             dynamic += value
         elif jax_private.is_concrete_array(leaf):
+            jax_private.refuse_deleted(leaf)
             key, slot = (leaf.shape, leaf.dtype, leaf.weak_type), None
             dynamic.append(_uncommit(leaf))
         elif isinstance(leaf, jax.Array):
@@ -106,6 +108,7 @@ def _read_wrapped(value: DistributedValues) -> tuple[Hashable, Slot, list[Any]]:
     array = layout.array
     if jax_private.is_tracer(array):
         raise Traced
+    jax_private.refuse_deleted(array)
     form = Form.of(value, layout)
     return (form, array.shape, array.dtype), form, [array]
 

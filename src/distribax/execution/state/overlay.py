@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
 from distribax import context, contracts, jax_private
 
-Overlay: TypeAlias = dict[contracts.State, "jax.Array | Unread"]
+Overlay: TypeAlias = dict[Hashable, "jax.Array | Unread"]
 """The values that stand in for some variables."""
 
 
@@ -40,7 +40,7 @@ def lay_over(values: Mapping[contracts.Variable, jax.Array | Unread]) -> Iterato
         _overlays.reset(token)
 
 
-def find_stand_in(variable: contracts.State) -> jax.Array | None:
+def find_stand_in(variable: Hashable) -> jax.Array | None:
     """Returns the value that stands in for `variable` where the code runs now, or None."""
     values = find_overlay(variable)
     if values is not None:
@@ -54,11 +54,35 @@ def find_stand_in(variable: contracts.State) -> jax.Array | None:
     return None
 
 
-def _read(values: Overlay, variable: contracts.State) -> jax.Array:
+def _read(values: Overlay, variable: Hashable) -> jax.Array:
     value = values[variable]
     if isinstance(value, Unread):
         value = values[variable] = value.make()
     return value
+
+
+def replace(values: Overlay, variable: contracts.State, value: jax.Array) -> None:
+    """Makes a variable that has been written read as `value`.
+
+    As in TensorFlow, the gradient with respect to the variable counts what is read after it is
+    written, too. That it has been written with does not depend on it.
+
+    Args:
+        values: The overlay that has a value for the variable.
+        variable: The variable.
+        value: What it has been written with.
+    """
+    values[variable] = _with_gradient_of(value, _read(values, variable))
+
+
+@jax.custom_jvp
+def _with_gradient_of(value: jax.Array, source: jax.Array) -> jax.Array:
+    return value
+
+
+@_with_gradient_of.defjvp
+def _(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[Any, Any]:
+    return _with_gradient_of(*primals), tangents[1]
 
 
 def is_unread(variable: contracts.State) -> bool:
@@ -67,7 +91,7 @@ def is_unread(variable: contracts.State) -> bool:
     return all(value is None or isinstance(value, Unread) for value in values)
 
 
-def find_overlay(variable: contracts.State) -> Overlay | None:
+def find_overlay(variable: Hashable) -> Overlay | None:
     """Returns the innermost overlay of this context that has a value for `variable`, or None."""
     overlays = _overlays.get()
     if not overlays:

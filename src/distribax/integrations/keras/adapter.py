@@ -21,24 +21,25 @@ from distribax.integrations.keras import (
     variables,
 )
 from distribax.integrations.keras.private_names import find_private_names
-from distribax.training import foreign_variables
+from distribax.integrations.keras.step_kinds import StepKind
+from distribax.training import variable_kinds
 from distribax.training.checkpoints.tracked import register_tracker
 from distribax.values import make_opaque
 
-# What runs in replicas has the variables of Keras in view.
+# Replicas keep their writes to variables of Keras apart until they end.
 adapt = replica_state.with_state
 
 
 def _connect() -> None:
     private = find_private_names()
-    keras.Variable._value = variables.Value()
+    keras.Variable._value = variables.ValueDescriptor()
     keras.Variable.__getstate__ = variables.get_plain_state
     model = keras.Model
     private.trainer.__init__ = models.note_scope(private.trainer.__init__)
     model._get_jax_state = training.keep_state(model._get_jax_state)
-    for step in ("train", "test", "predict"):
-        maker = f"make_{step}_function"
-        setattr(model, maker, training.make_function(step)(getattr(model, maker)))
+    for kind in StepKind:
+        maker = f"make_{kind.value}_function"
+        setattr(model, maker, training.make_function(kind)(getattr(model, maker)))
     epochs = private.epoch_iterator
     epochs._get_iterator = training.take_from_host(epochs._get_iterator)
     for name in _LOOPS:
@@ -62,12 +63,12 @@ def _connect() -> None:
     batch = keras.layers.BatchNormalization
     batch.__new__ = staticmethod(normalization.refuse_synchronized(batch.__new__))
     register_tracker(keras.Variable, checkpoints.track_variable)
-    for kind in (keras.Layer, keras.optimizers.Optimizer, keras.Metric):
-        register_tracker(kind, checkpoints.track_variables)
+    for base in (keras.Layer, keras.optimizers.Optimizer, keras.Metric):
+        register_tracker(base, checkpoints.track_variables)
     adapters.add_commit(replica_state.commit)
     adapters.add_watch(variables.watch_promotions)
-    foreign_variables.register(
-        keras.Variable, foreign_variables.Kind(variables.get_cell, variables.promote)
+    variable_kinds.register(
+        keras.Variable, variable_kinds.VariableKind(variables.adopt, variables.promote)
     )
     make_opaque(keras.Variable)
 

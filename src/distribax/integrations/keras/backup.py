@@ -12,6 +12,7 @@ import numpy as np
 
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.models import get_home
+from distribax.integrations.keras.step_kinds import ResumableStep
 from distribax.training.checkpoints.checkpoint import Checkpoint
 from distribax.training.checkpoints.checkpoint_manager import CheckpointManager
 from distribax.training.preemption import PreemptionCheckpointHandler, TerminationConfig
@@ -61,7 +62,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._unsaved = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores what was saved, if something was.
+        """Restores the saved state, if there is one.
 
         Args:
             logs: As Keras passes them.
@@ -71,7 +72,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         """
         model = self.model
         in_the_middle = self._save_freq != "epoch" or self._saves_before_preemption
-        if in_the_middle and not hasattr(model.train_function, "skip"):
+        if in_the_middle and not isinstance(model.train_function, ResumableStep):
             given = "save_before_preemption=True"
             if self._save_freq != "epoch":
                 given = f"save_freq={self._save_freq}"

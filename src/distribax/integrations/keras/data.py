@@ -1,4 +1,4 @@
-"""Our data sets as input of Keras's loops."""
+"""Data sets of distribax as input of Keras's loops."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DatasetAdapter(find_private_names().data_adapter):  # type: ignore[misc]
 def adapt_input(
     strategy: contracts.Strategy, given: dict[str, Any], model: keras.Model, what: str
 ) -> dict[str, Any]:
-    """Returns the arguments of a loop, with an adapter in the place of a data set of ours."""
+    """Returns the arguments of a loop, with an adapter in place of a distribax data set."""
     given = dict(given)
     validation = given.get("validation_data")
     if isinstance(validation, (Dataset, DistributedDataset)):

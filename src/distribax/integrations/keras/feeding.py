@@ -11,7 +11,7 @@ import numpy as np
 
 from distribax import contracts
 from distribax.data.distributed.feed import Feeder
-from distribax.data.distributed.steps import Step
+from distribax.data.distributed.step_batches import StepBatches
 from distribax.values import is_wrapped
 
 
@@ -34,15 +34,15 @@ class BatchFeeder:
         size = -(-num_rows // num_replicas)
         pieces = [
             jax.tree.unflatten(tree, _take_rows(arrays, start, size))
-            for start in self._starts(size)
+            for start in self._list_starts(size)
         ]
         if num_rows % num_replicas == 0:
             own = _take_rows(arrays, self._first * size, size * len(pieces))
-            return self._feed(Step(pieces, True, jax.tree.unflatten(tree, own)))
+            return self._feed(StepBatches(pieces, True, jax.tree.unflatten(tree, own)))
         shapes = [_find_shapes(arrays, index * size, size) for index in range(num_replicas)]
-        return self._feed(Step(pieces, False, shapes=shapes))
+        return self._feed(StepBatches(pieces, False, shapes=shapes))
 
-    def _starts(self, size: int) -> list[int]:
+    def _list_starts(self, size: int) -> list[int]:
         """Returns the first rows of this process's pieces."""
         first = self._first
         return [index * size for index in range(first, first + self._target.num_local_replicas)]
@@ -67,9 +67,9 @@ class BatchFeeder:
             jax.tree.unflatten(
                 tree, [np.stack([a[start : start + size] for a in c]) for c in columns]
             )
-            for start in self._starts(size)
+            for start in self._list_starts(size)
         ]
-        return pieces[0] if num_replicas == 1 else self._feed(Step(pieces, True))
+        return pieces[0] if num_replicas == 1 else self._feed(StepBatches(pieces, True))
 
 
 def _as_array(leaf: Any) -> Any:

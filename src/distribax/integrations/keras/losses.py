@@ -1,8 +1,8 @@
 """Keras losses in replicas.
 
-In a user's own loop a mean over a replica's examples is divided by the number of replicas, as in
-TensorFlow: gradients and losses are added up. In `fit` a replica's loss is weighted by its share of
-the batch instead, which is exact for pieces of different sizes.
+In a custom training loop a mean over a replica's examples is divided by the number of replicas, as
+in TensorFlow: gradients and losses are added up. In `fit` a replica's loss is weighted by its share
+of the batch instead, which is exact for pieces of different sizes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from distribax import context
 from distribax.integrations.keras import shares
-from distribax.integrations.keras.shares import Share
+from distribax.integrations.keras.shares import ReplicaShare
 from distribax.integrations.replacement import Function, replacement
 from distribax.types import ReduceOp
 
 
 def count_replicas() -> int:
-    """Returns the number of replicas that a loss of a user's own loop is divided by."""
+    """Returns the number of replicas that losses in a custom training loop are divided by."""
     replica = context.get_replica_context()
     return 1 if replica is None or shares.current() is not None else replica.num_replicas_in_sync
 
@@ -73,7 +73,7 @@ def mask_together(
 ) -> Any:
     """Turns a mask into weights, in a replica.
 
-    Means over what a mask leaves are, in `fit`, those over what it leaves of the global batch.
+    In `fit` a mean over the examples that a mask keeps is the mean over all of the global batch.
     """
     weights = apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
     share = shares.current()
@@ -82,7 +82,7 @@ def mask_together(
     return weights * _compare(share, jnp.sum(mask)).astype(weights.dtype)
 
 
-def _compare(share: Share, own: jax.Array) -> jax.Array:
+def _compare(share: ReplicaShare, own: jax.Array) -> jax.Array:
     """Returns how a replica's part of what counts compares with its share of the examples."""
     replica = context.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -93,5 +93,5 @@ def _compare(share: Share, own: jax.Array) -> jax.Array:
 
 
 def _divide(value: jax.Array, by: float | jax.Array) -> jax.Array:
-    """Divides by what is zero only if the value is; the result is zero then."""
+    """Returns a quotient; zero divided by zero is zero."""
     return value / (by if isinstance(by, float) else jnp.where(by, by, 1))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from distribax import context, contracts
+from distribax.context import name_strategy
 from distribax.integrations.keras import variables
 from distribax.integrations.replacement import Function, replacement
 
@@ -29,7 +30,7 @@ def note_scope(initialize: Function, /, model: keras.Model, *args: Any, **kwargs
 def get_home(model: keras.Model | None) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a model, or its first variable, was made, or None."""
     if model is None:
-        # A callback that a user's own loop calls.
+        # A callback that a custom training loop calls.
         return None
     home = _made_in.get(model)
     if home is None and model.variables:
@@ -73,19 +74,20 @@ def find_strategy(model: keras.Model, what: str) -> contracts.Strategy | None:
         outside = found.get(None)
         named = f"its variable {outside.path!r} was" if outside is not None else "it was"
         raise ValueError(
-            f"{model.name}.{what}: the model is used with a {_name(here or strategies[0])}, but "
-            f"{named} made outside `with strategy.scope():`, so that it would not be distributed. "
-            "Create the model, or load it, inside the scope, and call there what makes variables "
-            "later: the first call of a model without an Input, enable_lora() or quantize()."
+            f"{model.name}.{what}: the model is used with a "
+            f"{name_strategy(here or strategies[0])}, but {named} made outside `with "
+            "strategy.scope():`, so that it would not be distributed. Create the "
+            "model, or load it, inside the scope, and call there what makes variables later: the "
+            "first call of a model without an Input, enable_lora() or quantize()."
         )
     first = strategies[0]
     others = [each for each in (*strategies, here) if each not in (None, first)]
     if others:
         raise ValueError(
-            f"{model.name}.{what}: the model belongs to two strategies, a {_name(first)} and a "
-            f"{_name(others[0])} ({id(first):#x} and {id(others[0]):#x}). Create the model and "
-            "call its methods in the scope of one strategy; to go on with another one, save the "
-            "model and load it in the new scope."
+            f"{model.name}.{what}: the model belongs to two strategies, a {name_strategy(first)} "
+            f"and a {name_strategy(others[0])} ({id(first):#x} and {id(others[0]):#x}). Create the "
+            "model and call its methods in the scope of one strategy; to go on with another one, "
+            "save the model and load it in the new scope."
         )
     _check_layers(model, first, what)
     _found[model] = first
@@ -100,11 +102,7 @@ def _check_layers(model: keras.Model, strategy: contracts.Strategy, what: str) -
         if getattr(layer, "stateful", False):
             raise ValueError(
                 f"{model.name}.{what}: the layer {layer.name!r} has stateful=True and keeps a "
-                f"state for each example of a batch, but a {_name(strategy)} gives the examples to "
-                "several replicas or workers. Leave out stateful=True, or use "
+                f"state for each example of a batch, but a {name_strategy(strategy)} gives the "
+                "examples to several replicas or workers. Leave out stateful=True, or use "
                 "dx.OneDeviceStrategy."
             )
-
-
-def _name(strategy: Any) -> str:
-    return type(strategy).__name__

@@ -54,16 +54,16 @@ def _get_moments(inputs: Any, mask: Any, axes: tuple[int, ...]) -> tuple[jax.Arr
     if mask is not None:
         weights = jnp.asarray(mask, inputs.dtype)
     weights = jnp.broadcast_to(weights[..., None], inputs.shape)
-    count, total = _add_up([jnp.sum(weights, axes), jnp.sum(inputs * weights, axes)])
+    count, total = _sum_over_replicas([jnp.sum(weights, axes), jnp.sum(inputs * weights, axes)])
     count = jnp.maximum(count, 1)
     mean = total / count
     shape = [1 if dim in axes else size for dim, size in enumerate(inputs.shape)]
     distances = jnp.square(inputs - mean.reshape(shape)) * weights
-    (squares,) = _add_up([jnp.sum(distances, axes)])
+    (squares,) = _sum_over_replicas([jnp.sum(distances, axes)])
     return mean, squares / count
 
 
-def _add_up(values: list[jax.Array]) -> list[jax.Array]:
+def _sum_over_replicas(values: list[jax.Array]) -> list[jax.Array]:
     replica = context.get_replica_context()
     if replica is None or replica.num_replicas_in_sync == 1:
         return values

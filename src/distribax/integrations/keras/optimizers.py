@@ -32,7 +32,7 @@ def apply_together(
 ) -> tuple[Values, Values]:
     """Runs `Optimizer.stateless_apply` in a replica."""
     share = shares.current()
-    grads = _add_up(optimizer, grads)
+    grads = _add_up_gradients(optimizer, grads)
     with _Inner():
         new, state = stateless_apply(optimizer, optimizer_variables, grads, variables)
     if share is not None:
@@ -69,7 +69,7 @@ def update_together(
         # Its variables are made once, and not by each replica or trace.
         with jax.ensure_compile_time_eval():
             optimizer.build(trainable_variables)
-    grads = _add_up(optimizer, list(grads))
+    grads = _add_up_gradients(optimizer, list(grads))
     with contextlib.nullcontext() if state is None else state.together():
         return _update(apply, optimizer, grads, trainable_variables)
 
@@ -101,7 +101,7 @@ def _update(
             variable.assign(value)
 
 
-def _add_up(optimizer: keras.Optimizer, grads: Values) -> Values:
+def _add_up_gradients(optimizer: keras.Optimizer, grads: Values) -> Values:
     """Returns the gradients of all replicas, added up as the share of each says."""
     state = replica_state.current()
     if _is_inner.get() or state is None or state.replica.num_replicas_in_sync == 1:

@@ -1,4 +1,4 @@
-"""The names of Keras that are not public but needed, checked before anything is replaced."""
+"""The private names of Keras that are needed, checked before anything is replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distribax.errors import UnsupportedKerasError
 
 @dataclass(frozen=True)
 class PrivateNames:
-    """What is used of Keras that is not public.
+    """The private classes and modules of Keras that are used.
 
     Attributes:
         trainer: The class that gives `keras.Model` its loops.
@@ -29,7 +29,7 @@ class PrivateNames:
 
 
 def find_private_names() -> PrivateNames:
-    """Returns the names, after a look at whether they are what they were.
+    """Returns the names, after checking that each does what is expected.
 
     Raises:
         UnsupportedKerasError: One is missing, or does something else.

@@ -16,7 +16,7 @@ from distribax.execution import frames
 from distribax.types import ReduceOp
 
 
-class Share:
+class ReplicaShare:
     """A replica's part of the batch of a step.
 
     Attributes:
@@ -52,18 +52,18 @@ class Share:
         return id(array) in self._same
 
 
-_share: ContextVar[Share | None] = ContextVar("distribax_keras_share", default=None)
+_share: ContextVar[ReplicaShare | None] = ContextVar("distribax_keras_share", default=None)
 
 
-def current() -> Share | None:
-    """Returns the share of the replica that runs now; None in a user's own loop."""
+def current() -> ReplicaShare | None:
+    """Returns the share of the replica that runs now; None in a custom training loop."""
     return _share.get()
 
 
 @contextlib.contextmanager
-def enter(batch: object) -> Iterator[Share]:
+def enter(batch: object) -> Iterator[ReplicaShare]:
     """Runs a replica's step with a piece of a batch."""
-    share = Share(_weigh(batch))
+    share = ReplicaShare(_weigh(batch))
     token = _share.set(share)
     try:
         yield share

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -21,51 +22,57 @@ from distribax.execution import function
 from distribax.integrations import replica_state
 from distribax.integrations.keras import shares
 from distribax.integrations.keras.feeding import BatchFeeder, join_outputs, take
-from distribax.integrations.keras.shares import Share
+from distribax.integrations.keras.shares import ReplicaShare
+from distribax.integrations.keras.step_kinds import ResumableStep
 from distribax.types import ReduceOp
 from distribax.values import Global, Mirrored, is_wrapped
 
 Logs: TypeAlias = dict[str, Any]
-State: TypeAlias = tuple[list[Any], ...]
+ModelValues: TypeAlias = tuple[list[Any], ...]
 """The values of the variables of a model, by their kinds."""
-Write: TypeAlias = tuple[keras.Variable, Any, bool]
-"""A variable, its new value, and whether that is the same in all replicas."""
 
 
-class MeasuringStep:
+@dataclass(frozen=True)
+class VariableWrite:
+    """A variable, its new value, and whether that is the same in all replicas."""
+
+    variable: keras.Variable
+    value: Any
+    is_same: bool
+
+
+class MeasuringStep(ResumableStep):
     """A step of training or of evaluation: it changes variables and measures.
 
     Args:
         model: The model.
         strategy: The strategy that runs it.
         call: The model's stateless step.
-        kinds: The names of the model's lists of variables that the step is given.
+        list_names: The names of the model's lists of variables that the step is given.
     """
 
     def __init__(
         self,
         model: keras.Model,
         strategy: contracts.Strategy,
-        call: Callable[[State, Any], tuple[Logs, State]],
-        kinds: Sequence[str],
+        call: Callable[[ModelValues, Any], tuple[Logs, ModelValues]],
+        list_names: Sequence[str],
     ) -> None:
         self._model = model
         self._strategy = strategy
         self._call = call
-        self._kinds = kinds
+        self._list_names = list_names
         self._feed = BatchFeeder(strategy)
         self._is_compiled = model.jit_compile and not model.run_eagerly
         self._run = function(self._step) if self._is_compiled else self._step
         self._run_several = function(self._step_several)
-        # How many batches of the epoch have been trained before `fit` was interrupted.
-        self._num_to_skip = 0
-        # What the step that is traced, or run eagerly, has found out.
+        # Found while the step is traced, or runs eagerly.
         self._log_names: tuple[str, ...] = ()
         self._measuring: list[keras.Metric] = []
 
-    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Logs, State]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Logs, ModelValues]:
         """Runs the next steps; Keras's loop is told that its state is empty."""
-        nothing: State = tuple([] for _ in self._kinds)
+        nothing: ModelValues = tuple([] for _ in self._list_names)
         count = self._model.steps_per_execution
         if self._num_to_skip > 0:
             self._num_to_skip -= len(take(iterator, count))
@@ -79,10 +86,6 @@ class MeasuringStep:
         for batch in batches:
             logs = self._run(self._feed(batch))
         return logs, nothing
-
-    def skip(self, num_batches: int) -> None:
-        """Passes over batches that have been trained already."""
-        self._num_to_skip = num_batches
 
     def _step(self, batch: Any) -> Logs:
         return self._measure(self._strategy.run(self._run_replica, args=(batch,)))
@@ -106,40 +109,47 @@ class MeasuringStep:
             return self._average(logs, share)
 
     def _run_replica_several(self, batches: Any) -> Logs:
-        writes: list[Write] = []
+        writes: list[VariableWrite] = []
 
-        def step(state: State, batch: Any) -> tuple[State, Logs]:
+        def step(state: ModelValues, batch: Any) -> tuple[ModelValues, Logs]:
+            nonlocal writes
             logs, new = self._call(state, batch)
-            writes[:] = self._find_writes(state, new, share)
+            writes = self._find_writes(state, new, share)
             return new, self._average(logs, share)
 
         # The pieces of all replicas have one size, and so each batch has the same shares.
         with shares.enter(batches) as share:
             new, logs = jax.lax.scan(step, self._read(), batches)
             values = {id(v): value for v, value in zip(self._variables, chain(*new), strict=True)}
-            _assign([(variable, values[id(variable)], same) for variable, _, same in writes])
+            _assign([replace(write, value=values[id(write.variable)]) for write in writes])
             return {name: value[-1] for name, value in logs.items()}
 
     @property
     def _lists(self) -> list[list[keras.Variable]]:
         model = self._model
         return [
-            model.optimizer.variables if kind == "optimizer_variables" else getattr(model, kind)
-            for kind in self._kinds
+            model.optimizer.variables if name == "optimizer_variables" else getattr(model, name)
+            for name in self._list_names
         ]
 
     @property
     def _variables(self) -> list[keras.Variable]:
         return list(chain(*self._lists))
 
-    def _read(self) -> State:
+    def _read(self) -> ModelValues:
         return tuple([variable.value for variable in variables] for variables in self._lists)
 
-    def _find_writes(self, state: State, new: State, share: Share) -> list[Write]:
+    def _find_writes(
+        self, state: ModelValues, new: ModelValues, share: ReplicaShare
+    ) -> list[VariableWrite]:
         """Returns what a step has changed, and notes which metrics it has updated."""
         values = zip(self._variables, chain(*state), chain(*new), strict=True)
-        writes = [(v, value, share.is_same(value)) for v, old, value in values if value is not old]
-        changed = {id(variable) for variable, _, _ in writes}
+        writes = [
+            VariableWrite(variable, value, share.is_same(value))
+            for variable, old, value in values
+            if value is not old
+        ]
+        changed = {id(write.variable) for write in writes}
         self._measuring = [
             metric
             for metric in self._model.metrics
@@ -147,8 +157,8 @@ class MeasuringStep:
         ]
         return writes
 
-    def _average(self, logs: Logs, share: Share) -> Logs:
-        """Returns what metrics do not tell of the logs, as averages over all examples."""
+    def _average(self, logs: Logs, share: ReplicaShare) -> Logs:
+        """Returns the logs that no metric computes, averaged over all examples."""
         self._log_names = tuple(logs)
         measured = _get_results(self._measuring)
         return {
@@ -171,7 +181,7 @@ class PredictingStep:
         is_compiled = model.jit_compile and not model.run_eagerly
         self._run = function(self._step) if is_compiled else self._step
 
-    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, State]:
+    def __call__(self, state: object, iterator: Iterator[Any]) -> tuple[Any, ModelValues]:
         """Returns the outputs of the next steps, joined."""
         batches = take(iterator, self._model.steps_per_execution)
         parts = [self._collect(self._run(self._feed(batch))) for batch in batches]
@@ -188,7 +198,7 @@ class PredictingStep:
             outputs, new = model.predict_step(state, batch)
             values = zip(others, state[1], new, strict=True)
             _assign(
-                [(variable, value, False) for variable, old, value in values if value is not old]
+                [VariableWrite(v, value, False) for v, old, value in values if value is not old]
             )
             return outputs
 
@@ -215,23 +225,23 @@ def _get_results(metrics: Sequence[keras.Metric]) -> Logs:
     return results
 
 
-def _average(value: Any, share: Share) -> Any:
+def _average(value: Any, share: ReplicaShare) -> Any:
     state = replica_state.current()
     if state is None or state.replica.num_replicas_in_sync == 1:
         return value
     return state.replica.all_reduce(ReduceOp.SUM, jnp.asarray(value) * share.weight)
 
 
-def _assign(writes: list[Write]) -> None:
+def _assign(writes: list[VariableWrite]) -> None:
     """Gives variables new values; those that all replicas have alike are not combined again."""
     state = replica_state.current()
     with contextlib.nullcontext() if state is None else state.together():
-        for variable, value, is_same in writes:
-            if is_same:
-                variable.assign(value)
-    for variable, value, is_same in writes:
-        if not is_same:
-            variable.assign(value)
+        for write in writes:
+            if write.is_same:
+                write.variable.assign(write.value)
+    for write in writes:
+        if not write.is_same:
+            write.variable.assign(write.value)
 
 
 def _unwrap(value: Any) -> Any:

@@ -16,17 +16,19 @@ import keras
 import numpy as np
 
 from distribax import context, contracts, jax_private
+from distribax.data.dataset import Dataset
 from distribax.integrations.keras.chief import is_chief
 from distribax.integrations.keras.data import adapt_input
 from distribax.integrations.keras.dataset_creator import check_steps
 from distribax.integrations.keras.models import find_strategy, recall_strategy
+from distribax.integrations.keras.step_kinds import StepKind
 from distribax.integrations.keras.steps import MeasuringStep, PredictingStep
 from distribax.integrations.replacement import Function, replacement
 
 _MODEL = ("trainable_variables", "non_trainable_variables")
 _VARIABLES = {
-    "train": (*_MODEL, "optimizer_variables", "metrics_variables"),
-    "test": (*_MODEL, "metrics_variables"),
+    StepKind.TRAIN: (*_MODEL, "optimizer_variables", "metrics_variables"),
+    StepKind.TEST: (*_MODEL, "metrics_variables"),
 }
 """The variables that a step of each kind may change."""
 
@@ -40,10 +42,13 @@ def run_in_scope(method: Function, /, model: keras.Model, *args: Any, **kwargs: 
     name = method.__name__
     strategy = find_strategy(model, name)
     if strategy is None:
-        return method(model, *args, **kwargs)
+        if not any(isinstance(each, Dataset) for each in (*args, *kwargs.values())):
+            return method(model, *args, **kwargs)
+        # A model of no strategy takes our data sets, too.
+        strategy = context.get_strategy()
     bound = _get_signature(method).bind(model, *args, **kwargs)
     bound.apply_defaults()
-    # Those that are declared, and those that the method takes without naming them.
+    # The arguments that are declared, and those that the method takes as **kwargs.
     rest = bound.arguments.pop("kwargs", {})
     arguments = check_steps(name, bound.arguments)
     with strategy.scope(), _let_data_end(), _feed_from(strategy, name, arguments):
@@ -94,16 +99,16 @@ def _find_served(strategy: contracts.Strategy) -> Any | None:
     if strategy.extended.source is None:
         return None
     # It needs Ray, which only programs with parameter servers have.
-    return importlib.import_module("distribax.integrations.keras.served.steps")
+    return importlib.import_module("distribax.integrations.keras.served.served_step")
 
 
-def make_function(kind: str) -> Callable[[Function], Function]:
+def make_function(kind: StepKind) -> Callable[[Function], Function]:
     """Returns what replaces a model's method that makes the function of its steps.
 
     Args:
-        kind: The kind of steps: "train", "test" or "predict".
+        kind: The kind of steps.
     """
-    attribute = f"{kind}_function"
+    attribute = f"{kind.value}_function"
 
     @replacement
     def call(make: Function, model: keras.Model, force: bool = False) -> Any:
@@ -117,13 +122,14 @@ def make_function(kind: str) -> Callable[[Function], Function]:
     return call
 
 
-def _make_step(model: keras.Model, strategy: contracts.Strategy, kind: str) -> Any:
+def _make_step(model: keras.Model, strategy: contracts.Strategy, kind: StepKind) -> Any:
     served = _find_served(strategy)
     if served is not None:
         return served.ServedStep(model, strategy, kind)
-    if kind == "predict":
+    if kind is StepKind.PREDICT:
         return PredictingStep(model, strategy)
-    return MeasuringStep(model, strategy, getattr(model, f"{kind}_step"), _VARIABLES[kind])
+    call = getattr(model, f"{kind.value}_step")
+    return MeasuringStep(model, strategy, call, _VARIABLES[kind])
 
 
 @replacement

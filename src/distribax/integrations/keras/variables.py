@@ -1,7 +1,7 @@
 """Keras variables that know their strategy.
 
-A variable that is made in a strategy's scope, or that a step uses, keeps its value in a cell: in a
-step it is placed by the strategy, outside it is a plain array, as Keras's own code expects. A
+A variable that is made in a strategy's scope, or that a step uses, becomes a foreign variable: in a
+step the strategy places its value, outside it is a plain array, as Keras's own code expects. A
 variable that a `dx.Optimizer` updates keeps it in a `dx.Variable`.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from distribax import context, contracts, jax_private
 from distribax.execution import adapters, frames, overlay
 from distribax.integrations import replica_state
-from distribax.integrations.foreign_variable import SUM, Cell, Rule
+from distribax.integrations.foreign_variable import SUM, ForeignVariable, Rule
 from distribax.types import VariableAggregation
 from distribax.values import Mirrored, PerReplica
 from distribax.variables import Variable
@@ -35,8 +35,8 @@ _RULES = {"sum": SUM, "only_first_replica": Rule(VariableAggregation.ONLY_FIRST_
 _SAME = Rule(VariableAggregation.NONE)
 
 
-class VariableCell(Cell):
-    """Where the value of a Keras variable is kept."""
+class KerasVariable(ForeignVariable):
+    """A Keras variable as a foreign one."""
 
     per_replica = False
     program_sharding = None
@@ -50,19 +50,19 @@ class VariableCell(Cell):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The data type of the value."""
-        return np.dtype(self.types().dtype)
+        return np.dtype(self.get_types().dtype)
 
     def read_value(self) -> Any:
         """Returns the value as the code that runs now sees it."""
-        stand_in = overlay.find_stand_in(self)  # type: ignore[arg-type]
+        stand_in = overlay.find_stand_in(self)
         return replica_state.read(self) if stand_in is None else stand_in
 
     def write_value(self, value: Any) -> None:
         """Replaces the value, by the rules of where the code runs."""
-        values = overlay.find_overlay(self)  # type: ignore[arg-type]
+        values = overlay.find_overlay(self)
         if values is not None:
             # The function that is being differentiated goes on with it.
-            values[self] = value  # type: ignore[index]
+            values[self] = value
         replica_state.write(self, frames.detach(value))
 
 
@@ -72,33 +72,33 @@ def get_strategy(variable: keras.Variable) -> contracts.Strategy | None:
     return found
 
 
-def get_cell(variable: keras.Variable) -> VariableCell | Variable:
-    """Returns what keeps the value of a variable, which is a cell from now on."""
+def adopt(variable: keras.Variable) -> KerasVariable | Variable:
+    """Makes a variable a foreign one, if it is none, and returns what holds its value."""
     held = variable.__dict__[_SLOT]
-    return held if isinstance(held, _KEEPERS) else _put_in_cell(variable, held)
+    return held if isinstance(held, _HOLDERS) else _adopt_value(variable, held)
 
 
-def replace_cell(variable: keras.Variable, cell: VariableCell) -> None:
-    """Has a variable keep its value in another cell from now on."""
-    cell.owner = get_strategy(variable)
-    variable.__dict__[_SLOT] = cell
+def replace_foreign(variable: keras.Variable, foreign: KerasVariable) -> None:
+    """Lets another foreign variable hold the value of a variable from now on."""
+    foreign.owner = get_strategy(variable)
+    variable.__dict__[_SLOT] = foreign
 
 
 def mark_same(variable: keras.Variable) -> None:
-    """Says that all replicas write the same to a variable, by the way it is computed."""
-    cell = get_cell(variable)
-    if isinstance(cell, VariableCell):
-        cell.rule = _SAME
+    """Notes that all replicas compute the same value for a variable."""
+    foreign = adopt(variable)
+    if isinstance(foreign, KerasVariable):
+        foreign.rule = _SAME
 
 
-class Value:
+class ValueDescriptor:
     """Stands in for `keras.Variable._value`, which all reads and writes of a variable pass."""
 
     def __get__(self, variable: keras.Variable | None, owner: type | None = None) -> Any:
         if variable is None:
             return self
         held = variable.__dict__.get(_SLOT, _NEW)
-        if isinstance(held, VariableCell):
+        if isinstance(held, KerasVariable):
             return held.read_value()
         if held is _NEW:
             raise AttributeError("the variable has no value yet")
@@ -106,7 +106,7 @@ class Value:
             return _read_variable(held)
         if held is None or not _is_in_step():
             return held
-        return _put_in_cell(variable, held).read_value()
+        return _adopt_value(variable, held).read_value()
 
     def __set__(self, variable: keras.Variable, value: Any) -> None:
         held = variable.__dict__.get(_SLOT, _NEW)
@@ -115,23 +115,23 @@ class Value:
                 variable.__dict__[_STRATEGY] = context.get_strategy()
             held = None
         if value is None:
-            # Keras frees what it holds itself while a step has the value; a cell never has two.
-            if not isinstance(held, _KEEPERS):
+            # Keras frees what it holds itself while a step has the value; there are never two here.
+            if not isinstance(held, _HOLDERS):
                 variable.__dict__[_SLOT] = None
             return
-        if isinstance(held, VariableCell):
+        if isinstance(held, KerasVariable):
             held.write_value(value)
         elif isinstance(held, Variable):
             _write_variable(held, value)
         elif held is None:
             _initialize(variable, value)
         elif _is_in_step():
-            _put_in_cell(variable, held).write_value(value)
+            _adopt_value(variable, held).write_value(value)
         else:
             variable.__dict__[_SLOT] = value
 
 
-_KEEPERS = (VariableCell, Variable)
+_HOLDERS = (KerasVariable, Variable)
 
 
 def _is_in_step() -> bool:
@@ -145,21 +145,21 @@ def _initialize(variable: keras.Variable, value: Any) -> None:
         value = frame.evaluate(value)
     variable.__dict__[_SLOT] = value
     if get_strategy(variable) is not None:
-        _put_in_cell(variable, value)
+        _adopt_value(variable, value)
 
 
-def _put_in_cell(variable: keras.Variable, value: Any) -> VariableCell:
+def _adopt_value(variable: keras.Variable, value: Any) -> KerasVariable:
     rule = _RULES.get(variable.aggregation, _MEAN)
-    cell = VariableCell(f"keras.Variable {variable.path!r}", rule, value)
-    cell.owner = get_strategy(variable)
-    variable.__dict__[_SLOT] = cell
-    return cell
+    foreign = KerasVariable(f"keras.Variable {variable.path!r}", rule, value)
+    foreign.owner = get_strategy(variable)
+    variable.__dict__[_SLOT] = foreign
+    return foreign
 
 
 def get_plain_state(variable: keras.Variable) -> dict[str, Any]:
     """Returns the attributes of a variable for a pickle: its value, without the strategy."""
     state = dict(variable.__dict__)
-    if isinstance(state.get(_SLOT), _KEEPERS):
+    if isinstance(state.get(_SLOT), _HOLDERS):
         state[_SLOT] = variable._value
     state.pop(_STRATEGY, None)
     return state
@@ -177,13 +177,13 @@ class _Promotions:
         self._count = _Promotions.num_promoted
 
     def holds(self) -> bool:
-        """Tells whether no more have been since: a trace may have used their cells."""
+        """Tells whether none has been since then: the trace may have used its old value."""
         return self._count == _Promotions.num_promoted
 
 
 @contextlib.contextmanager
 def watch_promotions() -> Iterator[_Promotions]:
-    """Notes which variables the code inside can find in cells."""
+    """Notes how many variables are promoted when the code inside begins."""
     yield _Promotions()
 
 
@@ -192,7 +192,7 @@ def promote(variable: keras.Variable) -> Variable:
     held = variable.__dict__[_SLOT]
     if isinstance(held, Variable):
         return held
-    value = held.read() if isinstance(held, VariableCell) else held
+    value = held.read() if isinstance(held, KerasVariable) else held
     strategy = get_strategy(variable) or context.get_strategy()
     here = context.get_strategy() is strategy
     frame = frames.current()
@@ -202,7 +202,7 @@ def promote(variable: keras.Variable) -> Variable:
     _Promotions.num_promoted += 1
     adapters.note_change()
     if frame is not None:
-        # What has been traced of the step up to here has used the cell.
+        # The part of the step that has been traced has used the old value.
         frame.function.has_created = True
     return made
 

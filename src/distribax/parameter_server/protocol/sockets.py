@@ -27,14 +27,6 @@ def get_machine_id() -> str:
         return ""
 
 
-def listen(host: str) -> socket.socket:
-    """Returns a TCP socket that listens on a free port of this address, and on no other."""
-    family, *_, address = socket.getaddrinfo(
-        host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    return socket.create_server(address, family=family, backlog=_BACKLOG)
-
-
 def listen_unix(name: str) -> socket.socket:
     """Returns a socket that listens on an abstract name: nothing is left of it on disk."""
     listener = socket.socket(socket.AF_UNIX)

@@ -22,7 +22,7 @@ import numpy as np
 from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import dtype_name, plain_dtype
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 
 _PREFIX: Final = struct.Struct("<4sIQQ")
 _MAGIC: Final = b"dxp3"
@@ -135,7 +135,7 @@ def _parse(
 
 def _allocate(forms: list[tuple[Any, tuple[int, ...]]]) -> list[Array]:
     try:
-        return [aligned_empty(shape, dtype) for dtype, shape in forms]
+        return [make_aligned(shape, dtype) for dtype, shape in forms]
     except (ValueError, OverflowError, MemoryError) as error:
         raise FrameError(f"a frame's arrays cannot be allocated: {error}") from error
 

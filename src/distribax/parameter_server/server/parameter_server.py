@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from distribax.cluster.spec.host_address import listen
 from distribax.parameter_server.protocol import handshake, sockets
 from distribax.parameter_server.protocol.parameter_spec import Endpoint
 from distribax.parameter_server.server.request_handler import Host, RequestHandler
@@ -71,7 +72,7 @@ class ParameterServer:
         """Restores the newest snapshot if there is one, begins to listen, and returns where."""
         self._snapshots.start()
         self._restored_counts = dict(self._store.tally.counts)
-        listener = sockets.listen(self._host)
+        listener = listen(self._host, 0)
         self._listeners.append(listener)
         machine, unix = sockets.get_machine_id(), ""
         if machine:

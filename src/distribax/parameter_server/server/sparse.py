@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 from distribax.types import WriteKind
 
 _FEW: Final = 16
@@ -102,7 +102,7 @@ def pad_rows(rows: Array) -> Array:
 
 def _allocate_rows(count: int, like: Array) -> Array:
     """Returns memory for so many rows, rounded up to a power of two, the rest filled with zeros."""
-    room = aligned_empty((1 << max(0, count - 1).bit_length(), *like.shape[1:]), like.dtype)
+    room = make_aligned((1 << max(0, count - 1).bit_length(), *like.shape[1:]), like.dtype)
     room[count:] = 0
     return room
 

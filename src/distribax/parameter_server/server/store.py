@@ -33,7 +33,7 @@ from distribax.parameter_server.server.stored_parameter import Form, StoredParam
 from distribax.parameter_server.server.tally import Tally
 from distribax.parameter_server.server.transaction import Transaction
 from distribax.parameter_server.shared_memory.arena import Arena
-from distribax.topology.host_memory import aligned_copy, aligned_empty
+from distribax.topology.host_memory import copy_aligned, make_aligned
 
 _LOOK_SECONDS: Final = 0.5
 """How often a client that waits for a round looks who is there."""
@@ -132,7 +132,7 @@ class Store:
             parameters = [self.get_parameter(uid) for uid in uids]
             pairs = zip(parameters, have, strict=True)
             changed = [
-                aligned_copy(np.asarray(parameter.read()))
+                copy_aligned(np.asarray(parameter.read()))
                 for parameter, version in pairs
                 if parameter.version != version
             ]
@@ -143,7 +143,7 @@ class Store:
         with self.lock:
             parameter = self.get_parameter(uid)
             check_indices(parameter.form, indices)
-            rows = aligned_empty((*indices.shape, *parameter.form.shape[1:]), parameter.form.dtype)
+            rows = make_aligned((*indices.shape, *parameter.form.shape[1:]), parameter.form.dtype)
             return np.take(parameter.read_host(), indices, axis=0, out=rows, mode="clip")
 
     def set_note(self, key: str, value: bytes) -> bytes:

@@ -27,7 +27,7 @@ import numpy as np
 
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
-from distribax.topology.host_memory import ALIGNMENT, aligned_empty, view_array
+from distribax.topology.host_memory import ALIGNMENT, make_aligned, view_array
 
 CONTROL_SEGMENT: Final = 0
 """The segment whose first word is the sequence number."""
@@ -131,7 +131,7 @@ class Arena:
         if self.shared:
             segment = Segment(number, *_create_shared_memory(f"distribax-{number}", size))
         else:
-            segment = Segment(number, aligned_empty((size,), np.uint8))
+            segment = Segment(number, make_aligned((size,), np.uint8))
         self.segments.append(segment)
         return segment
 

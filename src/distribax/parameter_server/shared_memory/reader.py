@@ -21,7 +21,7 @@ from distribax.parameter_server.shared_memory.arena import (
     view_block,
     view_words,
 )
-from distribax.topology.host_memory import aligned_copy, aligned_empty
+from distribax.topology.host_memory import copy_aligned, make_aligned
 
 _PAUSE_SECONDS: Final = 0.0001
 _PATIENCE_SECONDS: Final = 0.02
@@ -69,14 +69,14 @@ class SharedReader:
                 if block is None:
                     return None
                 version = block.words[VERSION_WORD]
-                copies.append((version, None if version == old else aligned_copy(block.data)))
+                copies.append((version, None if version == old else copy_aligned(block.data)))
             return copies
 
         return self._copy_consistently(copy)
 
     def pull_rows(self, spec: ParameterSpec, indices: Array) -> Array | None:
         """Returns a copy of some rows."""
-        rows = aligned_empty((*indices.shape, *spec.shape[1:]), spec.dtype)
+        rows = make_aligned((*indices.shape, *spec.shape[1:]), spec.dtype)
 
         def copy() -> Array | None:
             block = self._find_block(spec)

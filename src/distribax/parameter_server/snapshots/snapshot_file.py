@@ -28,7 +28,7 @@ from distribax.errors import DistribaxError
 from distribax.parameter_server.protocol.operations import Array
 from distribax.parameter_server.protocol.parameter_spec import plain_dtype
 from distribax.parameter_server.protocol.wire import view_bytes
-from distribax.topology.host_memory import aligned_empty
+from distribax.topology.host_memory import make_aligned
 
 KEPT: Final = 2
 """How many files are kept: the newest, and one more should it be damaged."""
@@ -133,7 +133,7 @@ def read(path: Path, token: bytes) -> SnapshotState:
         header = json.loads(text)
         arrays: list[Array] = []
         for dtype, shape, expected in header["arrays"]:
-            array = aligned_empty(tuple(shape), plain_dtype(dtype))
+            array = make_aligned(tuple(shape), plain_dtype(dtype))
             # The count is checked too: new memory may hold the right bytes by chance.
             whole = file.readinto(view_bytes(array)) == array.nbytes
             if not whole or _digest(array) != expected:

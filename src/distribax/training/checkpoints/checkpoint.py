@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Checkpoint:
     of them call `save` and `restore`; nobody asks who is the chief.
 
     Args:
-        root: An object whose attributes are saved under their own names.
+        root: An object whose parts are saved under their own names: a model, an optimizer, a dict,
+            or any other object, by its attributes.
         **objects: What else is saved, each under a name of its own: variables, arrays, numbers,
             iterators, optimizers, metrics, models, objects with these as attributes, and lists,
             tuples and dicts of them. They are attributes of the checkpoint, and more can be added:
@@ -239,6 +240,9 @@ class Checkpoint:
         workers.run_together("Checkpoint.save", write)
         return str(target)
 
+    def sync(self) -> None:
+        """Returns at once, for programs written for TensorFlow: `save` and `restore` wait."""
+
     # Restoring.
 
     def restore(
@@ -397,19 +401,7 @@ class Checkpoint:
     def _find_tracked(self) -> Tracked:
         """Returns all that is saved, by its path."""
         adapters.load_adapters()
-        attributes: Mapping[str, Any] = {}
-        if self._root is not None:
-            attributes = self._root if isinstance(self._root, Mapping) else vars(self._root)
-        return find_tracked({**attributes, **self._objects}, self._replace)
-
-    def _replace(self, name: str, value: Any) -> None:
-        """Replaces one of the objects by a restored value."""
-        if name in self._objects:
-            self._objects[name] = value
-        elif isinstance(self._root, MutableMapping):
-            self._root[name] = value
-        else:
-            setattr(self._root, name, value)
+        return find_tracked(self._objects, self._objects.__setitem__, self._root)
 
 
 def is_writer(workers: WorkerAgreement, path: Path) -> bool:

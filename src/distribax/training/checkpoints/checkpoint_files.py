@@ -38,7 +38,7 @@ def write(
     target.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     part = target.with_name(f".{target.name}.part-{token}")
-    # Imported on use: Orbax would make `import distribax` a good deal slower.
+    # Imported on use: Orbax would make `import distribax` much slower.
     from distribax.training.checkpoints import orbax_files
 
     try:

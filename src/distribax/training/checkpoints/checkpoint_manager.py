@@ -178,6 +178,9 @@ class CheckpointManager:
                 self._keep_or_remove(old)
         return path
 
+    def sync(self) -> None:
+        """Returns at once, for programs written for TensorFlow: `save` and `restore` wait."""
+
     def _find_too_many(self) -> list[Path]:
         """Returns the complete checkpoints before those that are kept as the newest."""
         return [] if self._max_to_keep is None else self._find_complete()[: -self._max_to_keep]

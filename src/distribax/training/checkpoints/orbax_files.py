@@ -1,4 +1,4 @@
-"""Reads and writes Orbax's files in this process alone, whichever of several it is.
+"""Reads and writes Orbax's files in this process alone, without waiting for others.
 
 Importing Orbax takes a while: import this module where it is used.
 """

@@ -183,17 +183,21 @@ def register_tracker(kind: type, tracker: Tracker) -> None:
     _trackers[kind] = tracker
 
 
-def find_tracked(objects: Mapping[str, object], put: Callable[[str, Any], None]) -> Tracked:
+def find_tracked(
+    objects: Mapping[str, object], put: Callable[[str, Any], None], root: object = None
+) -> Tracked:
     """Returns all that can be saved in some objects.
 
     Args:
         objects: The objects, by name.
         put: Replaces one of them, for values that cannot be changed in place.
+        root: An object whose parts are saved under their own names.
 
     Raises:
         TypeError: Something in them cannot be saved.
     """
     search = _Search()
+    search.visit_root(root)
     for name, value in objects.items():
         search.visit(name, value, lambda new, name=name: put(name, new))  # type: ignore[misc]
     return search.tracked
@@ -207,13 +211,22 @@ class _Search:
         # The objects on the way to the current one: an object may refer to its owner.
         self._above: set[int] = set()
 
+    def visit_root(self, root: object) -> None:
+        """Records what is in an object, without a name before the names of its parts."""
+        if isinstance(root, (Variable, ShardedVariable, Positioned, jax.Array, *_NUMBERS)):
+            raise TypeError(
+                f"dx.Checkpoint: the root is a {type(root).__name__}, which has no parts. Give it "
+                "a name, for example dx.Checkpoint(v=v)."
+            )
+        self.visit("", root, _refuse_root)
+
     def visit(self, name: str, value: Any, put: Put) -> None:
         """Records what is in a value."""
         if not self._try(name, value, put):
             raise TypeError(
-                f"dx.Checkpoint: {name} is a {type(value).__name__}, which cannot be saved. "
-                "Expected variables, arrays, numbers, iterators, optimizers, metrics, models, "
-                "objects with these as attributes, or lists, tuples and dicts of them."
+                f"dx.Checkpoint: {name or 'the root'} is a {type(value).__name__}, which cannot be "
+                "saved. Expected variables, arrays, numbers, iterators, optimizers, metrics, "
+                "models, objects with these as attributes, or lists, tuples and dicts of them."
             )
 
     def _try(self, name: str, value: Any, put: Put) -> bool:
@@ -243,16 +256,16 @@ class _Search:
         for kind, tracker in _trackers.items():
             if isinstance(value, kind):
                 for path, part, replace in tracker(value):
-                    self.visit(f"{name}.{path}" if path else name, part, replace)
+                    self.visit(_join(name, path), part, replace)
                 return True
         if isinstance(value, (Mapping, list)):
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
             for key, item in items:
-                self.visit(f"{name}.{key}", item, _make_item_put(value, key, name))
+                self.visit(_join(name, key), item, _make_item_put(value, key, name))
             return True
         if isinstance(value, Stateful) and not _is_pytree(value):
             for index, variable in enumerate(value.variables):
-                self.visit(f"{name}.{index}", variable, put)
+                self.visit(_join(name, index), variable, put)
             return True
         if _is_pytree(value):
             self._enter_pytree(name, value, put)
@@ -274,22 +287,34 @@ class _Search:
             return replace
 
         for index, (path, part) in enumerate(paths):
-            self.visit(f"{name}.{_format_key(path[-1])}", part, make_put(index))
+            self.visit(_join(name, _format_key(path[-1])), part, make_put(index))
 
     def _enter_object(self, name: str, value: Any) -> bool:
         """Visits the attributes of a plain object; those that cannot be saved are left out."""
         found = False
         for key, item in getattr(value, "__dict__", {}).items():
-            if isinstance(item, _NUMBERS) or item is None:
+            if item is None or (name and isinstance(item, _NUMBERS)):
                 continue  # Settings of the object, not state of the training.
             before = len(self.tracked.slots) + len(self.tracked.iterators)
             try:
-                self._try(f"{name}.{key}", item, _make_attribute_put(value, key))
+                self._try(_join(name, key), item, _make_attribute_put(value, key))
             except TypeError:
                 continue  # A list of strings, for example.
             found |= len(self.tracked.slots) + len(self.tracked.iterators) > before
         # An object that has no variables yet may get them.
         return found or hasattr(value, "__dict__")
+
+
+def _join(name: str, part: object) -> str:
+    """Returns the name of a part of what has a name; an empty name stands for nothing."""
+    return ".".join(each for each in (name, str(part)) if each)
+
+
+def _refuse_root(new: object) -> None:
+    raise TypeError(
+        f"Checkpoint.restore: the root is a {type(new).__name__}, which cannot be changed. Give "
+        "it a name, for example dx.Checkpoint(state=state)."
+    )
 
 
 def _is_pytree(value: object) -> bool:

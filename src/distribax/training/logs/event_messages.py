@@ -28,24 +28,26 @@ def encode_event(
     wall_time: float, step: int, *, version: str | None = None, summary: bytes | None = None
 ) -> bytes:
     """Returns an event: the version of the file, or the value of a summary."""
-    event = _double(1, wall_time) + _varint(2, step)
+    event = _encode_double(1, wall_time) + _encode_varint(2, step)
     if version is not None:
-        event += _bytes(3, version.encode())
+        event += _encode_bytes(3, version.encode())
     if summary is not None:
-        event += _bytes(5, _bytes(1, summary))
+        event += _encode_bytes(5, _encode_bytes(1, summary))
     return event
 
 
 def encode_scalar(tag: str, value: float) -> bytes:
     """Returns the value of a summary that is a number."""
-    return _bytes(1, tag.encode()) + _key(2, _FLOAT) + struct.pack("<f", value)
+    return _encode_bytes(1, tag.encode()) + _encode_key(2, _FLOAT) + struct.pack("<f", value)
 
 
 def encode_text(tag: str, text: str) -> bytes:
     """Returns the value of a summary that is text, in Markdown."""
-    metadata = _bytes(1, _bytes(1, b"text"))
-    tensor = _varint(1, _STRING_TYPE) + _bytes(2, b"") + _bytes(8, text.encode())
-    return _bytes(1, tag.encode()) + _bytes(9, metadata) + _bytes(8, tensor)
+    metadata = _encode_bytes(1, _encode_bytes(1, b"text"))
+    tensor = (
+        _encode_varint(1, _STRING_TYPE) + _encode_bytes(2, b"") + _encode_bytes(8, text.encode())
+    )
+    return _encode_bytes(1, tag.encode()) + _encode_bytes(9, metadata) + _encode_bytes(8, tensor)
 
 
 def encode_histogram(tag: str, values: np.ndarray) -> bytes:
@@ -53,35 +55,35 @@ def encode_histogram(tag: str, values: np.ndarray) -> bytes:
     flat = np.asarray(values, np.float64).ravel()
     counts, edges = np.histogram(flat, _NUM_BUCKETS)
     histogram = (
-        _double(1, float(flat.min()))
-        + _double(2, float(flat.max()))
-        + _double(3, float(flat.size))
-        + _double(4, float(flat.sum()))
-        + _double(5, float(np.square(flat).sum()))
-        + _doubles(6, edges[1:].tolist())
-        + _doubles(7, counts.tolist())
+        _encode_double(1, float(flat.min()))
+        + _encode_double(2, float(flat.max()))
+        + _encode_double(3, float(flat.size))
+        + _encode_double(4, float(flat.sum()))
+        + _encode_double(5, float(np.square(flat).sum()))
+        + _encode_doubles(6, edges[1:].tolist())
+        + _encode_doubles(7, counts.tolist())
     )
-    return _bytes(1, tag.encode()) + _bytes(5, histogram)
+    return _encode_bytes(1, tag.encode()) + _encode_bytes(5, histogram)
 
 
-def _key(field: int, kind: int) -> bytes:
+def _encode_key(field: int, kind: int) -> bytes:
     return _encode_integer(field << 3 | kind)
 
 
-def _varint(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _encode_integer(value)
+def _encode_varint(field: int, value: int) -> bytes:
+    return _encode_key(field, _VARINT) + _encode_integer(value)
 
 
-def _double(field: int, value: float) -> bytes:
-    return _key(field, _DOUBLE) + struct.pack("<d", value)
+def _encode_double(field: int, value: float) -> bytes:
+    return _encode_key(field, _DOUBLE) + struct.pack("<d", value)
 
 
-def _bytes(field: int, value: bytes) -> bytes:
-    return _key(field, _BYTES) + _encode_integer(len(value)) + value
+def _encode_bytes(field: int, value: bytes) -> bytes:
+    return _encode_key(field, _BYTES) + _encode_integer(len(value)) + value
 
 
-def _doubles(field: int, values: Sequence[float]) -> bytes:
-    return _bytes(field, struct.pack(f"<{len(values)}d", *values))
+def _encode_doubles(field: int, values: Sequence[float]) -> bytes:
+    return _encode_bytes(field, struct.pack(f"<{len(values)}d", *values))
 
 
 def _encode_integer(value: int) -> bytes:

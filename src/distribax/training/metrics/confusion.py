@@ -17,15 +17,25 @@ class _Confusion(Metric):
     """Counts true and false predictions, at each of some thresholds."""
 
     def __init__(
-        self, thresholds: Sequence[float], name: str | None, dtype: jax.typing.DTypeLike
+        self,
+        thresholds: Sequence[float],
+        name: str | None,
+        dtype: jax.typing.DTypeLike,
+        columns: tuple[int, ...] | None = (),
     ) -> None:
         super().__init__(name)
         if not thresholds:
             raise ValueError(f"{type(self).__name__}: thresholds is empty. Expected numbers.")
         self._thresholds = tuple(thresholds)
-        shape = (len(self._thresholds),)
+        self._dtype = dtype
+        if columns is not None:
+            self._build(columns)
+
+    def _build(self, columns: tuple[int, ...]) -> None:
+        """Creates the counts: one for each threshold, or for each threshold and column."""
+        shape = (len(self._thresholds), *columns)
         names = ("true_positives", "false_positives", "true_negatives", "false_negatives")
-        self._counts = [self.add_variable(each, dtype, shape) for each in names]
+        self._counts = [self.add_variable(each, self._dtype, shape) for each in names]
 
     @override
     def update_state(
@@ -47,9 +57,11 @@ class _Confusion(Metric):
         true, pred = match_ranks(jnp.asarray(y_true), jnp.asarray(y_pred), type(self).__name__)
         _, weights = apply_weights(true, sample_weight, type(self).__name__)
         true, pred, weights = self._select(true, pred, weights)
-        limits = jnp.asarray(self._thresholds).reshape(-1, 1)
-        is_yes, said_yes = (true > 0).reshape(1, -1), pred.reshape(1, -1) > limits
-        flat = weights.reshape(1, -1)
+        # Dimensions: thresholds, examples and, if each is counted for itself, columns.
+        examples = (1, -1, *self._counts[0].shape[1:])
+        limits = jnp.asarray(self._thresholds).reshape(-1, *[1] * (len(examples) - 1))
+        is_yes, said_yes = (true > 0).reshape(examples), pred.reshape(examples) > limits
+        flat = weights.reshape(examples)
         for count, (said, right) in zip(
             self._counts, ((True, True), (True, False), (False, False), (False, True)), strict=True
         ):
@@ -135,7 +147,7 @@ class Precision(_ClassConfusion):
     @override
     def result(self) -> jax.Array:
         """Returns the precision over all replicas; 0 if nothing was predicted as 1."""
-        true_positives, false_positives, _, _ = self._totals()
+        true_positives, false_positives, _, _ = self._read_totals()
         return self._shape(divide(true_positives, true_positives + false_positives))
 
 
@@ -164,7 +176,7 @@ class Recall(_ClassConfusion):
     @override
     def result(self) -> jax.Array:
         """Returns the recall over all replicas; 0 if there was no label of 1."""
-        true_positives, _, _, false_negatives = self._totals()
+        true_positives, _, _, false_negatives = self._read_totals()
         return self._shape(divide(true_positives, true_positives + false_negatives))
 
 
@@ -175,14 +187,20 @@ class AUC(_Confusion):
         num_thresholds: How many thresholds there are.
         curve: "ROC" or "PR".
         summation_method: "interpolation", "minoring" or "majoring".
-        name: The name of the metric.
+        name: The name of the metric; None for "auc".
         dtype: The data type of the counts.
         thresholds: The thresholds between 0 and 1, instead of `num_thresholds`.
+        multi_label: Whether each label, an index of the last dimension, has an area of its own; the
+            result is their mean. Otherwise all labels are counted together.
+        num_labels: How many labels there are, with `multi_label`; by default as many as the first
+            predictions have.
+        label_weights: A weight for each label: of its area with `multi_label`, or else of its
+            predictions.
         from_logits: Whether predictions are logits, and not probabilities.
 
     Raises:
-        ValueError: There are fewer than 2 thresholds, one is not between 0 and 1, or a word is
-            unknown.
+        ValueError: There are fewer than 2 thresholds, one is not between 0 and 1, a word is
+            unknown, or `num_labels` is given without `multi_label`.
 
     Example:
         >>> import distribax as dx
@@ -190,15 +208,20 @@ class AUC(_Confusion):
         0.75
     """
 
+    _default_name = "auc"
+
     def __init__(
         self,
         num_thresholds: int = 200,
         curve: str = "ROC",
         summation_method: str = "interpolation",
-        name: str = "auc",
+        name: str | None = None,
         dtype: jax.typing.DTypeLike = jnp.float32,
         thresholds: Sequence[float] | np.ndarray | jax.Array | None = None,
         *,
+        multi_label: bool = False,
+        num_labels: int | None = None,
+        label_weights: Sequence[float] | np.ndarray | jax.Array | None = None,
         from_logits: bool = False,
     ) -> None:
         if thresholds is None and num_thresholds < 2:
@@ -209,6 +232,8 @@ class AUC(_Confusion):
         ):
             if value not in known:
                 raise ValueError(f"AUC: {what}={value!r} is unknown. Expected one of {known}.")
+        if num_labels is not None and not multi_label:
+            raise ValueError(f"AUC: num_labels={num_labels} is given without multi_label=True.")
         # The ends are beyond 0 and 1, so that all and none are predicted as 1 there.
         if thresholds is None:
             inner = [(index + 1) / (num_thresholds - 1) for index in range(num_thresholds - 2)]
@@ -216,21 +241,51 @@ class AUC(_Confusion):
             inner = sorted(np.asarray(thresholds).tolist())
             if any(not 0 <= each <= 1 for each in inner):
                 raise ValueError(f"AUC: thresholds={thresholds}. Expected numbers from 0 to 1.")
-        super().__init__((-1e-7, *inner, 1 + 1e-7), name, dtype)
         self._curve = curve
         self._method = summation_method
+        self._multi_label = multi_label
+        self._label_weights = None if label_weights is None else np.asarray(label_weights)
         self._from_logits = from_logits
+        labels = () if num_labels is None else (num_labels,)
+        is_known = num_labels is not None or not multi_label
+        ends = (-1e-7, *inner, 1 + 1e-7)
+        super().__init__(ends, name, dtype, labels if is_known else None)
 
     @override
     def _select(
         self, true: jax.Array, pred: jax.Array, weights: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        last = pred.shape[-1:]
+        if self._multi_label and pred.ndim < 2:
+            raise ValueError(
+                f"AUC: multi_label=True, but y_pred of shape {pred.shape} has no dimension of "
+                "labels. Expected (examples, labels)."
+            )
+        if not self._variables:
+            self._build(last)
+        of_labels = None if self._label_weights is None else self._label_weights.shape
+        for expected in (self._counts[0].shape[1:] or None, of_labels):
+            if expected not in (None, last):
+                raise ValueError(
+                    f"AUC: y_pred of shape {pred.shape} has {last} labels in its last dimension. "
+                    f"Expected {expected}, as num_labels, label_weights or earlier predictions say."
+                )
+        if self._label_weights is not None and not self._multi_label:
+            weights = weights * self._label_weights
         return true, jax.nn.sigmoid(pred) if self._from_logits else pred, weights
 
     @override
     def result(self) -> jax.Array:
         """Returns the area over all replicas."""
-        yes, wrong_yes, no, wrong_no = self._totals()
+        if not self._variables:
+            return jnp.zeros(())
+        areas = self._compute_areas()
+        if not self._multi_label:
+            return areas
+        return jnp.average(areas, weights=self._label_weights)
+
+    def _compute_areas(self) -> jax.Array:
+        yes, wrong_yes, no, wrong_no = self._read_totals()
         if self._curve == "PR" and self._method == "interpolation":
             return _interpolate_precision(yes, wrong_yes, wrong_no)
         recall = divide(yes, yes + wrong_no)
@@ -242,11 +297,11 @@ class AUC(_Confusion):
             heights = (y[:-1] + y[1:]) / 2
         else:
             heights = (jnp.minimum if self._method == "minoring" else jnp.maximum)(y[:-1], y[1:])
-        return jnp.sum((x[:-1] - x[1:]) * heights)
+        return jnp.sum((x[:-1] - x[1:]) * heights, axis=0)
 
 
 def _interpolate_precision(yes: jax.Array, wrong_yes: jax.Array, wrong_no: jax.Array) -> jax.Array:
-    """Returns the area under the precision-recall curve.
+    """Returns the area under each precision-recall curve.
 
     Between two thresholds the true positives are linear in the positives, which makes the curve
     of the precision a hyperbola: see Davis and Goadrich, 2006.
@@ -257,4 +312,4 @@ def _interpolate_precision(yes: jax.Array, wrong_yes: jax.Array, wrong_no: jax.A
     both = (said[:-1] > 0) & (said[1:] > 0)
     ratio = jnp.where(both, said[:-1] / jnp.where(said[1:] > 0, said[1:], 1.0), 1.0)
     parts = slope * ((yes[:-1] - yes[1:]) + offset * jnp.log(ratio))
-    return jnp.sum(divide(parts, jnp.maximum(yes[1:] + wrong_no[1:], 0)))
+    return jnp.sum(divide(parts, jnp.maximum(yes[1:] + wrong_no[1:], 0)), axis=0)

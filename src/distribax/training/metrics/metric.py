@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from typing_extensions import override
 
 from distribax import context
-from distribax.context import keeping
+from distribax.context import reuse
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import Variable, registry
 
 
-class Metric(metaclass=keeping.Kept):
+class Metric(metaclass=reuse.Reusable):
     """Base of metrics: a few sums, kept by each replica and added up on reading.
 
     A metric belongs to the strategy in whose scope it is created. `update_state` is called in
@@ -138,7 +138,7 @@ class Metric(metaclass=keeping.Kept):
         self.update_state(*args, **kwargs)
         return self.result()
 
-    def _totals(self) -> list[jax.Array]:
+    def _read_totals(self) -> list[jax.Array]:
         """Returns the sums over all replicas, in a replica too."""
         replica = context.get_replica_context()
         if replica is None:
@@ -186,7 +186,7 @@ class Sum(Metric):
     @override
     def result(self) -> jax.Array:
         """Returns the sum over all replicas."""
-        return self._totals()[0]
+        return self._read_totals()[0]
 
 
 class Mean(Metric):
@@ -230,7 +230,7 @@ class Mean(Metric):
     @override
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 before the first value."""
-        total, count = self._totals()
+        total, count = self._read_totals()
         return divide(total, count)
 
 

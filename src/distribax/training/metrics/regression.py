@@ -197,5 +197,5 @@ class MeanTensor(Metric):
     @override
     def result(self) -> jax.Array:
         """Returns the mean over all replicas; 0 where nothing has been added."""
-        total, count = self._totals()
+        total, count = self._read_totals()
         return divide(total, count)

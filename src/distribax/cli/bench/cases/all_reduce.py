@@ -8,15 +8,15 @@ from typing import Final
 
 from distribax.cli.bench.cases.case import Case, Contest
 from distribax.cli.bench.charts import Chart, Point, Series, format_bytes
-from distribax.cli.bench.figures import Report, Spread, Table
-from distribax.cli.bench.harness import Outcome, Settings, Side
+from distribax.cli.bench.figures import Report, ReportTable, Spread
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side
 
 _SIZES: Final = (1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
 _STEPS: Final = 3
 _LIMIT: Final = "memory copy (limit)"
 
 
-def _plan(settings: Settings, folder: str) -> list[Contest]:
+def _plan(settings: BenchSettings, folder: str) -> list[Contest]:
     replicas = max(2, min(settings.max_devices, 4))
     sizes = _SIZES[:4] if settings.quick else _SIZES
     side = Side(
@@ -31,7 +31,7 @@ def _plan(settings: Settings, folder: str) -> list[Contest]:
 
 
 def _show(
-    replicas: int, sizes: Sequence[int], report: Report, contest: Contest, outcome: Outcome
+    replicas: int, sizes: Sequence[int], report: Report, contest: Contest, outcome: Measurement
 ) -> None:
     if not outcome.seconds:
         return  # It has failed.
@@ -53,7 +53,7 @@ def _show(
         )
         for what, unit in (("latency", "µs"), ("bandwidth", "GB/s"))
     )
-    table = Table(
+    table = ReportTable(
         f"all-reduce over {replicas} devices; memory copies reach "
         f"{Spread.of(copies).median / 1e9:.1f} GB/s",
         ["algorithm", *(f"{format_bytes(size)}: µs, GB/s" for size in sizes)],

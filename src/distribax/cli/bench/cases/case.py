@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 from distribax.cli.bench import peer_libraries
 from distribax.cli.bench.charts import Chart, Point, Series
-from distribax.cli.bench.figures import Report, Spread, Table, ratio
-from distribax.cli.bench.harness import Outcome, Settings, Side, Turns, interleave
+from distribax.cli.bench.figures import Report, ReportTable, Spread, compute_ratio
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side, Turns, interleave
 
 
-def add_rates(report: Report, contest: Contest, outcome: Outcome) -> None:
+def add_rates(report: Report, contest: Contest, outcome: Measurement) -> None:
     """Adds a table and a chart of how much each side does in a second."""
     title, unit = contest.title, contest.unit
-    table = Table(title, ["side", f"{unit} [quartiles]", "time [ms]", "time against the first"])
+    table = ReportTable(
+        title, ["side", f"{unit} [quartiles]", "time [ms]", "time against the first"]
+    )
     chart = Chart(title, unit, "bars")
     first = next(iter(outcome.seconds.values()), [])
     for name, times in outcome.seconds.items():
         rates = Spread.of([contest.amount / each for each in times])
-        against = "" if times is first else ratio(times, first).show()
+        against = "" if times is first else compute_ratio(times, first).show()
         table.rows.append([name, rates.show(1.0, 0), Spread.of(times).show(1e3), against])
         point = Point(0.0, rates.median, rates.low, rates.high)
         chart.series.append(Series(name, [point]))
@@ -52,7 +54,7 @@ class Contest:
     unit: str = "examples/s"
     amount: int = 1
     name: str = ""
-    show: Callable[[Report, Contest, Outcome], None] = add_rates
+    show: Callable[[Report, Contest, Measurement], None] = add_rates
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,14 @@ class Case:
 
     name: str
     description: str
-    plan: Callable[[Settings, str], Sequence[Contest]]
+    plan: Callable[[BenchSettings, str], Sequence[Contest]]
 
-    def count_turns(self, settings: Settings) -> int:
+    def count_turns(self, settings: BenchSettings) -> int:
         """Returns how many turns the case takes, for the progress bar."""
         contests = self.plan(settings, "")
         return sum(len(contest.sides) + contest.rounds for contest in contests)
 
-    def measure(self, settings: Settings, turns: Turns) -> Report:
+    def measure(self, settings: BenchSettings, turns: Turns) -> Report:
         """Measures it."""
         report = Report(self.name)
         with tempfile.TemporaryDirectory(prefix="distribax-bench-") as folder:
@@ -98,5 +100,5 @@ def select_available(sides: Sequence[Side]) -> list[Side]:
     return [
         side
         for side in sides
-        if side.peer is None or peer_libraries.python_of(side.peer) is not None
+        if side.peer is None or peer_libraries.find_python(side.peer) is not None
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from distribax.cli.bench.cases.case import Case, Contest, select_available
-from distribax.cli.bench.harness import Settings, Side
+from distribax.cli.bench.harness import BenchSettings, Side
 
 _BATCH_SIZE: Final = 256
 _POOL: Final = {"NPROC": "8"}
@@ -24,7 +24,7 @@ _WORKS: Final = {
 }
 
 
-def _plan_input(settings: Settings, folder: str) -> list[Contest]:
+def _plan_input(settings: BenchSettings, folder: str) -> list[Contest]:
     files = ("--folder", folder, "--records", str(settings.pick(10_000, 1_000)))
     given = (*files, "--source")
     steps, rounds = settings.pick(100, 20), settings.pick(10, 3)
@@ -50,7 +50,7 @@ def _plan_input(settings: Settings, folder: str) -> list[Contest]:
     ]
 
 
-def _plan_servers(settings: Settings, folder: str) -> list[Contest]:
+def _plan_servers(settings: BenchSettings, folder: str) -> list[Contest]:
     return [
         Contest(
             title,

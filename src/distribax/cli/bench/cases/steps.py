@@ -1,4 +1,4 @@
-"""A training step, beside hand-written JAX, TensorFlow and torch; and on more and more devices."""
+"""A training step, compared with JAX by hand, TensorFlow and torch, and on more devices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 
 from distribax.cli.bench.cases.case import Case, Contest, add_rates, select_available
 from distribax.cli.bench.charts import Chart, Point, Series
-from distribax.cli.bench.figures import Report, Spread, Table
-from distribax.cli.bench.harness import Outcome, Settings, Side
+from distribax.cli.bench.figures import Report, ReportTable, Spread
+from distribax.cli.bench.harness import BenchSettings, Measurement, Side
 
 HAND: Final = "JAX by hand (shard_map)"
 OURS: Final = "distribax"
@@ -21,7 +21,7 @@ _BATCH_SIZE: Final = 256
 _LOSS_TOLERANCE: Final = 0.05
 
 
-def _plan_step(settings: Settings, folder: str) -> list[Contest]:
+def _plan_step(settings: BenchSettings, folder: str) -> list[Contest]:
     replicas = min(2, settings.max_devices)
     common = ("--batch-size", str(_BATCH_SIZE), "--replicas", str(replicas))
     sides = [
@@ -36,7 +36,7 @@ def _plan_step(settings: Settings, folder: str) -> list[Contest]:
     return [Contest(title, sides, 20, rounds, warmup, amount=_BATCH_SIZE, show=_show_step)]
 
 
-def _show_step(report: Report, contest: Contest, outcome: Outcome) -> None:
+def _show_step(report: Report, contest: Contest, outcome: Measurement) -> None:
     add_rates(report, contest, outcome)
     losses = {name: answer["loss"] for name, answer in outcome.answers.items()}
     expected = losses.get(HAND)
@@ -46,7 +46,7 @@ def _show_step(report: Report, contest: Contest, outcome: Outcome) -> None:
             report.failures.append(f"{name}: the loss is {loss:.3g}, by hand {expected:.3g}")
 
 
-def _plan_scaling(settings: Settings, folder: str) -> list[Contest]:
+def _plan_scaling(settings: BenchSettings, folder: str) -> list[Contest]:
     sizes = [1]
     while sizes[-1] * 2 <= settings.max_devices:
         sizes.append(sizes[-1] * 2)
@@ -65,9 +65,11 @@ def _plan_scaling(settings: Settings, folder: str) -> list[Contest]:
     return [Contest(title, sides, 10, rounds, warmup=rounds, show=partial(_show_scaling, sizes))]
 
 
-def _show_scaling(sizes: Sequence[int], report: Report, contest: Contest, outcome: Outcome) -> None:
+def _show_scaling(
+    sizes: Sequence[int], report: Report, contest: Contest, outcome: Measurement
+) -> None:
     title = contest.title
-    table = Table(title, ["devices", *_PROGRAMS, f"{OURS}, against one device"])
+    table = ReportTable(title, ["devices", *_PROGRAMS, f"{OURS}, against one device"])
     chart = Chart(title, contest.unit, "lines", "devices", [Series(name) for name in _PROGRAMS])
     first: float | None = None
     for size in sizes:
@@ -89,5 +91,5 @@ def _show_scaling(sizes: Sequence[int], report: Report, contest: Contest, outcom
     report.charts.append(chart)
 
 
-STEP: Final = Case("step", "a training step beside other libraries", _plan_step)
+STEP: Final = Case("step", "a training step, compared with other libraries", _plan_step)
 SCALING: Final = Case("scaling", "a training step on 1, 2, 4 .. devices", _plan_scaling)

@@ -18,7 +18,7 @@ Work = tuple[Callable[[], Any], Callable[[], ps_problem.Figures]]
 """Schedules one function; and returns figures that show what was done."""
 
 
-def mlp(coordinator: Any, options: argparse.Namespace) -> Work:
+def mlp(coordinator: dx.coordinator.ClusterCoordinator, options: argparse.Namespace) -> Work:
     """Training of the MLP."""
     strategy = coordinator.strategy
     problem = mlp_problem.make(ps_problem.BATCH_SIZE)
@@ -57,7 +57,7 @@ def mlp(coordinator: Any, options: argparse.Namespace) -> Work:
     return lambda: coordinator.schedule(step, args=(iterator,)), figures
 
 
-def trivial(coordinator: Any, options: argparse.Namespace) -> Work:
+def trivial(coordinator: dx.coordinator.ClusterCoordinator, options: argparse.Namespace) -> Work:
     """Functions that only return a number."""
 
     def nothing() -> Any:
@@ -71,7 +71,7 @@ def trivial(coordinator: Any, options: argparse.Namespace) -> Work:
     return lambda: coordinator.schedule(function), dict
 
 
-def embedding(coordinator: Any, options: argparse.Namespace) -> Work:
+def embedding(coordinator: dx.coordinator.ClusterCoordinator, options: argparse.Namespace) -> Work:
     """Lookups in a divided table, and updates of the rows found."""
     strategy = coordinator.strategy
     with strategy.scope():

@@ -12,7 +12,7 @@ from distribax.cluster.environment_variables import read_integer
 from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.slurm import gpus
 from distribax.cluster.resolvers.slurm.host_lists import expand_hostlist, expand_tasks_per_node
-from distribax.cluster.spec.address import Address, natural_order, parse_port
+from distribax.cluster.spec.address import Address, make_natural_key, parse_port
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_type
 from distribax.errors import DistribaxError
 
@@ -183,7 +183,9 @@ class SlurmClusterResolver(ClusterResolver):
 def _count_tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
     """Returns how many tasks run on each host, in the order in which Slurm numbers them."""
     if isinstance(tasks_per_node, Mapping):
-        hosts = {host: tasks_per_node[host] for host in sorted(tasks_per_node, key=natural_order)}
+        hosts = {
+            host: tasks_per_node[host] for host in sorted(tasks_per_node, key=make_natural_key)
+        }
         for host, count in hosts.items():
             _check_count(count, f"tasks_per_node[{host!r}]")
     else:

@@ -1,6 +1,6 @@
 """Keras models as bytes: the objects as they are, but for the values of their variables.
 
-Keras itself pickles a model as its configuration, which models of users often do not have.
+Keras itself pickles a model as its configuration, which users' models often do not have.
 """
 
 from __future__ import annotations

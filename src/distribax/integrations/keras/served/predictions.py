@@ -39,7 +39,7 @@ class Predictions:
         leaves, tree = jax.tree.flatten(batch)
         form = tree, tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
         if form not in self._forms:
-            # Of what arrays it consists is known when it is there.
+            # Which arrays it consists of is known when it has come.
             first = self._fetch(result)
             self._forms[form] = jax.tree.structure(first)
             return first

@@ -19,13 +19,14 @@ from distribax.execution import Function, named_objects
 from distribax.integrations.keras.served.model_pickle import dump_model
 from distribax.integrations.keras.served.predictions import Predictions
 from distribax.integrations.keras.served.served_variables import (
-    SeedCell,
+    SeedVariable,
     find_target,
     keep_seed,
     serve,
 )
 from distribax.integrations.keras.served.update import KerasUpdate
 from distribax.integrations.keras.served.worker_model import Recipe, WorkerModel
+from distribax.integrations.keras.step_kinds import StepKind
 from distribax.parameter_server.strategy import ParameterServerStrategy
 from distribax.training.gradient_pairs import Target
 from distribax.training.optimizer import Optimizer
@@ -77,10 +78,10 @@ class ServedModel:
         self._coordinator = ClusterCoordinator(strategy, view="none")
         self._is_busy = False
         # The states of the random generators, which go on when the model is compiled again.
-        self._seeds: list[SeedCell] = []
+        self._seeds: list[SeedVariable] = []
         self._next_look = 0.0
         self._last: tuple[Logs, RemoteValue] | None = None
-        self._seen: dict[str, Logs] = {}
+        self._seen: dict[StepKind, Logs] = {}
         with strategy.scope():
             trainable = [self._serve(variable) for variable in model.trainable_variables]
             others = [self._serve_other(variable) for variable in model.non_trainable_variables]
@@ -88,9 +89,15 @@ class ServedModel:
             self._optimizer = self._serve_optimizer(model, trainable)
         tables = _find_tables(model, trainable)
         recipe = Recipe(dump_model(model), trainable, others, metrics, tables, self._optimizer)
-        self._worker = WorkerModel(named_objects.make_uid(), strategy, recipe)
-        self._functions: dict[str, Callable[..., object]] = {}
-        self._is_eager = model.run_eagerly
+        worker = WorkerModel(named_objects.make_uid(), strategy, recipe)
+        steps = {
+            StepKind.TRAIN: worker.train,
+            StepKind.TEST: worker.test,
+            StepKind.PREDICT: worker.predict,
+        }
+        self._functions: dict[StepKind, Callable[..., object]] = {
+            kind: step if model.run_eagerly else Function(step) for kind, step in steps.items()
+        }
         self._predictions = Predictions(self._fetch, 4 * strategy.engine.num_workers)
 
     def fits(self, model: keras.Model) -> bool:
@@ -145,11 +152,11 @@ class ServedModel:
 
     # What Keras's loops call.
 
-    def measure(self, kind: str, batches: Iterable[Any], iterator: object | None) -> Logs:
+    def measure(self, kind: StepKind, batches: Iterable[Any], iterator: object | None) -> Logs:
         """Schedules steps of training or evaluation.
 
         Args:
-            kind: The name of the worker's method.
+            kind: What the steps do.
             batches: The batches, one for each step.
             iterator: The workers' own data, which the steps take instead; None to send the batches.
 
@@ -172,17 +179,14 @@ class ServedModel:
     def predict(self, batches: Iterable[Any], iterator: object | None) -> list[Any]:
         """Schedules predictions, and returns them as arrays that are fetched when they are used."""
         return [
-            self._predictions.add(self._schedule("predict", batch, iterator), batch)
+            self._predictions.add(self._schedule(StepKind.PREDICT, batch, iterator), batch)
             for batch in batches
         ]
 
-    def _schedule(self, kind: str, batch: Any, iterator: object | None) -> RemoteValue:
-        if kind not in self._functions:
-            method = getattr(self._worker, kind)
-            self._functions[kind] = method if self._is_eager else Function(method)
+    def _schedule(self, kind: StepKind, batch: Any, iterator: object | None) -> RemoteValue:
         data = jax.tree.map(np.asarray, batch) if iterator is None else iterator
         self._is_busy = True
-        seeds = [cell.draw() for cell in self._seeds]
+        seeds = [seed.draw() for seed in self._seeds]
         with self._settling():
             return self._coordinator.schedule(self._functions[kind], (data, seeds))
 
@@ -199,7 +203,7 @@ class ServedModel:
             logs.update(self._fetch(result))
             model = self._model()
             if model is not None and self.fits(model):
-                # The step itself knows its own batch alone.
+                # The step itself has seen only its own batch.
                 logs.update(self._look(logs))
 
     def _fetch(self, result: RemoteValue) -> Any:
@@ -208,7 +212,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def _settling(self, *, join: bool = True) -> Iterator[None]:
-        """Explains an error in it, after the steps that are under way have ended.
+        """Explains an error of the code inside, after the steps that are under way have ended.
 
         Args:
             join: Whether there may be such steps.

@@ -17,7 +17,7 @@ from distribax.training.gradient_pairs import Target
 from distribax.types import VariableAggregation
 
 
-class ServedCell(variables.VariableCell):
+class ServedVariable(variables.KerasVariable):
     """The value of a Keras variable on a server.
 
     Whoever reads or writes it first waits for the steps that are under way: Keras's loops, and
@@ -46,7 +46,7 @@ class ServedCell(variables.VariableCell):
         self.target.assign(np.asarray(value))
 
 
-class SeedCell(variables.VariableCell):
+class SeedVariable(variables.KerasVariable):
     """The state of a random generator, which stays here: each step is given its own numbers.
 
     Args:
@@ -73,22 +73,22 @@ class SeedCell(variables.VariableCell):
         return drawn
 
 
-def keep_seed(variable: keras.Variable) -> SeedCell:
+def keep_seed(variable: keras.Variable) -> SeedVariable:
     """Lets the state of a random generator be counted here from now on."""
-    cell = variables.get_cell(variable)
-    if not isinstance(cell, SeedCell):
-        cell = SeedCell(f"keras.Variable {variable.path!r}", variable.value)
-        variables.replace_cell(variable, cell)
-    return cell
+    foreign = variables.adopt(variable)
+    if not isinstance(foreign, SeedVariable):
+        foreign = SeedVariable(f"keras.Variable {variable.path!r}", variable.value)
+        variables.replace_foreign(variable, foreign)
+    return foreign
 
 
 def serve(variable: keras.Variable, target: Target, join: Callable[[], None]) -> None:
     """Lets a variable have its value on the servers from now on."""
     name = f"keras.Variable {variable.path!r}"
-    variables.replace_cell(variable, ServedCell(name, target, join))
+    variables.replace_foreign(variable, ServedVariable(name, target, join))
 
 
 def find_target(variable: keras.Variable) -> Target | None:
     """Returns the variable on the servers, or None if it is not there."""
-    cell = variables.get_cell(variable)
-    return cell.target if isinstance(cell, ServedCell) else None
+    foreign = variables.adopt(variable)
+    return foreign.target if isinstance(foreign, ServedVariable) else None

@@ -164,7 +164,7 @@ class WorkerModel:
     def _call_train_step(
         self, batch: Batch, others: Values, metrics: Values
     ) -> tuple[dict[str, Any], Values, Values, Values]:
-        """Runs the user's training step; what it gives the optimizer are the gradients."""
+        """Runs the user's training step; the gradients are what it gives the optimizer."""
         given: list[Values] = []
 
         def keep(variables: Values, grads: Values, trainable: Values) -> tuple[Values, Values]:
@@ -207,7 +207,7 @@ class WorkerModel:
             self._has_rows = False
 
     def _read_trainable(self, rows: bool) -> Values:
-        """Returns the values; of a table that is read by rows, zeros which nobody looks at."""
+        """Returns the values; for tables that are read by rows, zeros that are never used."""
         tables = self._recipe.tables if rows else {}
         return [
             jnp.zeros(variable.shape, variable.dtype) if number in tables else variable.value()
@@ -264,7 +264,7 @@ def _get_or_create(uid: str, strategy: contracts.Strategy, recipe: Recipe) -> Wo
 
 
 def _begin_at(state: jax.Array) -> jax.Array:
-    """Returns where a generator begins in a step: far from where it comes to in others."""
+    """Returns a generator's state at the start of a step, far from those in other steps."""
     seed, step = jnp.asarray(state, jnp.uint32)
     key = jax.random.wrap_key_data(jnp.stack([seed, jnp.uint32(0)]), impl="threefry2x32")
     return jax.random.key_data(jax.random.fold_in(key, step))
