@@ -131,6 +131,82 @@ class Variable(State, Table, Protocol):
         """Replaces the buffer by one that somebody else may hold too."""
 
 
+class StoredSpec(Hashable, Protocol):
+    """What a variable's copy is called where it lives in another process."""
+
+    @property
+    def uid(self) -> str:
+        """The name that nothing else has."""
+
+    @property
+    def server(self) -> int:
+        """The index of the parameter server that has it."""
+
+
+class Placement(Protocol):
+    """Where a variable's values are kept.
+
+    A buffer is what the placement stores: one `jax.Array`, maybe over several devices.
+    """
+
+    per_replica: bool
+    """Whether each replica has a value of its own, which need not be the same."""
+    has_copies: bool
+    """Whether every replica has a copy on its device."""
+    is_program_form: bool
+    """Whether programs take and return buffers as they are, without `to_program`."""
+    label: str
+    """How `repr` calls a variable with this placement."""
+    source: Source | None
+    """Where the value is fetched from, and writes are sent to, if it lives in another process."""
+    specs: tuple[StoredSpec, ...]
+    """What it is called there: one description for each copy, the first of which is read."""
+    mesh: Mesh | None
+    """The mesh that the copies are spread over, if there is one."""
+    sharding: Sharding | None
+    """The sharding of the buffer inside a compiled program, if that matters."""
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of this process that have a copy."""
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The names of the devices that have a copy."""
+
+    def place_beside(self) -> Placement:
+        """Returns the placement of another variable that is to live beside this one."""
+
+    def refresh(self, buffer: jax.Array) -> jax.Array:
+        """Returns the buffer with the value of now."""
+
+    def store(self, value: ArrayLike) -> jax.Array:
+        """Returns a buffer that holds `value` in every copy."""
+
+    def store_initial(self, value: ArrayLike) -> jax.Array:
+        """Returns the first buffer; all processes start with the value of the first one."""
+
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
+        """Returns the local copies' values."""
+
+    def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
+        """Returns a buffer made of the local copies' values."""
+
+    def to_program(self, buffer: jax.Array) -> jax.Array:
+        """Returns the buffer as a compiled program takes it."""
+
+    def from_program(self, value: jax.Array) -> jax.Array:
+        """Returns the buffer for a value that a compiled program has returned."""
+
+    @property
+    def num_copies(self) -> int:
+        """The number of copies over all processes."""
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes have copies too."""
+
+
 class Sink(Hashable, Protocol):
     """Another process that compiled steps send something to after they have run."""
 
@@ -207,6 +283,34 @@ class Runner(Protocol):
         """Concatenates arrays over all replicas."""
 
 
+class InputTarget(Protocol):
+    """What an input pipeline must know about its strategy."""
+
+    @property
+    def devices(self) -> tuple[jax.Device | None, ...]:
+        """The devices of the local replicas; None for a replica without one."""
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of all replicas, if there is one."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are on all workers."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+
+    @property
+    def worker_id(self) -> int:
+        """The number of this worker."""
+
+    @property
+    def num_local_replicas(self) -> int:
+        """How many replicas this process feeds."""
+
+
 class Extended(Protocol):
     """What lower layers ask a strategy's extended interface."""
 
@@ -233,12 +337,12 @@ class Extended(Protocol):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas whose results are combined."""
 
-    def input_target(self) -> Any:
+    def input_target(self) -> InputTarget:
         """Returns whom this process's input pipeline feeds."""
 
     def variable_placement(
         self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
-    ) -> Any:
+    ) -> Placement:
         """Returns where a variable that is created now lives."""
 
     def create_variable(
@@ -296,14 +400,8 @@ class Extended(Protocol):
 class ServingExtended(Extended, Protocol):
     """The extended interface of a strategy whose variables live on parameter servers."""
 
-    def served_placement(self, specs: Any, name: str) -> Any:
+    def served_placement(self, specs: Sequence[StoredSpec], name: str) -> Placement:
         """Returns the placement of a variable that exists already."""
-
-    def served_update(self, *, uid: str, **settings: Any) -> RemoteUpdate:
-        """Returns how an optimizer updates variables of this strategy."""
-
-    def targets_of(self, uid: str) -> Sequence[Any] | None:
-        """Returns the variables that an optimizer was built for in another process, or None."""
 
 
 @runtime_checkable
@@ -337,18 +435,6 @@ class ServingStrategy(Strategy, Protocol):
     @override
     def extended(self) -> ServingExtended:
         """The interface for algorithms that know about distribution."""
-
-
-class RemoteUpdate(Protocol):
-    """An optimizer's update that runs in other processes, beside the variables."""
-
-    counter: Any
-    """The variable that counts the updates."""
-    slots: list[Any]
-    """The optimizer's state, as variables."""
-
-    def apply(self, grads: Sequence[jax.Array | None], extra_args: Mapping[str, jax.Array]) -> None:
-        """Sends the gradients to where the variables are."""
 
 
 class Coordinator(Protocol):

@@ -55,7 +55,7 @@ def test_what_varies_is_tracked_on_demand() -> None:
     seen: list[Any] = []
 
     def body(x: Any) -> Any:
-        seen.append((jax_private.tracks_varying(), jax_private.varies(x, REPLICA_AXIS)))
+        seen.append(jax_private.varies(x, REPLICA_AXIS))
         same = jax.lax.psum(x, REPLICA_AXIS)
         seen.append(jax_private.varies(same, REPLICA_AXIS))
         own = jax_private.to_varying(same, REPLICA_AXIS)
@@ -64,7 +64,7 @@ def test_what_varies_is_tracked_on_demand() -> None:
         return jax_private.all_gather_same(own, REPLICA_AXIS)
 
     jax.jit(jax.shard_map(body, mesh=_mesh(), in_specs=SPLIT, out_specs=SAME))(jnp.arange(4.0))
-    assert seen == [(True, True), False, True]
+    assert seen == [True, False, True]
     assert jax_private.varies(jnp.ones(2), REPLICA_AXIS) is False
 
 
@@ -124,14 +124,6 @@ def test_code_outside_of_a_trace_has_the_callers_settings() -> None:
         traced(1.0)
     assert int(made[0]) == 2**40 + 1
     assert made[0].devices() == {device}
-
-
-def test_states_of_traces_are_told_apart() -> None:
-    outside = jax_private.get_trace_state()
-    seen: list[bool] = []
-    jax.jit(lambda x: (seen.append(jax_private.get_trace_state() == outside), x)[1])(1.0)
-    assert seen == [False]
-    assert jax_private.get_trace_state() == outside
 
 
 def test_the_backend_has_started() -> None:

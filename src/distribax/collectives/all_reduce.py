@@ -118,7 +118,7 @@ class AllReduce(CrossDeviceOps):
         settle(values)
         for value in values:
             check_same_shape(value)
-        joined = _on_one_mesh(values)
+        joined = _join_on_one_mesh(values)
         if joined is None:
             # The values are not spread over a mesh (Python numbers, several on one device).
             return [
@@ -187,7 +187,7 @@ def _make_reduce_program(
     return jax.jit(jax_private.shard_map(body, mesh, (specs,), [same] * len(layouts)))
 
 
-def _on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
+def _join_on_one_mesh(values: Sequence[PerReplica | Mirrored]) -> list[Global] | None:
     first = values[0].layout if isinstance(values[0].layout, Global) else values[0].join()
     if first is None:
         return None

@@ -45,6 +45,7 @@ class OptionGroup:
     _aliases: ClassVar[dict[str, str]] = {}
     _defaults: ClassVar[dict[str, object]] = {}
 
+    @override
     def __init_subclass__(cls) -> None:
         cls._known = {
             name: _strip_none(hint)
@@ -108,6 +109,7 @@ class OptionGroup:
                 object.__setattr__(merged, name, its)
         return merged
 
+    @override
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and all(
             getattr(self, name) == getattr(other, name) for name in self._known
@@ -121,6 +123,7 @@ class OptionGroup:
             object.__setattr__(duplicate, name, copy.deepcopy(getattr(self, name), memo))
         return duplicate
 
+    @override
     def __repr__(self) -> str:
         given = [f"{name}={getattr(self, name)!r}" for name in self._known]
         return f"{type(self).__name__}({', '.join(given)})"

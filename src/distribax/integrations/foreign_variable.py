@@ -12,12 +12,12 @@ from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.execution import frames
 from distribax.topology import launch_lock
 from distribax.types import VariableAggregation, VariableSynchronization
-from distribax.variables import Placement
 
 Arrays: TypeAlias = "jax.Array | object"
 """An array, or a nest of arrays as a library keeps them in one variable."""
@@ -55,7 +55,7 @@ class ForeignVariable:
         self.owner: contracts.Strategy | None = None
         self._value: Any = value
         # None as long as the value is as the library's own code has set it.
-        self._placement: Placement | None = None
+        self._placement: contracts.Placement | None = None
         # Whether somebody outside may hold the arrays, so that they must not be overwritten.
         self._shared = True
         self._host: Any = None
@@ -87,9 +87,9 @@ class ForeignVariable:
         # A program that another thread starts either copies the arrays or has replaced them.
         with launch_lock:
             self._shared = True
-            return _map_arrays(lambda array: placement.pieces(array)[local], self._value)
+            return _map_arrays(lambda array: placement.split(array)[local], self._value)
 
-    def keep_pieces(self, pieces: list[Arrays], placement: Placement) -> None:
+    def keep_pieces(self, pieces: list[Arrays], placement: contracts.Placement) -> None:
         """Replaces the value by copies that are on their devices already."""
         flat = [jax.tree.leaves(piece) for piece in pieces]
         tree = jax.tree.structure(pieces[0])
@@ -97,24 +97,24 @@ class ForeignVariable:
         self.write(jax.tree.unflatten(tree, joined))
         self._placement = placement
 
-    def keep(self, value: Arrays, placement: Placement) -> None:
+    def keep(self, value: Arrays, placement: contracts.Placement) -> None:
         """Replaces the value by what a compiled program has returned."""
         self._value, self._placement, self._shared, self._host = value, placement, False, None
 
-    def place(self, placement: Placement) -> Any:
+    def place(self, placement: contracts.Placement) -> Any:
         """Returns the value as `placement` stores it, after moving it there if need be."""
         if self._placement is not placement:
             host = self.read()
             store = placement.store
             if not self._is_agreed and placement.spans_processes:
                 # As for `dx.Variable`: all workers begin with the value of the first one.
-                store, self._is_agreed = placement.initial, True
+                store, self._is_agreed = placement.store_initial, True
             # A trace may be under way, which must not see the move.
             self._value = jax_private.run_outside_trace(lambda: _store(host, store))
             self._placement, self._shared, self._host = placement, True, None
         return self._value
 
-    def take(self, placement: Placement) -> Any:
+    def take(self, placement: contracts.Placement) -> Any:
         """Returns the placed value as one that may be overwritten."""
         value = self.place(placement)
         if self._shared:
@@ -149,6 +149,7 @@ class ForeignVariable:
             function.rename(used, handle)
         return handle
 
+    @override
     def __repr__(self) -> str:
         return f"<ForeignVariable {self.name}>"
 
@@ -162,7 +163,7 @@ class Handle:
 
     variable: ForeignVariable
     strategy: contracts.Strategy
-    placement: Placement
+    placement: contracts.Placement
 
     @property
     def described(self) -> str:
@@ -212,7 +213,7 @@ def _store(value: Arrays, store: Callable[[jax.Array], jax.Array]) -> Any:
     return _map_arrays(store, arrays)
 
 
-def _join(copies: tuple[jax.Array, ...], placement: Placement) -> jax.Array:
+def _join(copies: tuple[jax.Array, ...], placement: contracts.Placement) -> jax.Array:
     if not jax_private.is_key(copies[0]):
         return placement.join(copies, copies[0])
     data = [jax.random.key_data(copy) for copy in copies]

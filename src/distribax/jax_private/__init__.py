@@ -69,7 +69,6 @@ from distribax.jax_private.tracing import all_gather_same as all_gather_same
 from distribax.jax_private.tracing import get_innermost_trace as get_innermost_trace
 from distribax.jax_private.tracing import get_outside_trace_state as get_outside_trace_state
 from distribax.jax_private.tracing import get_trace as get_trace
-from distribax.jax_private.tracing import get_trace_state as get_trace_state
 from distribax.jax_private.tracing import has_mesh as has_mesh
 from distribax.jax_private.tracing import is_tracer as is_tracer
 from distribax.jax_private.tracing import is_tracing as is_tracing
@@ -77,7 +76,6 @@ from distribax.jax_private.tracing import leave_mesh as leave_mesh
 from distribax.jax_private.tracing import run_outside_trace as run_outside_trace
 from distribax.jax_private.tracing import shard_map as shard_map
 from distribax.jax_private.tracing import to_varying as to_varying
-from distribax.jax_private.tracing import tracks_varying as tracks_varying
 from distribax.jax_private.tracing import varies as varies
 from distribax.jax_private.user_code import find_user_line as find_user_line
 from distribax.jax_private.user_code import is_library as is_library

@@ -26,7 +26,7 @@ class WholeRecorded(BaseException):
     """Ends the differentiation of a function that has been recorded as a whole."""
 
 
-class _Step:
+class _RecordedOperation:
     """One operation of a recording; an input is the number of a result, or ~number of a constant.
 
     The values that the function is differentiated with respect to are the first results.
@@ -50,7 +50,7 @@ class EagerRecording:
         self.constants: list[Any] = []
         self._constant_types: list[Any] = []
         self._numbers: dict[Any, int] = {}
-        self._steps: list[_Step] = []
+        self._steps: list[_RecordedOperation] = []
         self._outputs: list[int] = []
         self._leaves: list[Any] = []
         self._tree: Any = None
@@ -105,7 +105,7 @@ class EagerRecording:
             if index in trace.derivatives:
                 params["jvp_jaxpr_fun"] = trace.derivatives[index]
             parts += [step.primitive, _describe_param(params), step.ctx, inputs, len(step.outvars)]
-            self._steps.append(_Step(step, inputs))
+            self._steps.append(_RecordedOperation(step, inputs))
             self._numbers.update((var, count + i) for i, var in enumerate(step.outvars))
             count += len(step.outvars)
         leaves, self._tree = jax.tree.flatten(result)

@@ -22,12 +22,12 @@ _Result = TypeVar("_Result")
 _rows: Any = core.Primitive("distribax_rows")
 
 
-def _form(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _core.ShapedArray:
+def _find_type(ids: _core.ShapedArray, *, table: Identity[contracts.Table]) -> _core.ShapedArray:
     asked = table.target
     return _core.ShapedArray((*ids.shape, *asked.shape[1:]), np.dtype(asked.dtype))
 
 
-_rows.def_abstract_eval(_form)
+_rows.def_abstract_eval(_find_type)
 
 
 def find_used_inputs(
@@ -82,7 +82,7 @@ class Cut:
 
     Attributes:
         tables: The tables that rows are asked of, in the order of asking.
-        stages: Their places, by when they can be asked for: lookups of a later stage depend on rows
+        groups: Their places, by when they can be asked for: lookups of a later group depend on rows
             of earlier ones.
     """
 
@@ -92,21 +92,21 @@ class Cut:
         self._asked = [equation for equation in equations if equation.primitive is _rows]
         self._others = [equation for equation in equations if equation.primitive is not _rows]
         self.tables = [equation.params["table"].target for equation in self._asked]
-        self.stages = self._order_stages()
+        self.groups = self._group_lookups()
 
-    def _order_stages(self) -> list[list[int]]:
-        stages: list[list[int]] = []
+    def _group_lookups(self) -> list[list[int]]:
+        groups: list[list[int]] = []
         level: dict[core.Var, int] = {}
         place = 0
         for equation in self._closed.jaxpr.eqns:
             known = [var for var in equation.invars if not isinstance(var, core.Literal)]
-            stage = max((level.get(var, 0) for var in known), default=0)
+            group = max((level.get(var, 0) for var in known), default=0)
             if equation.primitive is _rows:
-                stages.extend([] for _ in range(stage + 1 - len(stages)))
-                stages[stage].append(place)
-                place, stage = place + 1, stage + 1
-            level.update(dict.fromkeys(equation.outvars, stage))
-        return stages
+                groups.extend([] for _ in range(group + 1 - len(groups)))
+                groups[group].append(place)
+                place, group = place + 1, group + 1
+            level.update(dict.fromkeys(equation.outvars, group))
+        return groups
 
     def find_given_ids(self, place: int) -> int | np.ndarray | None:
         """Returns the ids of a lookup: the index of an input, a constant, or None if computed."""

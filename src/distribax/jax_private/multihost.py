@@ -14,7 +14,7 @@ from distribax.jax_private.joint_calls import joint_calls
 from distribax.jax_private.tracing import is_tracer
 
 
-def _multihost() -> ModuleType:
+def _import_multihost() -> ModuleType:
     # Imported on use: a single process does not need it.
     from jax.experimental import multihost_utils
 
@@ -24,7 +24,7 @@ def _multihost() -> ModuleType:
 def broadcast_from_first(value: np.ndarray) -> np.ndarray:
     """Returns the first process's value, in every process; all must call it."""
     with joint_calls.record(f"broadcast of {value.dtype.name}{list(value.shape)}"):
-        received: np.ndarray = _multihost().broadcast_one_to_all(value)
+        received: np.ndarray = _import_multihost().broadcast_one_to_all(value)
     return received
 
 
@@ -36,7 +36,7 @@ def gather_from_all(value: np.ndarray, axis: int) -> list[np.ndarray]:
     padding[axis % value.ndim] = (0, widest - value.shape[axis])
     padded = np.pad(value, padding)
     with joint_calls.record(f"gather of {value.dtype.name}{list(padded.shape)}"):
-        stacked = _multihost().process_allgather(padded)
+        stacked = _import_multihost().process_allgather(padded)
     return [np.take(part, range(int(n)), axis) for part, n in zip(stacked, sizes, strict=True)]
 
 
@@ -45,7 +45,7 @@ def gather_texts(text: str) -> list[str]:
     lengths = _gather_numbers("gather of text lengths", len(text.encode()))
     own = np.frombuffer(text.encode().ljust(int(lengths.max()), b" "), np.uint8)
     with joint_calls.record("gather of texts"):
-        rows = _multihost().process_allgather(own)
+        rows = _import_multihost().process_allgather(own)
     return [bytes(row[: int(length)]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
@@ -53,7 +53,7 @@ def agree_on(text: str) -> bool:
     """Tells whether every process has said the same text; all must call it."""
     digest = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), np.uint32)
     with joint_calls.record("agreement"):
-        said = _multihost().process_allgather(digest)
+        said = _import_multihost().process_allgather(digest)
     return bool((said == digest).all())
 
 
@@ -64,7 +64,7 @@ def sum_over_processes(value: int) -> int:
 
 def _gather_numbers(name: str, value: int) -> np.ndarray:
     with joint_calls.record(name):
-        numbers: np.ndarray = _multihost().process_allgather(np.int64(value))
+        numbers: np.ndarray = _import_multihost().process_allgather(np.int64(value))
     return numbers
 
 
@@ -78,7 +78,7 @@ def localize(array: jax.Array) -> jax.Array:
     if not array.sharding.is_fully_replicated:
         # The program left the placement of its results open; all processes come here together.
         with joint_calls.record(f"gather of {array.dtype.name}{list(array.shape)}"):
-            return jax.numpy.asarray(_multihost().process_allgather(array, tiled=True))
+            return jax.numpy.asarray(_import_multihost().process_allgather(array, tiled=True))
     return uncommit(pick_copy(array))
 
 
@@ -121,4 +121,4 @@ def has_reached_preemption_point(number: int) -> bool:
             "JAX does not listen for preemptions: its preemption service is off. Turn it on before "
             'the strategy is made: jax.config.update("jax_enable_preemption_service", True).'
         )
-    return _multihost().reached_preemption_sync_point(number)
+    return _import_multihost().reached_preemption_sync_point(number)

@@ -186,7 +186,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialProgram:
     """A part of a program that is being recorded: what computes one of its values.
 
     Attributes:
@@ -200,7 +200,7 @@ class Part:
     inputs: list[int]
 
 
-def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
+def cut_out(trace: _core.Trace, value: jax.Array) -> PartialProgram:
     """Returns the part of the program that `trace` records which computes `value`."""
     assert isinstance(trace, _partial_eval.DynamicJaxprTrace)
     assert isinstance(value, _partial_eval.DynamicJaxprTracer)
@@ -213,7 +213,7 @@ def cut_out(trace: _core.Trace, value: jax.Array) -> Part:
         (result,) = _core.eval_jaxpr(jaxpr, list(constants), *inputs)
         return result
 
-    return Part(run, constants, inputs)
+    return PartialProgram(run, constants, inputs)
 
 
 def _drop_unused(

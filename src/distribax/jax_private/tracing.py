@@ -43,13 +43,8 @@ def get_trace(tracer: jax.Array) -> Trace:
     return tracer._trace
 
 
-def get_trace_state() -> _core.OpaqueTraceState:
-    """Returns a token that is equal as long as no JAX transformation is entered or left."""
-    return _core.get_opaque_trace_state()
-
-
 def get_outside_trace_state() -> _core.OpaqueTraceState:
-    """Returns what `get_trace_state` returns where no JAX transformation is tracing."""
+    """Returns JAX's token for code that no JAX transformation is tracing."""
     return _core.OpaqueTraceState(_core.eval_trace._weakref)
 
 
@@ -97,24 +92,21 @@ def to_varying(value: jax.Array, axis: str) -> jax.Array:
     return value if varies(value, axis) else lax.pcast(value, axis, to="varying")
 
 
-def tracks_varying() -> bool:
-    """Tells whether JAX computes, in the code that runs now, which values differ by replica."""
-    return _config._check_vma.value
-
-
 def all_gather_same(value: jax.Array, axis: str) -> jax.Array:
     """Stacks the values of all replicas; the result is known to be the same on each."""
-    return lax.all_gather(value, axis, to=_gathered_type())
+    return lax.all_gather(value, axis, to=_choose_gathered_type())
 
 
 def all_gather_joined(value: jax.Array, axis_name: str, axis: int) -> jax.Array:
     """Joins the values of all replicas along a dimension; the result is the same on each."""
-    return lax.all_gather(value, axis_name, axis=axis % value.ndim, tiled=True, to=_gathered_type())
+    return lax.all_gather(
+        value, axis_name, axis=axis % value.ndim, tiled=True, to=_choose_gathered_type()
+    )
 
 
-def _gathered_type() -> str:
+def _choose_gathered_type() -> str:
     # Where JAX does not track it, "invarying" has the gradient of one replica's use only.
-    return "invarying" if tracks_varying() else "varying"
+    return "invarying" if _config._check_vma.value else "varying"
 
 
 def shard_map(

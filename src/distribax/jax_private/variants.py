@@ -44,7 +44,7 @@ class VariantsDiffer(Exception):
 
 
 @dataclass(frozen=True)
-class _Step:
+class _NumberedEquation:
     """One equation, with the numbers of what it takes and gives."""
 
     equation: core.JaxprEqn
@@ -53,15 +53,15 @@ class _Step:
 
 
 @dataclass
-class _Program:
+class _VariantProgram:
     """The trace of a variant: steps between collectives, and what it returns."""
 
-    segments: list[list[_Step]] = field(default_factory=lambda: [[]])
-    collectives: list[_Step] = field(default_factory=list)
+    segments: list[list[_NumberedEquation]] = field(default_factory=lambda: [[]])
+    collectives: list[_NumberedEquation] = field(default_factory=list)
     returned: list[_Id] = field(default_factory=list)
     made: set[tuple[_Id, ...]] = field(default_factory=set)
 
-    def add(self, step: _Step) -> None:
+    def add(self, step: _NumberedEquation) -> None:
         """Adds a step, unless the same has been computed before."""
         if step.equation.effects or step.outputs not in self.made:
             self.made.add(step.outputs)
@@ -120,21 +120,25 @@ class _Numbering:
         return self._keys[key]
 
     def number_outputs(self, equation: core.JaxprEqn, inputs: tuple[_Id, ...]) -> tuple[_Id, ...]:
-        key: object = (equation.primitive, _params_key(equation.params), inputs)
+        key: object = (equation.primitive, _make_params_key(equation.params), inputs)
         if equation.effects or key not in self._keys:
             # What the key names by its id must not be replaced by something else.
             self._kept.append(equation.params)
             self._keys[key] = tuple(self.create(var.aval) for var in equation.outvars)
         return self._keys[key]
 
-    def number(self, traced: core.ClosedJaxpr, inputs: Sequence[_Id]) -> _Program:
+    def number(self, traced: core.ClosedJaxpr, inputs: Sequence[_Id]) -> _VariantProgram:
         """Returns the trace of a variant, in which calls that hold collectives are inlined."""
-        program = _Program()
+        program = _VariantProgram()
         program.returned = self._add(program, traced.jaxpr, traced.consts, inputs)
         return program
 
     def _add(
-        self, program: _Program, jaxpr: core.Jaxpr, consts: Sequence[Any], inputs: Sequence[_Id]
+        self,
+        program: _VariantProgram,
+        jaxpr: core.Jaxpr,
+        consts: Sequence[Any],
+        inputs: Sequence[_Id],
     ) -> list[_Id]:
         numbers: dict[core.Var, _Id] = dict(zip(jaxpr.invars, inputs, strict=True))
         numbers.update(zip(jaxpr.constvars, map(self.number_constant, consts), strict=True))
@@ -146,10 +150,10 @@ class _Numbering:
             given = tuple(map(find, equation.invars))
             if not _has_collective(equation, self.axis):
                 made = self.number_outputs(equation, given)
-                program.add(_Step(equation, given, made))
+                program.add(_NumberedEquation(equation, given, made))
             elif _is_collective(equation, self.axis):
                 made = self._number_met(len(program.collectives), equation)
-                program.collectives.append(_Step(equation, given, made))
+                program.collectives.append(_NumberedEquation(equation, given, made))
                 program.segments.append([])
             else:
                 made = tuple(self._add(program, *_find_body(equation), given))
@@ -171,17 +175,17 @@ class _Numbering:
         return self._keys[key]
 
 
-def _params_key(params: dict[str, Any]) -> object:
-    return tuple((name, _value_key(value)) for name, value in sorted(params.items()))
+def _make_params_key(params: dict[str, Any]) -> object:
+    return tuple((name, _make_value_key(value)) for name, value in sorted(params.items()))
 
 
-def _value_key(value: Any) -> object:
+def _make_value_key(value: Any) -> object:
     if isinstance(value, core.ClosedJaxpr):
         return str(value.jaxpr), tuple(map(id, value.consts))
     if isinstance(value, core.Jaxpr):
         return str(value)
     if isinstance(value, tuple):
-        return tuple(map(_value_key, value))
+        return tuple(map(_make_value_key, value))
     try:
         hash(value)
     except TypeError:
@@ -242,10 +246,10 @@ def run_variants(
     for program in programs:
         program.drop_unused()
     _check_meetings(programs, numbering)
-    return _Runner(numbering, programs, choice).run()
+    return _VariantRunner(numbering, programs, choice).run()
 
 
-def _check_meetings(programs: Sequence[_Program], numbering: _Numbering) -> None:
+def _check_meetings(programs: Sequence[_VariantProgram], numbering: _Numbering) -> None:
     if len({len(program.collectives) for program in programs}) > 1:
         raise VariantsDiffer("replicas with pieces of another size meet more or less often")
     for steps in zip(*(program.collectives for program in programs), strict=True):
@@ -253,17 +257,17 @@ def _check_meetings(programs: Sequence[_Program], numbering: _Numbering) -> None
             raise VariantsDiffer("the replicas meet with values of different shape")
 
 
-def _describe(step: _Step, numbering: _Numbering) -> object:
+def _describe(step: _NumberedEquation, numbering: _Numbering) -> object:
     avals = [numbering.avals[number] for number in step.inputs]
     forms = tuple((aval.shape, aval.dtype) for aval in avals)
-    return step.equation.primitive, _params_key(step.equation.params), forms
+    return step.equation.primitive, _make_params_key(step.equation.params), forms
 
 
-class _Runner:
+class _VariantRunner:
     """Runs programs side by side."""
 
     def __init__(
-        self, numbering: _Numbering, programs: Sequence[_Program], choice: jax.Array
+        self, numbering: _Numbering, programs: Sequence[_VariantProgram], choice: jax.Array
     ) -> None:
         self._avals = numbering.avals
         self._literals = numbering.literals
@@ -380,7 +384,7 @@ class _Runner:
         return self._common[number] if number in self._common else self._own[index][number]
 
     def _find_kept(
-        self, index: int, place: int, steps: list[_Step], chosen: list[tuple[_Id, ...]]
+        self, index: int, place: int, steps: list[_NumberedEquation], chosen: list[tuple[_Id, ...]]
     ) -> list[_Id]:
         """Returns what a program makes in a segment and needs in later ones."""
         last, taken = self._last[index], {numbers[index] for numbers in chosen}

@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from distribax import contracts
 from distribax.execution import named_objects
 from distribax.parameter_server import ParameterSpec
 from distribax.parameter_server.optimizer import ServedUpdate, make_note_key
@@ -15,6 +16,8 @@ from distribax.parameter_server.placement import ParameterSource, Served
 from distribax.parameter_server.settings import RoundSettings
 from distribax.strategies.one_device import SingleExtended
 from distribax.strategies.strategy import Strategy
+from distribax.training.gradient_pairs import Target
+from distribax.training.optimizer_host import OptimizerHost, UpdateSettings
 from distribax.types import VariableSynchronization
 from distribax.variables import Placement, ShardedVariable, Variable
 from distribax.variables.creation import get_colocated
@@ -56,7 +59,7 @@ def _find_strategy(uid: str) -> object:
     return strategy
 
 
-class ParameterServerExtended(SingleExtended):
+class ParameterServerExtended(SingleExtended, OptimizerHost):
     """Places variables on servers; a step runs as one replica in the process that calls it."""
 
     source: ParameterSource
@@ -116,16 +119,17 @@ class ParameterServerExtended(SingleExtended):
         with self.source.spread():
             return sharded_variable.create_divided(create, named | dict(kwargs), partitioner)
 
-    def served_placement(self, specs: tuple[ParameterSpec, ...], name: str) -> Placement:
+    def served_placement(self, specs: Sequence[contracts.StoredSpec], name: str) -> Placement:
         """Returns the placement of a variable that exists already."""
-        return Served(self.source, specs=specs, name=name)
+        own = tuple(spec for spec in specs if isinstance(spec, ParameterSpec))
+        return Served(self.source, specs=own, name=name)
 
-    def served_update(self, *, uid: str, **settings: Any) -> ServedUpdate:
-        """Returns how an optimizer updates variables of this strategy."""
-        return ServedUpdate(uid=uid, rounds=self._rounds, **settings)
+    @override
+    def create_update(self, settings: UpdateSettings) -> ServedUpdate:
+        return ServedUpdate(settings, self._rounds)
 
-    def targets_of(self, uid: str) -> list[Variable | ShardedVariable] | None:
-        """Returns the variables that an optimizer was built for in another process, or None."""
+    @override
+    def find_targets(self, uid: str) -> list[Target] | None:
         note = self.source.client.get_note(make_note_key(uid))
         if note is None:
             return None

@@ -37,7 +37,7 @@ from distribax.parameter_server.placement import (
 from distribax.parameter_server.protocol.operations import Array, Gradient
 from distribax.parameter_server.settings import RoundSettings
 from distribax.training.gradient_pairs import Grad, Target
-from distribax.training.optimizer_state import StateLayout
+from distribax.training.optimizer_host import UpdateSettings
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.values import IndexedSlices
 from distribax.variables import ShardedVariable, Variable, VariableDescription
@@ -59,32 +59,16 @@ class ServedUpdate(PushedUpdate):
     """How one optimizer updates one list of served variables.
 
     Args:
-        uid: The optimizer's name, the same in every process.
-        transformation: The optax transformation, with support for extra arguments.
-        targets: The variables.
-        layout: Which target each leaf of the transformation's state belongs to.
-        state: The leaves of the state, as shapes and data types.
-        name: What the slots' names begin with.
-        counter: A variable that counts the updates, if there is one already.
+        settings: The optimizer and its variables.
         rounds: How gradients of several workers become one update.
     """
 
-    def __init__(
-        self,
-        uid: str,
-        transformation: optax.GradientTransformationExtraArgs,
-        targets: Sequence[Target],
-        layout: StateLayout,
-        state: Sequence[jax.ShapeDtypeStruct],
-        name: str,
-        counter: Variable | None,
-        rounds: RoundSettings,
-    ) -> None:
-        self._uid = uid
-        self._transformation = transformation
-        self._targets = list(targets)
-        self._layout = layout
-        self._name = name
+    def __init__(self, settings: UpdateSettings, rounds: RoundSettings) -> None:
+        self._uid = settings.uid
+        self._transformation = settings.transformation
+        self._targets = list(settings.targets)
+        self._layout = settings.layout
+        self._name = settings.name
         self._strategy = self._targets[0].distribute_strategy
         source = self._targets[0].source
         assert isinstance(source, ParameterSource)
@@ -99,13 +83,16 @@ class ServedUpdate(PushedUpdate):
         for place, part in enumerate(self._parts):
             self._places.setdefault(part.spec.server, []).append(place)
         self._servers = list(self._places)
-        self._check_shapes(state)
+        self._check_shapes(settings.state)
         if len(self._servers) > 1 or len(self._parts) > len(self._targets):
-            check_separable(transformation, self._targets)
-        self.counter = counter if counter is not None else self._create_counter()
+            check_separable(self._transformation, self._targets)
+        counter = settings.counter
+        self.counter = self._create_counter() if counter is None else counter
         self.slots = [
             self._attach_slot(index, owner, leaf)
-            for index, (owner, leaf) in enumerate(zip(layout.owners, state, strict=True))
+            for index, (owner, leaf) in enumerate(
+                zip(self._layout.owners, settings.state, strict=True)
+            )
         ]
         self._rounds = rounds
         self._register()

@@ -281,6 +281,7 @@ class Served(Placement):
 
     label = "ServedVariable"
     source: ParameterSource
+    specs: tuple[ParameterSpec, ...]
 
     def __init__(
         self,
@@ -305,11 +306,11 @@ class Served(Placement):
         return tuple(f"/job:ps/replica:0/task:{spec.server}/device:CPU:0" for spec in self.specs)
 
     @override
-    def beside(self) -> Placement:
+    def place_beside(self) -> Placement:
         return Served(self.source, self.specs[0].server, name=self._name)
 
     @override
-    def initial(self, value: ArrayLike) -> jax.Array:
+    def store_initial(self, value: ArrayLike) -> jax.Array:
         if not self.source.is_coordinator:
             raise RuntimeError(
                 f"dx.Variable: {self._name!r} is created in a function that runs on a worker. "
@@ -335,16 +336,16 @@ class Served(Placement):
         )
 
     @override
-    def current(self, buffer: jax.Array) -> jax.Array:
+    def refresh(self, buffer: jax.Array) -> jax.Array:
         return self.source.pull_specs([self.specs[0]])[0]
 
     @override
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        return [jax_private.uncommit(self.current(buffer))]
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
+        return [jax_private.uncommit(self.refresh(buffer))]
 
     @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
-        return self.current(buffer)
+        return self.refresh(buffer)
 
 
 def _place_on_device(array: np.ndarray) -> jax.Array:

@@ -57,17 +57,17 @@ class StrategyExtended:
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Runs `fn` once for each replica and merges the results."""
-        raise self._missing("_run_replicas(self, fn, args, kwargs)")
+        raise self._make_missing_error("_run_replicas(self, fn, args, kwargs)")
 
     def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         """Returns where a new variable lives."""
-        raise self._missing("_placement(self, synchronization, name)")
+        raise self._make_missing_error("_placement(self, synchronization, name)")
 
     def _update_copies(
         self, devices: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         """Runs `fn` once for each of so many copies, each on its device."""
-        raise self._missing("_update_copies(self, devices, fn, args, kwargs)")
+        raise self._make_missing_error("_update_copies(self, devices, fn, args, kwargs)")
 
     def distribute_values(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Calls `value_fn` once for each replica of this process, and wraps the results.
@@ -81,9 +81,9 @@ class StrategyExtended:
         Raises:
             NotImplementedError: The strategy does not define it.
         """
-        raise self._missing("distribute_values(self, value_fn)")
+        raise self._make_missing_error("distribute_values(self, value_fn)")
 
-    def _missing(self, method: str) -> NotImplementedError:
+    def _make_missing_error(self, method: str) -> NotImplementedError:
         return NotImplementedError(
             f"{type(self).__name__} is no complete strategy: it does not define {method}. Override "
             "it, or derive from a strategy that has it."
@@ -156,7 +156,7 @@ class StrategyExtended:
 
     def variable_placement(
         self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
-    ) -> Placement:
+    ) -> contracts.Placement:
         """Returns where a variable that is created now lives.
 
         Args:
@@ -180,7 +180,7 @@ class StrategyExtended:
             if isinstance(beside, Variable):
                 # Beside a variable of which each replica has its own, a mirrored one is mirrored.
                 own = self._placement(synchronization, name)
-                return own if beside.per_replica else beside.placement.beside()
+                return own if beside.per_replica else beside.placement.place_beside()
             devices = resolve_destinations(beside)
             if len(devices) == 1 and devices != self._parameters:
                 return Single(devices[0])

@@ -84,12 +84,12 @@ class MirroredExtended(StrategyExtended):
             touches_stacked = any(isinstance(arg, Variable) and arg.per_replica for arg in args)
             if touches_stacked:
                 return run_in_program(
-                    self.strategy, self.mesh, self._ops, self._as_copy(fn), args, kwargs
+                    self.strategy, self.mesh, self._ops, self._wrap_as_copy(fn), args, kwargs
                 )
         own = nests.map_leaves(_unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
-        return self._as_copy(fn)(*own[0], **own[1])
+        return self._wrap_as_copy(fn)(*own[0], **own[1])
 
-    def _as_copy(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_as_copy(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: object, **kwargs: object) -> Any:
             with context.enter(context.Entry(self.strategy, copy_id=0)):
                 return fn(*args, **kwargs)

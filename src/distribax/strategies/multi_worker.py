@@ -149,7 +149,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         watch_joint_calls(options.timeout_seconds)
         # Also sizes the pool of XLA's CPU client before it starts.
         own = resolve_devices(None)
-        devices = own if membership.num_workers == 1 else _all_like(own)
+        devices = own if membership.num_workers == 1 else _list_devices_like(own)
         _check_implementation(options, devices)
         super().__init__(MultiWorkerExtended(devices, membership, options))
 
@@ -179,7 +179,7 @@ class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
 
 
-def _all_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+def _list_devices_like(own: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """Returns the devices of all processes of the same kind, ordered by process."""
     found = jax.devices(own[0].platform)
     return tuple(sorted(found, key=lambda device: (device.process_index, device.id)))

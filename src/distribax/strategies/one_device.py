@@ -31,16 +31,19 @@ class InlineRunner(contracts.Runner):
     def __init__(self, strategy: contracts.Strategy) -> None:
         self.strategy = strategy
 
+    @override
     def merge(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return select(result, 0)
 
+    @override
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
         return [jax.numpy.asarray(leaf) for leaf in leaves]
 
+    @override
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
@@ -88,14 +91,14 @@ class SingleExtended(StrategyExtended):
         else:
             args, kwargs = self._put_on_device((tuple(args), dict(kwargs)))
         args, kwargs = select((tuple(args), dict(kwargs)), 0, num_replicas=1)
-        with context.enter(context.Entry(self.strategy, replica)), self._default_device():
+        with context.enter(context.Entry(self.strategy, replica)), self._enter_device():
             return fn(*args, **kwargs)
 
     @override
     def input_target(self) -> InputTarget:
         return InputTarget((self._device,), None, 1)
 
-    def _default_device(self) -> AbstractContextManager[None]:
+    def _enter_device(self) -> AbstractContextManager[None]:
         return jax.default_device(self._device or jax_private.get_default_device())
 
     def _put_on_device(self, nest: object) -> Any:
@@ -115,7 +118,7 @@ class SingleExtended(StrategyExtended):
         self, devices: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
         args, kwargs = select((tuple(args), dict(kwargs)), 0)
-        with context.enter(context.Entry(self.strategy, copy_id=0)), self._default_device():
+        with context.enter(context.Entry(self.strategy, copy_id=0)), self._enter_device():
             return [fn(*args, **kwargs)]
 
     @override

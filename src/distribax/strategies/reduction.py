@@ -161,7 +161,7 @@ def reduce_leaf(
         total = (jnp.mean if op is ReduceOp.MEAN else jnp.sum)(held, axis=axes)
         return _reduce_plain(extended, op, total)
     dtype = find_dtype(held.layout)
-    sums, count = _axis_sums(held, axis, find_sum_type(dtype) if op is ReduceOp.MEAN else None)
+    sums, count = _sum_along(held, axis, find_sum_type(dtype) if op is ReduceOp.MEAN else None)
     (total,) = batch(extended, ReduceOp.SUM, [(sums, None)], None)
     return divide(total.get(), count, dtype) if op is ReduceOp.MEAN else total.get()
 
@@ -182,7 +182,7 @@ def _reduce_rows(
     return summed / (_count(total.shape, axes) * extended.num_replicas_in_sync)
 
 
-def _axis_sums(
+def _sum_along(
     value: DistributedValues, axis: int | Sequence[int], dtype: np.dtype[Any] | None
 ) -> tuple[DistributedValues, int]:
     """Returns each replica's sum along `axis`, and how many elements were added in all.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
+from typing_extensions import override
+
 from distribax import context, jax_private
 from distribax.execution import adapters, named_objects, reachable_variables
 from distribax.strategies import reduction
@@ -245,7 +247,7 @@ class Strategy:
             RuntimeError: It is called inside a replica, or in the scope of another strategy.
         """
         context.require_cross_replica(self, "experimental_distribute_dataset")
-        return _input().distribute_dataset(dataset, self._extended.input_target(), options)
+        return _import_input().distribute_dataset(dataset, self._extended.input_target(), options)
 
     def distribute_datasets_from_function(
         self,
@@ -270,7 +272,7 @@ class Strategy:
         """
         context.require_cross_replica(self, "distribute_datasets_from_function")
         target = self._extended.input_target()
-        return _input().distribute_from_function(dataset_fn, target, options)
+        return _import_input().distribute_from_function(dataset_fn, target, options)
 
     def experimental_make_numpy_dataset(
         self, numpy_input: object, session: object = None
@@ -287,7 +289,7 @@ class Strategy:
         Returns:
             A data set with an element for each row.
         """
-        return _input().make_numpy_rows(numpy_input)
+        return _import_input().make_numpy_rows(numpy_input)
 
     def experimental_distribute_datasets_from_function(
         self,
@@ -330,9 +332,9 @@ class Strategy:
         Returns:
             An iterator over the distributed data set.
         """
-        options = _input().InputOptions()
+        options = _import_input().InputOptions()
         if replication_mode is not None:
-            options = _input().InputOptions(experimental_replication_mode=replication_mode)
+            options = _import_input().InputOptions(experimental_replication_mode=replication_mode)
         return iter(self.distribute_datasets_from_function(input_fn, options))
 
     # Older names.
@@ -392,6 +394,7 @@ class Strategy:
         """
         group(self.unwrap(value))
 
+    @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if named_objects.get_destination() is not None:
             raise TypeError(
@@ -400,6 +403,7 @@ class Strategy:
             )
         return super().__reduce_ex__(protocol)
 
+    @override
     def __repr__(self) -> str:
         devices = ", ".join(self._extended.worker_devices)
         count = self.num_replicas_in_sync
@@ -424,7 +428,7 @@ def experimental_make_numpy_dataset(numpy_input: object, session: object = None)
     return get_strategy().experimental_make_numpy_dataset(numpy_input, session)
 
 
-def _input() -> ModuleType:
+def _import_input() -> ModuleType:
     """Returns the input side, which is loaded when a data set is first distributed."""
     import distribax.data.distributed as distributed
 

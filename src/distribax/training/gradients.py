@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from distribax import contracts
 from distribax.execution import overlay
-from distribax.execution.traces.lookup_gradients import Inflow, Taps, open_taps
+from distribax.execution.traces.lookup_gradients import Inflow, LookupGradients, note_gradients
 from distribax.training import eager_gradients
 from distribax.training.variable_kinds import as_differentiable
 from distribax.values import IndexedSlices
@@ -119,9 +120,11 @@ def _differentiate_remote(
     shards = [variable for leaf in away for variable in leaf.states]
 
     def of_all(values: list[jax.Array], token: jax.Array) -> Any:
-        taps = Taps(token, away, shards, flows)
-        unread = {v: overlay.Unread(_make_reader(taps, v, outside)) for v in shards}
-        with overlay.lay_over(unread), open_taps(taps):
+        gradients = LookupGradients(token, away, shards, flows)
+        unread: dict[contracts.Variable, jax.Array | overlay.Unread] = {
+            v: overlay.Unread(_make_reader(gradients, v, outside)) for v in shards
+        }
+        with overlay.lay_over(unread), note_gradients(gradients):
             return of_values(values)
 
     differentiated = jax.value_and_grad(of_all, argnums=(0, 1), has_aux=has_aux)
@@ -137,14 +140,16 @@ def _split(leaf: AnyVariable, value: jax.Array) -> list[tuple[Variable, jax.Arra
     return [(variable, value[rows]) for variable, rows in parts]
 
 
-def _make_reader(taps: Taps, variable: Variable, outside: contextvars.Context) -> Callable[[], Any]:
+def _make_reader(
+    gradients: LookupGradients, variable: Variable, outside: contextvars.Context
+) -> Callable[[], Any]:
     """Returns how the differentiated function reads a variable for the first time."""
 
     def read() -> Any:
         # As it is outside: another function that is being differentiated may be there.
-        return taps.tap(variable, outside.copy().run(variable.read_value))
+        return gradients.mark(variable, outside.copy().run(variable.read_value))
 
-    return lambda: taps.run_inside(read)
+    return lambda: gradients.run_inside(read)
 
 
 def _collect(leaf: AnyVariable, flows: list[Inflow]) -> jax.Array | IndexedSlices:

@@ -21,6 +21,7 @@ from distribax.training.extra_arguments import ExtraArg, are_plain
 from distribax.training.gradient_pairs import Grad, Target
 from distribax.training.gradients import value_and_grad
 from distribax.training.hyperparameters import Adjustable, find_places, inject, run_now
+from distribax.training.optimizer_host import OptimizerHost, RemoteUpdate, UpdateSettings
 from distribax.training.optimizer_state import (
     StateLayout,
     accumulate,
@@ -100,7 +101,7 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
         # Eager: one program for all operations and copies compiles and runs faster than many.
         self._compiled_step: Callable[..., Any] = jax.jit(self._step)
         self._compiled_update = Function(self._update_all)
-        self._served: contracts.RemoteUpdate | None = None
+        self._served: RemoteUpdate | None = None
         self._needs_whole = False
         # The strategy in whose scope it was made, and its name in other processes.
         self._home = context.get_strategy()
@@ -222,9 +223,9 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
                 "cannot hold. Add noise to the gradients in the worker's function instead."
             )
         self._home = strategy
-        # The strategy of variables that live on servers.
-        serving: contracts.ServingExtended = strategy.extended  # type: ignore[assignment]
-        self._served = serving.served_update(
+        host = strategy.extended
+        assert isinstance(host, OptimizerHost)
+        settings = UpdateSettings(
             uid=self._get_or_create_uid(),
             transformation=self._transformation,
             targets=targets,
@@ -233,7 +234,7 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
             name=self._name,
             counter=self._iterations,
         )
-        assert self._served is not None
+        self._served = host.create_update(settings)
         self._iterations = self._served.counter
         self._slots, self._targets, self._layout = self._served.slots, targets, layout
         run_now(self._keep_early)
@@ -254,11 +255,13 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
         """Builds an optimizer that a worker has built, for the same variables."""
         # Only an optimizer of a strategy with servers has a name in other processes.
         if self._targets is None and self._uid is not None:
-            serving: contracts.ServingExtended = self._home.extended  # type: ignore[assignment]
-            targets = serving.targets_of(self._uid)
+            host = self._home.extended
+            assert isinstance(host, OptimizerHost)
+            targets = host.find_targets(self._uid)
             if targets is not None:
                 self.build(targets)
 
+    @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         strategy = named_objects.get_destination()
         if strategy is None:
@@ -400,7 +403,7 @@ class Optimizer(Adjustable, metaclass=reuse.Reusable):
                 "a parameter server, where the update runs, cannot call it. Use a transformation "
                 "that needs no function.",
             )
-            self._served.apply(cast("Any", grads), cast("Any", extra_args))
+            self._served.apply(grads, cast("Any", extra_args))
             return
         assert self._targets is not None
         replicas = self._targets[0].distribute_strategy.extended.local_devices

@@ -28,6 +28,7 @@ from distribax.values.leaves import is_number as is_number
 from distribax.values.leaves import is_opaque as is_opaque
 from distribax.values.leaves import is_slices as is_slices
 from distribax.values.leaves import is_wrapped as is_wrapped
+from distribax.values.leaves import is_wrapped_opaque_or_slices as is_wrapped_opaque_or_slices
 from distribax.values.leaves import is_wrapped_or_opaque as is_wrapped_or_opaque
 from distribax.values.leaves import is_wrapped_or_slices as is_wrapped_or_slices
 from distribax.values.leaves import make_opaque as make_opaque

@@ -17,15 +17,15 @@ from typing_extensions import override
 from distribax import jax_private
 
 
-def _binary(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _make_binary(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda self, other: self._operate(op, self, other)
 
 
-def _reflected(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _make_reflected(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda self, other: self._operate(op, other, self)
 
 
-def _unary(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _make_unary(op: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: self._operate(op, self)
 
 
@@ -36,25 +36,28 @@ class Operators:
     def _operate(self, op: Callable[..., Any], *operands: Any) -> Any:
         """Returns the result of an operator; one of the operands is the object itself."""
 
-    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
-    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
-    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
-    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
-    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
-    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
-    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
-    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
-    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
-    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
-    __lt__, __le__ = _binary(operator.lt), _binary(operator.le)
-    __gt__, __ge__ = _binary(operator.gt), _binary(operator.ge)
-    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
-    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
-    __eq__, __ne__ = _binary(operator.eq), _binary(operator.ne)
+    __add__, __radd__ = _make_binary(operator.add), _make_reflected(operator.add)
+    __sub__, __rsub__ = _make_binary(operator.sub), _make_reflected(operator.sub)
+    __mul__, __rmul__ = _make_binary(operator.mul), _make_reflected(operator.mul)
+    __truediv__, __rtruediv__ = _make_binary(operator.truediv), _make_reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = (
+        _make_binary(operator.floordiv),
+        _make_reflected(operator.floordiv),
+    )
+    __mod__, __rmod__ = _make_binary(operator.mod), _make_reflected(operator.mod)
+    __pow__, __rpow__ = _make_binary(operator.pow), _make_reflected(operator.pow)
+    __matmul__, __rmatmul__ = _make_binary(operator.matmul), _make_reflected(operator.matmul)
+    __and__, __rand__ = _make_binary(operator.and_), _make_reflected(operator.and_)
+    __or__, __ror__ = _make_binary(operator.or_), _make_reflected(operator.or_)
+    __xor__, __rxor__ = _make_binary(operator.xor), _make_reflected(operator.xor)
+    __lshift__, __rlshift__ = _make_binary(operator.lshift), _make_reflected(operator.lshift)
+    __rshift__, __rrshift__ = _make_binary(operator.rshift), _make_reflected(operator.rshift)
+    __divmod__, __rdivmod__ = _make_binary(divmod), _make_reflected(divmod)
+    __lt__, __le__ = _make_binary(operator.lt), _make_binary(operator.le)
+    __gt__, __ge__ = _make_binary(operator.gt), _make_binary(operator.ge)
+    __neg__, __pos__ = _make_unary(operator.neg), _make_unary(operator.pos)
+    __abs__, __invert__ = _make_unary(operator.abs), _make_unary(operator.invert)
+    __eq__, __ne__ = _make_binary(operator.eq), _make_binary(operator.ne)
 
 
 def _unwrap(value: object) -> object:
@@ -93,6 +96,11 @@ class ArrayLike(Operators):
 
     # NumPy must leave `ndarray + variable` to our operators.
     __array_priority__ = 1000.0
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether every replica has a copy on its device, as of a mirrored variable."""
+        return False
 
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError(

@@ -20,6 +20,7 @@ from distribax.topology import complete_device_name, device_name, make_replica_m
 from distribax.values.arithmetic import ArrayLike
 from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import (
+    Evenness,
     Global,
     Layout,
     Local,
@@ -42,7 +43,7 @@ class _CountsVariables(type):
     def __instancecheck__(cls, instance: object) -> bool:
         if super().__instancecheck__(instance):
             return True
-        return cls is DistributedValues and getattr(instance, "has_copies", False) is True
+        return cls is DistributedValues and isinstance(instance, ArrayLike) and instance.has_copies
 
 
 class DistributedValues(metaclass=_CountsVariables):
@@ -180,7 +181,7 @@ class DistributedValues(metaclass=_CountsVariables):
             return self.layout if self.layout.mesh == mesh else None
         if isinstance(self.layout, Pieces):
             self._agree(mesh)
-            if self.layout.uneven:
+            if self.layout.evenness is Evenness.UNEVEN:
                 return None
             joined = join(self.layout.pieces, mesh, mirrored=isinstance(self, Mirrored))
             if joined is not None:
@@ -199,7 +200,7 @@ class DistributedValues(metaclass=_CountsVariables):
         if text is not None and not jax_private.run_outside_trace(
             lambda: jax_private.agree_on(text)
         ):
-            self.layout = Pieces(self.layout.pieces, mesh, uneven=True)
+            self.layout = Pieces(self.layout.pieces, mesh, Evenness.UNEVEN)
 
     def open_question(self, mesh: Mesh | None) -> str | None:
         """Returns what all processes must say alike if the value is one array.
@@ -213,7 +214,7 @@ class DistributedValues(metaclass=_CountsVariables):
         layout = self.layout
         if mesh is None or not mesh.is_multi_process or not isinstance(layout, Pieces):
             return None
-        if layout.uneven or layout.even or isinstance(self, Mirrored):
+        if layout.evenness is not Evenness.UNKNOWN or isinstance(self, Mirrored):
             return None
         if is_traced(layout):
             return None
@@ -239,7 +240,7 @@ class DistributedValues(metaclass=_CountsVariables):
     def join(self) -> Global | None:
         """Returns the values as one array over the mesh of the devices they are on, or None."""
         layout = self.layout
-        if isinstance(layout, Pieces) and layout.uneven:
+        if isinstance(layout, Pieces) and layout.evenness is Evenness.UNEVEN:
             return None
         if isinstance(layout, Pieces) and layout.mesh is not None:
             return self.on_mesh(layout.mesh)
@@ -304,7 +305,7 @@ def settle(values: Iterable[DistributedValues]) -> None:
     if len(asked) > 1 and jax_private.agree_on("; ".join(text for _, text in asked)):
         for value, _ in asked:
             assert isinstance(value.layout, Pieces)
-            value.layout = replace(value.layout, even=True)
+            value.layout = replace(value.layout, evenness=Evenness.EVEN)
 
 
 def format_listing(name: str, values: Iterable[object]) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from distribax.topology import REPLICA_AXIS
 from distribax.values.distributed import DistributedValues, Mirrored, PerReplica
 from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.layout import Global, Padded, Shape
@@ -37,11 +36,6 @@ class Form(NamedTuple):
         if isinstance(layout, Padded):
             return cls(layout.mesh, shapes=layout.shapes, idle=idle)
         return cls(layout.mesh, layout.mirrored, layout.stacked, idle=idle)
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """How the array is spread over the mesh."""
-        return PartitionSpec() if self.mirrored else PartitionSpec(REPLICA_AXIS)
 
     def wrap(self, array: jax.Array) -> DistributedValues:
         """Returns a value of this form that holds `array`."""

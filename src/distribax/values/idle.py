@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from distribax import jax_private
 from distribax.types import ReduceOp
-from distribax.values.layout import Layout, Padded, Pieces, find_replicas
+from distribax.values.layout import Evenness, Layout, Padded, Pieces, find_replicas
 from distribax.values.means import divide, widen
 
 
@@ -82,7 +82,7 @@ def find_idle(layouts: Iterable[Layout], num_replicas: int) -> IdleReplicas:
         elif isinstance(layout, Pieces):
             indices = find_replicas(layout.pieces, layout.mesh)
             empty = [i for i, piece in zip(indices, layout.pieces, strict=True) if _is_empty(piece)]
-            if len(layout.pieces) < num_replicas and not layout.even:
+            if len(layout.pieces) < num_replicas and layout.evenness is not Evenness.EVEN:
                 local.append(empty)
             elif len(empty) != num_replicas:
                 known.update(empty)

@@ -59,11 +59,13 @@ class IndexedSlices(ArrayLike):
         return self._dense_shape
 
     @property
+    @override
     def shape(self) -> tuple[int, ...] | None:  # type: ignore[override]
         """The table's shape, or None if it was not given."""
         return self._dense_shape
 
     @property
+    @override
     def dtype(self) -> Any:
         """The data type of the rows."""
         return self._values.dtype

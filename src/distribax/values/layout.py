@@ -6,6 +6,7 @@ never the wrapper's type.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,15 @@ HostValue: TypeAlias = int | float | complex | np.ndarray | np.generic
 """A value that is on no device."""
 
 
+class Evenness(enum.Enum):
+    """Whether the pieces of other processes have the same shape as those of this one."""
+
+    UNKNOWN = enum.auto()
+    EVEN = enum.auto()
+    UNEVEN = enum.auto()
+    """They cannot be one array."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """One Python object per replica: arrays of any shape, or anything else.
@@ -36,15 +46,12 @@ class Pieces:
     Attributes:
         pieces: The objects.
         mesh: The mesh of the strategy whose replicas made them, if known.
-        uneven: Whether pieces of other processes have other shapes, so that all cannot be one
-            array.
-        even: Whether pieces of other processes are known to have the same shape.
+        evenness: Whether pieces of other processes have the same shape.
     """
 
     pieces: tuple[Any, ...]
     mesh: Mesh | None = None
-    uneven: bool = False
-    even: bool = False
+    evenness: Evenness = Evenness.UNKNOWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +352,7 @@ def find_replicas(pieces: Sequence[object], mesh: Mesh | None) -> Sequence[int]:
 
 
 def is_host_value(piece: object) -> TypeGuard[HostValue]:
-    """Tells whether a piece is a number of Python or NumPy, or an array of NumPy."""
+    """Tells whether a piece is a Python or NumPy number, or a NumPy array."""
     return isinstance(piece, (int, float, complex, np.ndarray, np.generic))
 
 

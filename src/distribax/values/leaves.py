@@ -60,6 +60,16 @@ def is_none_or_opaque(leaf: object) -> bool:
     return leaf is None or is_opaque(leaf)
 
 
+def is_none_opaque_or_slices(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of what several replicas return, which is merged."""
+    return is_none_or_opaque(leaf) or is_slices(leaf)
+
+
+def is_wrapped_opaque_or_slices(leaf: object) -> bool:
+    """Tells whether `leaf` is a unit of what goes into a merge function, or comes out of it."""
+    return is_wrapped_or_opaque(leaf) or is_slices(leaf)
+
+
 def is_none_wrapped_or_opaque(leaf: object) -> bool:
     """Tells whether `leaf` is a unit of what a function returns, None being a value too."""
     return leaf is None or is_wrapped(leaf) or is_opaque(leaf)

@@ -42,7 +42,7 @@ IsLeaf: TypeAlias = Callable[[Any], bool]
 _NO_CONTAINERS = (str, bytes, bytearray, memoryview, range, DistributedValues, np.ndarray)
 
 
-class _Kind(enum.Enum):
+class _ContainerKind(enum.Enum):
     """What kind of container a class is that JAX does not know."""
 
     MAPPING = enum.auto()
@@ -54,21 +54,21 @@ class _Kind(enum.Enum):
 
 
 @lru_cache(maxsize=4096)
-def _classify(cls: Any) -> _Kind | None:
+def _classify(cls: Any) -> _ContainerKind | None:
     if issubclass(cls, _NO_CONTAINERS):
         return None
     if issubclass(cls, Mapping):
-        return _Kind.MAPPING
+        return _ContainerKind.MAPPING
     if issubclass(cls, Sequence):
-        return _Kind.SEQUENCE
+        return _ContainerKind.SEQUENCE
     # The mark of attrs, which need not be installed.
     if dataclasses.is_dataclass(cls) or hasattr(cls, "__attrs_attrs__"):
-        return _Kind.RECORD
+        return _ContainerKind.RECORD
     return None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Form:
+class _ContainerForm:
     """A container without its parts. Two are the same if their class and the parts' names are."""
 
     cls: type
@@ -82,17 +82,17 @@ class _Form:
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
-class _Opened:
+class _OpenContainer:
     """Stands for a container in a nest; unflattened, it is that container again."""
 
-    form: _Form
+    form: _ContainerForm
     parts: list[Any]
 
-    def tree_flatten(self) -> tuple[list[Any], _Form]:
+    def tree_flatten(self) -> tuple[list[Any], _ContainerForm]:
         return self.parts, self.form
 
     @classmethod
-    def tree_unflatten(cls, form: _Form, parts: Sequence[Any]) -> Any:
+    def tree_unflatten(cls, form: _ContainerForm, parts: Sequence[Any]) -> Any:
         return form.rebuild(parts)
 
 
@@ -160,21 +160,21 @@ def open_container(leaf: Any, is_leaf: IsLeaf | None = None, *, of_results: bool
         return leaf
     parts: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
-    if kind is _Kind.MAPPING:
+    if kind is _ContainerKind.MAPPING:
         names = _sort(leaf)
         parts, rebuild = [leaf[name] for name in names], _rebuild_mapping(leaf, names)
-    elif kind is _Kind.SEQUENCE:
+    elif kind is _ContainerKind.SEQUENCE:
         parts = list(leaf)
         names, rebuild = tuple(range(len(parts))), _rebuild_sequence(leaf)
     else:
-        names = _field_names(leaf)
+        names = _list_field_names(leaf)
         parts, rebuild = [getattr(leaf, name) for name in names], _rebuild_record(leaf, names)
     parts = [_open_all(part, is_leaf, of_results) for part in parts]
     if not any(
         _is_wanted(each, kind, of_results) for each in jax.tree.leaves(parts, is_leaf=is_leaf)
     ):
         return leaf
-    return _Opened(_Form(type(leaf), names, rebuild), parts)
+    return _OpenContainer(_ContainerForm(type(leaf), names, rebuild), parts)
 
 
 def _open_all(nest: object, is_leaf: IsLeaf | None, of_results: bool) -> Any:
@@ -184,13 +184,13 @@ def _open_all(nest: object, is_leaf: IsLeaf | None, of_results: bool) -> Any:
     )
 
 
-def _is_wanted(leaf: object, kind: _Kind, of_results: bool) -> bool:
+def _is_wanted(leaf: object, kind: _ContainerKind, of_results: bool) -> bool:
     if is_wrapped(leaf) or jax_private.is_tracer(leaf):
         return True
     if of_results:
         return isinstance(leaf, jax.Array) or is_host_value(leaf)
     # A record that is given may be an object with a life of its own, such as a model.
-    return kind is not _Kind.RECORD and isinstance(leaf, (jax.Array, np.ndarray))
+    return kind is not _ContainerKind.RECORD and isinstance(leaf, (jax.Array, np.ndarray))
 
 
 def _sort(names: Iterable[Any]) -> tuple[Any, ...]:
@@ -200,7 +200,7 @@ def _sort(names: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(names)
 
 
-def _field_names(record: Any) -> tuple[str, ...]:
+def _list_field_names(record: Any) -> tuple[str, ...]:
     if dataclasses.is_dataclass(record):
         fields: Iterable[Any] = dataclasses.fields(record)
     else:

@@ -17,7 +17,7 @@ from distribax.values.idle import NONE_IDLE, IdleReplicas
 from distribax.values.indexed_slices import IndexedSlices
 from distribax.values.layout import Pieces
 from distribax.values.leaves import (
-    is_none_or_opaque,
+    is_none_opaque_or_slices,
     is_number,
     is_slices,
     is_wrapped,
@@ -76,7 +76,7 @@ def regroup(
     The same object from every replica comes back as that object (unless `wrap`), the copies of one
     value come back as the value, and anything else as a `PerReplica`.
     """
-    flat = [jax.tree.flatten(result, is_leaf=_is_unit) for result in results]
+    flat = [jax.tree.flatten(result, is_leaf=is_none_opaque_or_slices) for result in results]
     tree: Any = flat[0][1]
     for replica_id, (leaves, other) in enumerate(flat):
         alike = map(is_slices, leaves), map(is_slices, flat[0][0])
@@ -95,10 +95,6 @@ def regroup(
     )
 
 
-def _is_unit(leaf: object) -> bool:
-    return is_none_or_opaque(leaf) or is_slices(leaf)
-
-
 def _merge(
     pieces: Sequence[object],
     origins: Origins | None,
@@ -113,7 +109,10 @@ def _merge(
     if wrap or not same or not alone:
         if is_slices(first):
             return _merge_slices(cast("Sequence[IndexedSlices]", pieces), origins, mesh)
-        opened = [nests.open_container(piece, _is_unit, of_results=True) for piece in pieces]
+        opened = [
+            nests.open_container(piece, is_none_opaque_or_slices, of_results=True)
+            for piece in pieces
+        ]
         if all(new is not old for new, old in zip(opened, pieces, strict=True)):
             merged = regroup(opened, origins, wrap=wrap, mesh=mesh, idle=idle)
             return first if same and _holds_same(first, merged) else merged
@@ -133,7 +132,10 @@ def _merge(
 
 def _holds_same(container: object, other: object) -> bool:
     """Tells whether two containers of one structure hold the same objects."""
-    both = (nests.flatten(each, _is_unit, of_results=True)[0] for each in (container, other))
+    both = (
+        nests.flatten(each, is_none_opaque_or_slices, of_results=True)[0]
+        for each in (container, other)
+    )
     return all(mine is others for mine, others in zip(*both, strict=True))
 
 

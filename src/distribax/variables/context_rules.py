@@ -52,7 +52,7 @@ def read(variable: PlacedVariable) -> jax.Array:
         return _combine(variable, value) if variable.per_replica else value
     index = copy_index(variable, here)
     if index is not None:
-        return variable.placement.pieces(variable.share())[index]
+        return variable.placement.split(variable.share())[index]
     if variable.per_replica:
         return _combine(variable, variable.share())
     return jax_private.localize(variable.share())
@@ -355,7 +355,7 @@ def _write_across(
             stacked = jax.vmap(change)(frame.read(variable), stacked)
         frame.write(variable, stacked)
         return
-    pieces = variable.placement.pieces(variable.share())
+    pieces = variable.placement.split(variable.share())
     new = [_change(piece, value, kind, index) for piece in pieces]
     variable.store(variable.placement.join(new, variable.share()))
 
@@ -478,7 +478,7 @@ def _put(variable: PlacedVariable, value: jax.Array, here: context.Entry) -> Non
         if index is None:
             variable.store(placement.store(value))
         else:
-            pieces = placement.pieces(variable.share())
+            pieces = placement.split(variable.share())
             pieces[index] = value
             variable.store(placement.join(pieces, variable.share()))
     stand_in = overlay.find_overlay(variable)

@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distribax import context, jax_private
+from distribax import context, contracts, jax_private
 from distribax.context import reuse
 from distribax.context.scoped import set_within
 from distribax.execution import frames
 from distribax.types import VariableAggregation, VariableSynchronization
 from distribax.variables import initializers
-from distribax.variables.placement import Placement
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -77,7 +76,7 @@ def decide_trainable(given: bool | None, sync: VariableSynchronization) -> bool:
 
 
 def settle_synchronization(
-    sync: VariableSynchronization, placement: Placement
+    sync: VariableSynchronization, placement: contracts.Placement
 ) -> VariableSynchronization:
     """Returns what AUTO has become: copies are kept the same by every write."""
     if sync is VariableSynchronization.AUTO and placement.has_copies:
@@ -187,9 +186,9 @@ def _as_array(
 
 
 @jax_private.leave_mesh()
-def make_buffer(placement: Placement, value: jax.typing.ArrayLike) -> jax.Array:
+def make_buffer(placement: contracts.Placement, value: jax.typing.ArrayLike) -> jax.Array:
     """Returns the first buffer: a copy, so that the caller's array is never overwritten."""
-    return jax_private.run_outside_trace(lambda: placement.initial(np.array(value)))
+    return jax_private.run_outside_trace(lambda: placement.store_initial(np.array(value)))
 
 
 def find_creation_line(frame: FrameType | None) -> str:

@@ -17,7 +17,7 @@ Initializer = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRange:
     """Which part of a variable is to be made.
 
     Attributes:
@@ -60,7 +60,7 @@ def make_whole(
 
 
 def make_part(
-    initializer: Initializer, part: Part, dtype: jax.typing.DTypeLike | None, name: str
+    initializer: Initializer, part: ShardRange, dtype: jax.typing.DTypeLike | None, name: str
 ) -> Any:
     """Calls an initializer for one shard of a variable.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,80 +17,71 @@ from distribax.topology import REPLICA_AXIS, device_name, list_local_devices
 from distribax.values import DistributedValues, copy_to_mesh
 
 
-class Placement(abc.ABC):
-    """Where a variable's values are kept.
+class Placement(contracts.Placement):
+    """One value in this process, unless a subclass says otherwise.
 
-    A buffer is what the placement stores: one `jax.Array`, maybe over several devices. Subclasses
-    say how a whole value becomes a buffer and what each copy of it is.
+    Subclasses say how a whole value becomes a buffer and what each copy of it is.
     """
 
-    # Whether each replica has a value of its own, which need not be the same.
     per_replica = False
-    # Whether every replica has a copy on its device.
     has_copies = False
-    # Whether programs take and return buffers as they are, without `to_program`.
     is_program_form = False
-    # How `repr` calls a variable with this placement.
     label = "Variable"
-    # Where the value is fetched from, and writes are sent to, if it lives in another process.
     source: contracts.Source | None = None
-    # What it is called there: one description for each copy, the first of which is read.
-    specs: tuple[Any, ...] = ()
-    # The mesh that the copies are spread over, if there is one.
+    specs: tuple[contracts.StoredSpec, ...] = ()
     mesh: Mesh | None = None
-    # The sharding of the buffer inside a compiled program, if that matters.
     sharding: Sharding | None = None
 
     @property
     @abc.abstractmethod
-    def devices(self) -> tuple[jax.Device, ...]:
-        """The devices of this process that have a copy."""
+    @override
+    def devices(self) -> tuple[jax.Device, ...]: ...
 
     @property
+    @override
     def device_names(self) -> tuple[str, ...]:
-        """The names of the devices that have a copy."""
         return tuple(device_name(device) for device in self.devices)
 
-    def beside(self) -> Placement:
-        """Returns the placement of another variable that is to live beside this one."""
+    @override
+    def place_beside(self) -> contracts.Placement:
         return self
 
-    def current(self, buffer: jax.Array) -> jax.Array:
-        """Returns the buffer with the value of now."""
+    @override
+    def refresh(self, buffer: jax.Array) -> jax.Array:
         return buffer
 
     @abc.abstractmethod
-    def store(self, value: jax.typing.ArrayLike) -> jax.Array:
-        """Returns a buffer that holds `value` in every copy."""
+    @override
+    def store(self, value: jax.typing.ArrayLike) -> jax.Array: ...
 
-    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
-        """Returns the first buffer; all processes start with the value of the first one."""
+    @override
+    def store_initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         return self.store(value)
 
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
-        """Returns the local copies' values."""
+    @override
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(buffer)]
 
+    @override
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
-        """Returns a buffer made of the local copies' values."""
         return pieces[0]
 
+    @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
-        """Returns the buffer as a compiled program takes it."""
         return buffer
 
+    @override
     def from_program(self, value: jax.Array) -> jax.Array:
-        """Returns the buffer for a value that a compiled program has returned."""
         return value
 
     @property
+    @override
     def num_copies(self) -> int:
-        """The number of copies over all processes."""
         return len(self.devices)
 
     @property
+    @override
     def spans_processes(self) -> bool:
-        """Whether other processes have copies too."""
         return self.num_copies > len(self.devices)
 
 
@@ -116,7 +107,7 @@ class Single(Placement):
 
     @override
     def join(self, pieces: Sequence[jax.Array], like: jax.Array) -> jax.Array:
-        return self._here(pieces[0])
+        return self._move_here(pieces[0])
 
     @override
     def to_program(self, buffer: jax.Array) -> jax.Array:
@@ -125,9 +116,9 @@ class Single(Placement):
 
     @override
     def from_program(self, value: jax.Array) -> jax.Array:
-        return self._here(value)
+        return self._move_here(value)
 
-    def _here(self, value: jax.Array) -> jax.Array:
+    def _move_here(self, value: jax.Array) -> jax.Array:
         # The quick way out: it is taken for every variable at every call of a compiled step.
         if self._device is None or (not value.committed and value.device == self._device):
             return value
@@ -158,7 +149,7 @@ class Replicated(Placement):
         return self.mesh.size
 
     @override
-    def initial(self, value: jax.typing.ArrayLike) -> jax.Array:
+    def store_initial(self, value: jax.typing.ArrayLike) -> jax.Array:
         if self.spans_processes:
             value = jax_private.broadcast_from_first(np.asarray(value))
         return self.store(value)
@@ -170,7 +161,7 @@ class Replicated(Placement):
         return copy_to_mesh(value, self.mesh)
 
     @override
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece) for piece in jax_private.split_by_device(buffer)]
 
     @override
@@ -200,7 +191,7 @@ class Stacked(Replicated):
 
     @override
     @jax_private.leave_mesh()
-    def pieces(self, buffer: jax.Array) -> list[jax.Array]:
+    def split(self, buffer: jax.Array) -> list[jax.Array]:
         return [jax_private.uncommit(piece[0]) for piece in jax_private.split_by_device(buffer)]
 
     @override
@@ -253,8 +244,16 @@ class PlacedVariable(contracts.Variable, Protocol):
     """Whether an ON_READ variable takes what a replica with an empty piece writes."""
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> contracts.Placement:
         """Where the copies live."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers should change the variable."""
+
+    @property
+    def constraint(self) -> Callable[[jax.Array], jax.typing.ArrayLike] | None:
+        """The function that optimizers apply to the value after each update, or None."""
 
     @property
     def device(self) -> str:

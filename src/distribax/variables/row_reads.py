@@ -38,7 +38,7 @@ def look_up(
             )
         ids = np.asarray(known)
         rows = table.source.pull_rows([(table, ids)])[0]
-    return lookup_gradients.tap_rows(table, rows, ids)
+    return lookup_gradients.mark_rows(table, rows, ids)
 
 
 def gather_elements(
@@ -79,6 +79,6 @@ def _is_untouched(table: contracts.Table) -> bool:
     frame = frames.current()
     if frame is not None and any(map(frame.function.deferred.has_written, variables)):
         return False
-    return all(map(overlay.is_unread, variables)) and lookup_gradients.can_tap_rows(
+    return all(map(overlay.is_unread, variables)) and lookup_gradients.can_mark_rows(
         table, variables
     )

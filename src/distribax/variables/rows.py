@@ -15,6 +15,7 @@ from distribax.execution.state.role_arguments import RoleArgument, list_objects
 from distribax.types import WriteKind
 from distribax.values import ArrayLike, IndexedSlices
 from distribax.variables import row_reads, row_writes
+from distribax.variables.placement import PlacedVariable
 from distribax.variables.reference import Reference
 from distribax.variables.sharded.division import Division
 
@@ -65,13 +66,7 @@ class RowAccess(ArrayLike, RoleArgument):
     @override
     def form(self) -> Hashable:
         """What code can know of it, but for its value and which one it is."""
-        return (type(self), *map(_describe_form, self.states))
-
-    @property
-    @override
-    def states(self) -> list[Any]:
-        """The variables that it consists of."""
-        return [variable for _, variable in self.row_shards]
+        return (type(self), *(_describe_form(variable) for _, variable in self.row_shards))
 
     def note_identity(self) -> None:
         """Remembers that code which is being traced asks which variable it is."""
@@ -88,9 +83,9 @@ class RowAccess(ArrayLike, RoleArgument):
         return self.shape
 
     @property
-    def row_shards(self) -> list[tuple[int, Any]]:
+    @abc.abstractmethod
+    def row_shards(self) -> Sequence[tuple[int, PlacedVariable]]:
         """The variables that have the rows, each with the number of its first row."""
-        return [(0, self)]
 
     @property
     def division(self) -> Division:
@@ -433,7 +428,7 @@ class RowAccess(ArrayLike, RoleArgument):
         return self
 
 
-def _describe_form(variable: Any) -> Hashable:
+def _describe_form(variable: PlacedVariable) -> Hashable:
     placement = variable.placement
     return (
         *(type(variable), variable.shape, variable.dtype, variable.trainable),

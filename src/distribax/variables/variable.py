@@ -22,7 +22,6 @@ from distribax.values.distributed import format_listing
 from distribax.variables import context_rules, creation, late_values, registry
 from distribax.variables.assignment import Assignable
 from distribax.variables.context_rules import Assigned
-from distribax.variables.placement import Placement
 from distribax.variables.rows import RowAccess
 from distribax.variables.slices import VariableSlice
 from distribax.variables.variable_copy import VariableCopy, wrap_copies
@@ -126,7 +125,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype
-        self._placement: Placement = self._strategy.extended.variable_placement(
+        self._placement = self._strategy.extended.variable_placement(
             sync, self._aggregation, self._name
         )
         self._synchronization = creation.settle_synchronization(sync, self._placement)
@@ -198,6 +197,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         )
 
     @property
+    @override
     def has_copies(self) -> bool:
         """Whether every replica has a copy on its device: mirrored, or one of its own."""
         return self._placement.has_copies
@@ -208,7 +208,19 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         return self._strategy
 
     @property
-    def placement(self) -> Placement:
+    @override
+    def row_shards(self) -> list[tuple[int, Variable]]:
+        """The variable itself, with the number of its first row."""
+        return [(0, self)]
+
+    @property
+    @override
+    def states(self) -> list[Variable]:
+        """The variable itself."""
+        return [self]
+
+    @property
+    def placement(self) -> contracts.Placement:
         """Where the copies live."""
         return self._placement
 
@@ -274,9 +286,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
     @property
     def values(self) -> tuple[VariableCopy, ...]:
         """The local copies, one for each device that has one."""
-        return tuple(
-            VariableCopy(self, i) for i in range(len(self._placement.pieces(self._hold())))
-        )
+        return tuple(VariableCopy(self, i) for i in range(len(self._placement.split(self._hold()))))
 
     def distributed(self) -> DistributedValues:
         """Returns the copies as a distributed value, for reductions and gathers."""
@@ -337,7 +347,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     def host_value(self) -> np.ndarray:
         """Returns the first copy's stored value, whatever is being traced."""
-        return np.array(self._placement.pieces(self._hold())[0])
+        return np.array(self._placement.split(self._hold())[0])
 
     @property
     @override
@@ -349,7 +359,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         """Returns the buffer itself, and remembers that somebody may hold it."""
         if self._awaited:
             late_values.ask_givers()
-        return self._placement.current(self._hold())
+        return self._placement.refresh(self._hold())
 
     def _hold(self) -> jax.Array:
         # A program that another thread starts either copies the buffer or has replaced it.
@@ -367,6 +377,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
             self._buffer = buffer
             self._shared = True
 
+    @override
     def __repr__(self) -> str:
         if len(self.devices) == 1 and self._placement.label == "Variable":
             return repr(VariableCopy(self, 0))
@@ -396,7 +407,10 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     @classmethod
     def attach(
-        cls, strategy: contracts.Strategy, placement: Placement, description: VariableDescription
+        cls,
+        strategy: contracts.Strategy,
+        placement: contracts.Placement,
+        description: VariableDescription,
     ) -> Variable:
         """Returns an object for a variable that exists already, in another process.
 
@@ -452,7 +466,9 @@ def _make_again(value: np.ndarray, attributes: dict[str, Any]) -> Variable:
 
 
 def _get_or_attach(
-    strategy: contracts.ServingStrategy, specs: Sequence[Any], description: VariableDescription
+    strategy: contracts.ServingStrategy,
+    specs: Sequence[contracts.StoredSpec],
+    description: VariableDescription,
 ) -> Variable:
     return named_objects.get_or_create(
         specs[0].uid,

@@ -40,7 +40,7 @@ class VariableCopy(ArrayLike):
         """The name of the device that this copy is on."""
         if self.variable.source is not None:
             return self.variable.device
-        return device_name(next(iter(self._stored().devices())))
+        return device_name(next(iter(self._read_stored().devices())))
 
     @property
     @override
@@ -54,15 +54,15 @@ class VariableCopy(ArrayLike):
         """The data type of the value."""
         return self.variable.dtype
 
-    def _stored(self) -> jax.Array:
-        return self.variable.placement.pieces(self.variable.share())[self._index]
+    def _read_stored(self) -> jax.Array:
+        return self.variable.placement.split(self.variable.share())[self._index]
 
     def read_value(self) -> jax.Array:
         """Returns this copy's value."""
         if frames.current() is not None:
             # What is stored would be a constant of the compiled step.
             return self.variable.distributed().values[self._index]
-        return self._stored()
+        return self._read_stored()
 
     def value(self) -> jax.Array:
         """Returns this copy's value."""
@@ -75,7 +75,7 @@ class VariableCopy(ArrayLike):
     @override
     def __repr__(self) -> str:
         shape, dtype = self.variable.shape, np.dtype(self.variable.dtype).name
-        value = np.array(self._stored())
+        value = np.array(self._read_stored())
         # A scalar's own repr names its type, which is said already: numpy=1.0, as in TensorFlow.
         shown = repr(value) if value.ndim else str(value[()])
         return f"<dx.Variable {self.name!r} shape={shape} dtype={dtype}, numpy={shown}>"
@@ -96,6 +96,6 @@ def wrap_copies(variable: PlacedVariable) -> DistributedValues:
     if not shape:
         return PerReplica.of(Global(value, mesh, stacked=True))
     if frame is None:
-        return PerReplica.of(Pieces(tuple(variable.placement.pieces(value)), mesh))
+        return PerReplica.of(Pieces(tuple(variable.placement.split(value)), mesh))
     joined = (mesh.size * shape[0], *shape[1:])
     return PerReplica.of(Global(value.reshape(joined), mesh))

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from distribax.cli.bench import peer_libraries
 from distribax.cli.bench.cases.all_reduce import ALL_REDUCE
 from distribax.cli.bench.cases.case import Case
@@ -118,11 +120,13 @@ class _ShownTurns(Turns):
     def __init__(self, name: str, progress: Progress, task: TaskID) -> None:
         self._name, self._progress, self._task = name, progress, task
 
+    @override
     def begin(self, what: str) -> None:
         self._progress.update(self._task, description=f"{self._name}: {what}")
         if self._progress.disable:
             print(f"distribax bench: {self._name}: {what} ...", file=sys.stderr, flush=True)
 
+    @override
     def end(self) -> None:
         self._progress.advance(self._task)
 

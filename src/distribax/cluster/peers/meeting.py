@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from typing_extensions import override
+
 from distribax import progress
 from distribax.cluster.exact_read import receive_exactly
 from distribax.cluster.peers import hub_main
@@ -79,6 +81,7 @@ class Member:
         """Where it is."""
         return Address(self.host, self.port or None)
 
+    @override
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
 

@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from distribax import jax_private
-from distribax.topology import InputTarget
+from distribax import contracts, jax_private
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +51,7 @@ class WorkerAgreement:
 
     @classmethod
     def of_targets(
-        cls, topic: str, targets: Iterable[InputTarget], timeout_seconds: float
+        cls, topic: str, targets: Iterable[contracts.InputTarget], timeout_seconds: float
     ) -> WorkerAgreement:
         """Returns an agreement of all workers that any of `targets` is shared by."""
         widest = max(targets, key=lambda target: target.num_workers)

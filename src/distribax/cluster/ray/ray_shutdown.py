@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from typing_extensions import override
+
 from distribax.cluster.environment_variables import read_seconds
 from distribax.cluster.ray.cluster_token import import_ray
 from distribax.cluster.ray.left_sockets import close_left
@@ -29,6 +31,7 @@ class _ShutdownThread(threading.Thread):
         super().__init__(name="distribax-ray-shutdown", daemon=True)
         self._is_wanted = threading.Event()
 
+    @override
     def run(self) -> None:
         self._is_wanted.wait()
         try:

@@ -80,7 +80,7 @@ class GCEClusterResolver(ClusterResolver):
         self.task_id = task_id
         self.rpc_layer = rpc_layer
 
-    @property
+    @property  # type: ignore[explicit-override]  # mypy overlooks it where there is a setter.
     @override
     def task_type(self) -> str:
         """The job of all instances; it cannot be changed."""

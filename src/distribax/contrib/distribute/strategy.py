@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+from typing_extensions import override
 
 from distribax import context
 from distribax.contrib.distribute import fetching, variable_store
@@ -64,9 +65,11 @@ class DistributionStrategy:
         """The strategy that does the work."""
         return self._strategy
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DistributionStrategy) and other._strategy is self._strategy
 
+    @override
     def __hash__(self) -> int:
         return hash(self._strategy)
 
@@ -385,6 +388,7 @@ class DistributionStrategy:
             "get_distribution_strategy(), or outside that scope."
         )
 
+    @override
     def __repr__(self) -> str:
         devices = ", ".join(self.worker_devices)
         return f"<{type(self).__name__} of {self.num_towers} tower(s) on {devices}>"

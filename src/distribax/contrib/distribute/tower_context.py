@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from distribax import context
 from distribax.contrib.distribute.strategy import DistributionStrategy, view
 from distribax.strategies import Strategy, get_strategy
@@ -93,12 +95,15 @@ class TowerContext:
     def __exit__(self, *exc_info: object) -> None:
         self._replica.__exit__(*exc_info)
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TowerContext) and other._replica is self._replica
 
+    @override
     def __hash__(self) -> int:
         return hash(self._replica)
 
+    @override
     def __repr__(self) -> str:
         return f"<TowerContext of {self.distribution_strategy!r}>"
 
@@ -118,9 +123,11 @@ class _MergeFn:
     def __call__(self, strategy: Strategy, *args: object, **kwargs: object) -> Any:
         return self._fn(view(strategy), *args, **kwargs)
 
+    @override
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _MergeFn) and other._code == self._code
 
+    @override
     def __hash__(self) -> int:
         return hash(self._code)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
+from typing_extensions import override
 
 from distribax import context
 from distribax.execution import frames
@@ -69,6 +70,7 @@ class VariableScope:
         """
         return f"{self.name}/{name}" if self.name and name else self.name or name
 
+    @override
     def __repr__(self) -> str:
         return f"<VariableScope {self.name!r}, reuse={self.reuse}>"
 

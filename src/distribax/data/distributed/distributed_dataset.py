@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from distribax import contracts
 from distribax.data.adapt import as_dataset
 from distribax.data.dataset import Dataset
 from distribax.data.dataset_options import AutoShardPolicy
@@ -31,7 +32,6 @@ from distribax.data.numpy_rows import NumpyRows
 from distribax.data.plan.passes import number_steps
 from distribax.data.rewrites.autoshard import auto_shard
 from distribax.execution import require_host
-from distribax.topology import InputTarget
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DistributedDataset:
         self,
         start: Callable[[], Steps],
         spec: Callable[[], Spec],
-        target: InputTarget,
+        target: contracts.InputTarget,
         options: InputOptions,
         owner: PositionOwner,
     ) -> None:
@@ -114,7 +114,7 @@ class DistributedDataset:
 
 
 def distribute_dataset(
-    dataset: object, target: InputTarget, options: InputOptions | None = None
+    dataset: object, target: contracts.InputTarget, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Divides a data set of global batches among the workers' replicas."""
     options = check_options(options)
@@ -153,7 +153,7 @@ def distribute_dataset(
 
 def distribute_from_function(
     dataset_fn: Callable[[InputContext], object],
-    target: InputTarget,
+    target: contracts.InputTarget,
     options: InputOptions | None = None,
 ) -> DistributedDataset:
     """Feeds each replica a batch of the data set that `dataset_fn` makes for this worker."""

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from typing_extensions import override
 
-from distribax import context
+from distribax import context, contracts
 from distribax.data.distributed.feed import Feeder
 from distribax.data.distributed.position_owner import PositionOwner
 from distribax.data.distributed.prefetch import Prefetcher
@@ -17,7 +17,6 @@ from distribax.data.element_spec import Spec
 from distribax.data.elements import Element
 from distribax.errors import OutOfRangeError, ReplicaInputError
 from distribax.execution import LiftedIterator, Optional
-from distribax.topology import InputTarget
 
 _VERSION: Final = 1
 # Asking a pipeline for its position costs time; between two answers, steps are counted.
@@ -119,7 +118,7 @@ class DistributedIterator(LiftedIterator):
         return self._spec()
 
     @property
-    def input_target(self) -> InputTarget:
+    def input_target(self) -> contracts.InputTarget:
         """The replicas that are fed, and which of the workers this is."""
         return self._feeder.target
 

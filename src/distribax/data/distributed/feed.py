@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from distribax import jax_private
+from distribax import contracts, jax_private
 from distribax.data.distributed.step_batches import StepBatches
 from distribax.data.elements import Element
-from distribax.topology import REPLICA_AXIS, InputTarget
+from distribax.topology import REPLICA_AXIS
 from distribax.values import Global, Padded, PerReplica, Pieces
-from distribax.values.layout import Shape, join, pad
+from distribax.values.layout import Evenness, Shape, join, pad
 
 _NARROWED: dict[np.dtype[Any], type[np.integer[Any]]] = {
     np.dtype(np.int64): np.int32,
@@ -29,14 +29,14 @@ class Feeder:
     one replica, a batch is a plain array.
     """
 
-    def __init__(self, target: InputTarget, to_device: bool) -> None:
+    def __init__(self, target: contracts.InputTarget, to_device: bool) -> None:
         self._target = target
         self._to_device = to_device
         mesh = target.mesh
         self._sharding = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)) if mesh else None
 
     @property
-    def target(self) -> InputTarget:
+    def target(self) -> contracts.InputTarget:
         """The replicas that are fed."""
         return self._target
 
@@ -83,9 +83,10 @@ class Feeder:
         )
         mesh = self._target.mesh
         # Over several processes only all pieces together can tell whether they are one array.
-        uneven = not even and self._target.num_workers > 1
-        joined = join(placed, mesh) if mesh is not None and not uneven else None
-        return PerReplica.of(joined or Pieces(placed, mesh, uneven))
+        if not even and self._target.num_workers > 1:
+            return PerReplica.of(Pieces(placed, mesh, Evenness.UNEVEN))
+        joined = join(placed, mesh) if mesh is not None else None
+        return PerReplica.of(joined or Pieces(placed, mesh))
 
     def _pad(self, column: Sequence[Any], shapes: Sequence[Shape] | None) -> Padded | None:
         """Puts pieces of different shapes on the mesh as one array, if all shapes are known."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distribax import contracts
 from distribax.data import arguments as check
-from distribax.topology import InputTarget
 from distribax.types import ParsedEnum
 
 
@@ -107,7 +107,9 @@ class InputOptions:
             )
 
 
-def list_contexts(target: InputTarget, mode: InputReplicationMode | str) -> list[InputContext]:
+def list_contexts(
+    target: contracts.InputTarget, mode: InputReplicationMode | str
+) -> list[InputContext]:
     """Returns the contexts of a `dataset_fn`, which is called for each of them."""
     count = target.num_replicas_in_sync
     if mode is InputReplicationMode.PER_WORKER:

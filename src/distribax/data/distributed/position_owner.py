@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 _GLOBAL = "global"
 _PER_WORKER = "per_worker"
 
@@ -44,6 +46,7 @@ class PositionOwner:
             "worker_id": self.worker_id,
         }
 
+    @override
     def __str__(self) -> str:
         if self.is_global:
             return "all workers together"

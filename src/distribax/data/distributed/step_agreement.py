@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distribax import contracts
 from distribax.cluster.peers.worker_agreement import WorkerAgreement
 from distribax.data.distributed.step_batches import (
     StepBatches,
@@ -11,7 +12,6 @@ from distribax.data.distributed.step_batches import (
 )
 from distribax.data.element_spec import Spec, make_zeros
 from distribax.data.elements import Element
-from distribax.topology import InputTarget
 
 
 class StepAgreement:
@@ -21,7 +21,7 @@ class StepAgreement:
     (`drop_remainder=True`): then the first end is the end for all.
     """
 
-    def __init__(self, target: InputTarget, spec: Spec) -> None:
+    def __init__(self, target: contracts.InputTarget, spec: Spec) -> None:
         self._num_local_replicas = target.num_local_replicas
         self._is_static = is_static(spec)
         self._static_shapes = _list_shapes(spec)

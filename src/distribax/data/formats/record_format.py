@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Generic, Protocol, Self, TypeVar
 
+from typing_extensions import override
+
 from distribax.data import arguments as check
 from distribax.data.element_spec import TensorSpec
 from distribax.errors import DistribaxError
@@ -32,6 +34,7 @@ class CorruptRecordError(DistribaxError, ValueError):
         self.offset = offset
         self.problem = problem
 
+    @override
     def __str__(self) -> str:
         return f"{self.filename}: {self.problem} at byte offset {self.offset}"
 

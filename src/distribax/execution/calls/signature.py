@@ -70,7 +70,7 @@ def read(
         slot: Slot
         # What nearly all calls are given comes first: every call of a compiled step gets here.
         if index in static:
-            key, slot = _static_key(leaf), StaticSlot(leaf)
+            key, slot = _make_static_key(leaf), StaticSlot(leaf)
         elif is_wrapped(leaf):
             key, slot, value = _read_wrapped(leaf)
             dynamic += value
@@ -95,7 +95,7 @@ def read(
         elif isinstance(leaf, RoleArgument):
             key, slot = Identity(leaf), RoleSlot(leaf)
         else:
-            key, slot = _static_key(leaf), StaticSlot(leaf)
+            key, slot = _make_static_key(leaf), StaticSlot(leaf)
         keys.append(key)
         slots.append(slot)
     return keys, slots, dynamic
@@ -104,7 +104,7 @@ def read(
 def _read_wrapped(value: DistributedValues) -> tuple[Hashable, Slot, list[Any]]:
     layout = value.layout if isinstance(value.layout, (Global, Padded)) else _join(value)
     if layout is None:
-        return _static_key(value), StaticSlot(value), []
+        return _make_static_key(value), StaticSlot(value), []
     array = layout.array
     if jax_private.is_tracer(array):
         raise Traced
@@ -138,7 +138,7 @@ def _uncommit(array: jax.Array) -> jax.Array:
     return array
 
 
-def _static_key(leaf: object) -> Hashable:
+def _make_static_key(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
@@ -147,7 +147,7 @@ def _static_key(leaf: object) -> Hashable:
     return Identity(leaf) if is_opaque(leaf) or isinstance(leaf, ArrayLike) else (type(leaf), leaf)
 
 
-def closure_key(fn: Callable[..., object]) -> Hashable:
+def make_closure_key(fn: Callable[..., object]) -> Hashable:
     """Returns a key that is equal for functions made by the same code over the same objects.
 
     A function defined inside another is a new object at each call; its code and what it closes over
@@ -159,22 +159,22 @@ def closure_key(fn: Callable[..., object]) -> Hashable:
     code = getattr(inner, "__code__", None)
     if code is None:
         return Identity(fn)
-    cells = tuple(_cell_key(cell) for cell in inner.__closure__ or ())
-    defaults = tuple(_value_key(value) for value in inner.__defaults__ or ())
-    keywords = tuple((k, _value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
+    cells = tuple(_make_cell_key(cell) for cell in inner.__closure__ or ())
+    defaults = tuple(_make_value_key(value) for value in inner.__defaults__ or ())
+    keywords = tuple((k, _make_value_key(v)) for k, v in (inner.__kwdefaults__ or {}).items())
     return (code, Identity(owner), cells, defaults, keywords)
 
 
-def _cell_key(cell: CellType) -> Hashable:
+def _make_cell_key(cell: CellType) -> Hashable:
     try:
-        return _value_key(cell.cell_contents)
+        return _make_value_key(cell.cell_contents)
     except ValueError:  # The name is not bound yet.
         return None
 
 
-def _value_key(value: object) -> Hashable:
+def _make_value_key(value: object) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return (type(value), value)
     if isinstance(value, FunctionType) and value.__closure__ is not None:
-        return closure_key(value)
+        return make_closure_key(value)
     return Identity(value)

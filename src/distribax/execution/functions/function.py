@@ -23,6 +23,7 @@ from distribax.execution.programs.guarded_programs import GuardedPrograms, Known
 from distribax.execution.programs.program import Program, Stale, TraceAgain, build
 from distribax.execution.programs.siblings import Siblings
 from distribax.execution.state import adapters, named_objects
+from distribax.execution.state.reachable_variables import CompiledFunction
 from distribax.execution.traces import frames, iterators
 from distribax.execution.traces.iterators import Pulled
 from distribax.topology import Renew, follow
@@ -51,7 +52,7 @@ class Settings:
     input_signature: tuple[Any, ...] | None = None
 
 
-class Function:
+class Function(CompiledFunction):
     """A function that is traced once for each signature and then runs compiled.
 
     `dx.function` makes it.
@@ -85,6 +86,7 @@ class Function:
         self._siblings = Siblings()
 
     @property
+    @override
     def python_function(self) -> Callable[..., Any]:
         """The function as it was written."""
         return self._python
@@ -230,7 +232,7 @@ class Function:
         except signature.Traced:
             return self._python(*args, **kwargs)
         except signature.Uneven:
-            return self._eager(args, kwargs, [])
+            return self._run_eagerly(args, kwargs, [])
         known = self._known.get(call.key) or self._get_known(call)
         if known.origins or known.fetched:
             try:
@@ -239,20 +241,20 @@ class Function:
                 if not call.pulled:
                     raise
                 # What the code does with the elements before is done before it gets to the end.
-                return self._host(args, kwargs, call.pulled)
+                return self._run_host_loop(args, kwargs, call.pulled)
         try:
-            variants, program, inputs = self._find(known, call)
+            programs, program, inputs = self._find(known, call)
         except signature.Uneven:
-            return self._eager(args, kwargs, call.pulled)
+            return self._run_eagerly(args, kwargs, call.pulled)
         if isinstance(program, Program):
             try:
                 return program(inputs)
             except Stale:
-                assert variants is not None
-                variants.remove(program)
+                assert programs is not None
+                programs.remove(program)
                 program = None
         if program is None:
-            return self._first_call(known, call)
+            return self._trace_and_call(known, call)
         return self._call_on_host(program, call)
 
     def _make_call(self, here: context.Entry, args: Args, kwargs: Kwargs) -> Call:
@@ -275,16 +277,16 @@ class Function:
     ) -> tuple[GuardedPrograms | None, Program | HostMode | None, list[Any]]:
         """Returns the programs for a call, the one that fits now, and its inputs."""
         elements, inputs = call.read_inputs()
-        variants = known.programs.get(elements)
-        if variants is None:
-            variants = self._siblings.find(call)
-            if variants is None:
+        programs = known.programs.get(elements)
+        if programs is None:
+            programs = self._siblings.find(call)
+            if programs is None:
                 return None, None, inputs
-            known.programs[elements] = variants
+            known.programs[elements] = programs
             known.origins = call.find_origins()
-        return variants, variants.find(), inputs
+        return programs, programs.find(), inputs
 
-    def _first_call(self, known: KnownCalls, call: Call) -> Any:
+    def _trace_and_call(self, known: KnownCalls, call: Call) -> Any:
         """Traces, compiles and calls."""
         with progress.show(f"compiling {self._name}"):
             program, first = self._prepare(known, call)
@@ -303,11 +305,11 @@ class Function:
             # In a loop the host fetches what it needs, and it does not matter what that is.
             is_loop = program is HostMode.LOOP
             elements = () if is_loop else call.read_inputs()[0]
-            variants = known.programs.setdefault(elements, GuardedPrograms())
-            variants.add(program, guards, num_changes)
+            programs = known.programs.setdefault(elements, GuardedPrograms())
+            programs.add(program, guards, num_changes)
             known.origins = [] if is_loop else call.find_origins()
         if isinstance(program, Program):
-            self._siblings.add(call, program, variants, self._python)
+            self._siblings.add(call, program, programs, self._python)
             self._called = True
             self._trace_count += 1
             if self._trace_count > 1:
@@ -327,7 +329,7 @@ class Function:
     def _trace_here(self, call: Call) -> tuple[Program | HostMode, Program | None]:
         found = self._find_leaves(call.args, call.kwargs, self._settings.donate_argnums, ())
         trace = functools.partial(
-            build, self._python, call, donated=_dynamic_positions(call.slots, found)
+            build, self._python, call, donated=_find_dynamic_positions(call.slots, found)
         )
         first = None
         try:
@@ -355,10 +357,10 @@ class Function:
     # Calls that the host makes.
 
     def _call_on_host(self, mode: HostMode, call: Call) -> Any:
-        run = self._eager if mode is HostMode.EAGER else self._host
+        run = self._run_eagerly if mode is HostMode.EAGER else self._run_host_loop
         return run(call.args, call.kwargs, call.pulled)
 
-    def _eager(
+    def _run_eagerly(
         self,
         args: Args,
         kwargs: Kwargs,
@@ -371,14 +373,14 @@ class Function:
         self._called = True
         return result
 
-    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
+    def _run_host_loop(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
         def compiled_run(
             strategy: contracts.Strategy, fn: Callable[..., Any], args: Args, kwargs: Kwargs
         ) -> Any:
-            key = (strategy, signature.closure_key(fn))
+            key = (strategy, signature.make_closure_key(fn))
             return self._get_run(strategy, fn, key)(*args, **kwargs)
 
-        return self._eager(args, kwargs, pulled, compiled_run)
+        return self._run_eagerly(args, kwargs, pulled, compiled_run)
 
     # Small things.
 
@@ -454,11 +456,11 @@ class _ReplicaRun(Function):
     """One `strategy.run`, compiled by itself; replicas that loop over data run eagerly."""
 
     @override
-    def _host(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
-        return self._eager(args, kwargs, pulled)
+    def _run_host_loop(self, args: Args, kwargs: Kwargs, pulled: Sequence[Pulled]) -> Any:
+        return self._run_eagerly(args, kwargs, pulled)
 
 
-def _dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
+def _find_dynamic_positions(slots: list[signature.Slot], leaves: frozenset[int]) -> frozenset[int]:
     """Returns where the given leaves are among the inputs of the program."""
     inputs = [i for i, slot in enumerate(slots) if not isinstance(slot, signature.StaticSlot)]
     return frozenset(position for position, index in enumerate(inputs) if index in leaves)

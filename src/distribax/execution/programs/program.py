@@ -21,8 +21,8 @@ from distribax.errors import ControlFlow, HostMode, HostOnly, NeedsOwnMesh
 from distribax.execution.calls import signature
 from distribax.execution.calls.call import Call, rebuild
 from distribax.execution.programs.results import Results, constrain
-from distribax.execution.programs.row_lookups import ReadyCall, StagedCall
-from distribax.execution.state.remote_writes import Effects
+from distribax.execution.programs.row_lookups import LookupCall, ReadyCall
+from distribax.execution.state.remote_writes import ProgramWrites
 from distribax.execution.state.role_arguments import Exchange, RoleArgument
 from distribax.execution.traces import frames, trace_errors
 from distribax.execution.traces.iterators import LiftedIterator
@@ -65,10 +65,10 @@ class Lift:
 class Program:
     """A compiled function with what it reads and writes."""
 
-    call: jax.stages.Wrapped | StagedCall
+    call: jax.stages.Wrapped | LookupCall
     lift: Lift
     results: Results
-    effects: Effects
+    writes: ProgramWrites
     donated: frozenset[int]
     # Whether it is for the mesh of replicas, whatever mesh the user has set.
     on_mesh: bool
@@ -102,10 +102,10 @@ class Program:
         call = self.call
         return dataclasses.replace(
             self,
-            call=call.exchange(exchange) if isinstance(call, StagedCall) else call,
+            call=call.exchange(exchange) if isinstance(call, LookupCall) else call,
             lift=dataclasses.replace(self.lift, read=read, donated=donated, written=written),
             results=self.results.exchange(exchange),
-            effects=self.effects.exchange(exchange),
+            writes=self.writes.exchange(exchange),
         )
 
     def does_same(self, other: Program) -> bool:
@@ -130,7 +130,7 @@ class Program:
         else:
             arrays, new, done = self._launch(own, far, dynamic, None)
         if done:
-            self.effects.commit(done)
+            self.writes.commit(done)
         return self.results.rebuild(arrays)
 
     def _launch(
@@ -161,15 +161,15 @@ class Program:
     def compile(self, dynamic: list[Any]) -> None:
         """Compiles the program for some inputs, if it is one that fetches what it computes with.
 
-        The first call would compile it between the fetch and the computation: for so long, what it
-        has fetched grows old.
+        The first call would compile it after the fetch, and compute with values that are old by
+        then.
         """
-        if self._far_places or isinstance(self.call, StagedCall):
+        if self._far_places or isinstance(self.call, LookupCall):
             self._lower(dynamic).compile()
 
     def lower(self, dynamic: list[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX has it before it is compiled, for some inputs."""
-        if isinstance(self.call, StagedCall):
+        if isinstance(self.call, LookupCall):
             raise ValueError(
                 f"lower: {self.name} looks up rows of tables on parameter servers, which is "
                 "several programs. Lower the part that computes with the rows."
@@ -190,7 +190,7 @@ class Program:
         self, own: list[Any], far: list[Any] | None, dynamic: list[Any]
     ) -> jax.stages.Wrapped | ReadyCall:
         """Returns what is called with the inputs, with the rows that it looks up."""
-        if isinstance(self.call, StagedCall):
+        if isinstance(self.call, LookupCall):
             return self.call.prepare(lambda: self._peek(own, far, dynamic))
         return self.call
 
@@ -263,7 +263,7 @@ def build(
     """
     recording = jax_private.Recording(jax_private.describe("dx.function", fn, ()))
     inputs = _Inputs(recording, call)
-    results, effects = Results(), Effects()
+    results, writes = Results(), ProgramWrites()
     with recording.enter():
         args, kwargs = inputs.add_arguments(fn)
         frame = frames.FunctionFrame(recording, may_create, inputs.pull, call.captured)
@@ -281,7 +281,7 @@ def build(
             constrain(frame.values[variable], variable.program_sharding)
             for variable in frame.written
         ]
-        outputs, form = jax.tree.flatten((arrays, new, effects.take(frame.deferred.effects)))
+        outputs, form = jax.tree.flatten((arrays, new, writes.take(frame.deferred.writes)))
         donates = [state for state in frame.lifted if state in frame.written]
         reads = [
             state for state in frame.lifted if state in frame.touched and state not in frame.written
@@ -302,7 +302,7 @@ def build(
         compiled,
         lift,
         results,
-        effects,
+        writes,
         donated,
         on_mesh,
         frame.has_created,
@@ -389,11 +389,11 @@ def _split(values: list[Any], chosen: frozenset[int]) -> tuple[list[Any], list[A
 
 def _compile(
     fn: Callable[..., object], recorded: jax_private.Recorded, num_donated: int, form: PyTreeDef
-) -> jax.stages.Wrapped | StagedCall:
+) -> jax.stages.Wrapped | LookupCall:
     """Returns the program as a function of `(given, own, read, dynamic)`: `Program.call`."""
     cut = jaxprs.Cut(recorded)
     if cut.tables:
-        return StagedCall(cut, num_donated, form)
+        return LookupCall(cut, num_donated, form)
 
     def replay(given: list[Any], own: list[Any], read: list[Any], dynamic: list[Any]) -> Any:
         inputs = jax.tree.leaves((given, own, read, dynamic))

@@ -74,9 +74,6 @@ class Results:
         self._forms: list[Part] = []
         # Whether all parts are arrays of the program, of which none is in other processes.
         self._is_plain = False
-        # By place, the last sharding that was found to be of this process alone: JAX is slow to
-        # tell, and it is mostly the same.
-        self._local: dict[int, Sharding] = {}
 
     def take(self, result: object, frame: FunctionFrame) -> list[jax.Array]:
         """Splits `result` into the arrays that the program returns and their form."""
@@ -108,13 +105,14 @@ class Results:
             return self._tree.unflatten(arrays)
         remaining = iter(arrays)
         leaves: list[object] = []
-        for place, form in enumerate(self._forms):
+        for form in self._forms:
             if isinstance(form, Held):
                 leaves.append(form.value)
             elif isinstance(form, Form):
                 leaves.append(form.wrap(next(remaining)))
             else:
-                leaves.append(self._localize(place, next(remaining)))
+                array = next(remaining)
+                leaves.append(array if array.is_fully_addressable else jax_private.localize(array))
         return self._tree.unflatten(leaves)
 
     @property
@@ -133,15 +131,6 @@ class Results:
             Held(exchange(form.value)) if isinstance(form, Held) else form for form in self._forms
         ]
         return made
-
-    def _localize(self, place: int, array: jax.Array) -> jax.Array:
-        sharding = array.sharding
-        if sharding is self._local.get(place):
-            return array
-        if array.is_fully_addressable:
-            self._local[place] = sharding
-            return array
-        return jax_private.localize(array)
 
 
 def _find_layout(value: DistributedValues, frame: FunctionFrame) -> Layout:

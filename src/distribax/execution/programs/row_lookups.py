@@ -40,7 +40,7 @@ def look_up(
 
 
 @dataclass
-class _Stage:
+class _LookupGroup:
     """Lookups that are fetched together."""
 
     places: list[int]
@@ -73,7 +73,7 @@ class ReadyCall:
         return inputs[: self.num_donated], inputs[self.num_donated :]
 
 
-class StagedCall:
+class LookupCall:
     """Calls a program that looks up rows.
 
     Args:
@@ -91,13 +91,13 @@ class StagedCall:
         self._num_donated = num_donated
         self._form = form
         self._tables = cut.tables
-        self._stages: list[_Stage] = []
+        self._groups: list[_LookupGroup] = []
         known: list[int] = []
-        for places in cut.stages:
+        for places in cut.groups:
             given = [cut.find_given_ids(place) for place in places]
             computed = [p for p, ids in zip(places, given, strict=True) if ids is None]
             compute = jax.jit(cut.build_ids_program(computed, known)) if computed else None
-            self._stages.append(_Stage(places, given, list(known), compute))
+            self._groups.append(_LookupGroup(places, given, list(known), compute))
             known.extend(places)
         whole = cut.build_whole()
 
@@ -108,7 +108,7 @@ class StagedCall:
 
         self._whole = jax.jit(step, donate_argnums=0)
 
-    def exchange(self, exchange: Exchange) -> StagedCall:
+    def exchange(self, exchange: Exchange) -> LookupCall:
         """Returns the same program, which looks up rows of other tables."""
         made = copy.copy(self)
         made._tables = [exchange(table) for table in self._tables]
@@ -125,21 +125,21 @@ class StagedCall:
             What the call needs no more than its inputs for.
         """
         rows: list[Any] = [None] * len(self._tables)
-        for stage in self._stages:
-            self._fetch(stage, lambda: jax.tree.leaves(look()), rows)
+        for group in self._groups:
+            self._fetch(group, lambda: jax.tree.leaves(look()), rows)
         return ReadyCall(self._whole, self._num_donated, self._form, rows)
 
-    def _fetch(self, stage: _Stage, look: Callable[[], list[Any]], rows: list[Any]) -> None:
-        """Fetches the rows of a stage, those of one source together, into `rows`."""
+    def _fetch(self, group: _LookupGroup, look: Callable[[], list[Any]], rows: list[Any]) -> None:
+        """Fetches the rows of a group, those of one source together, into `rows`."""
         computed: Iterator[jax.Array] = iter(())
         with launch_lock:
             inputs = look()
-            if stage.compute is not None:
-                computed = iter(stage.compute(*inputs, *(rows[place] for place in stage.known)))
+            if group.compute is not None:
+                computed = iter(group.compute(*inputs, *(rows[place] for place in group.known)))
             # Now, as an input may be a variable that another thread overwrites.
-            given = [_to_host(inputs[ids]) if isinstance(ids, int) else ids for ids in stage.given]
+            given = [_to_host(inputs[ids]) if isinstance(ids, int) else ids for ids in group.given]
         by_source: dict[contracts.Source, list[tuple[int, np.ndarray]]] = {}
-        for place, ids in zip(stage.places, given, strict=True):
+        for place, ids in zip(group.places, given, strict=True):
             source = self._tables[place].source
             assert source is not None
             on_host = _to_host(next(computed)) if ids is None else ids

@@ -8,7 +8,7 @@ computation stays. Where the code may tell variables apart, it is traced for eac
 - it has asked for a name, a device or a reference, or may ask for an `id`;
 - it uses other variables than the arguments and those that have a name in the code: which one it
   has picked from a table, or found as an attribute, may depend on the argument;
-- somebody has given the argument attributes of his own.
+- somebody has set attributes on the argument.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from distribax.execution.state.role_arguments import RoleArgument, list_objects,
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _TracedPrograms:
     """Programs, the arguments that they were traced for, and what the code can reach beside."""
 
-    variants: GuardedPrograms
+    programs: GuardedPrograms
     arguments: Sequence[RoleArgument]
     reachable: frozenset[int]
 
@@ -37,7 +37,7 @@ class Siblings:
     """The programs of one function for calls that differ only in the variables they are given."""
 
     def __init__(self) -> None:
-        self._traced: dict[Hashable, _Traced] = {}
+        self._traced: dict[Hashable, _TracedPrograms] = {}
         self._origins: dict[Hashable, list[Origin]] = {}
 
     def find_origins(self, call: Call) -> list[Origin] | None:
@@ -50,10 +50,10 @@ class Siblings:
         traced = self._traced.get(call.read_role_key()) if arguments else None
         if traced is None or _is_any(arguments, traced.reachable) or _have_attributes(arguments):
             return None
-        return traced.variants.exchange(make_exchange(traced.arguments, arguments))
+        return traced.programs.exchange(make_exchange(traced.arguments, arguments))
 
     def add(
-        self, call: Call, program: Program, variants: GuardedPrograms, fn: Callable[..., Any]
+        self, call: Call, program: Program, programs: GuardedPrograms, fn: Callable[..., Any]
     ) -> None:
         """Keeps a program for calls with other variables, if it can be."""
         arguments = call.role_arguments
@@ -67,7 +67,9 @@ class Siblings:
         reachable = reachable_variables.find_variables([fn, *call.static_objects])
         if reachable is None or _is_any(arguments, reachable):
             return
-        self._traced[call.read_role_key()] = _Traced(variants, arguments, reachable | others)
+        self._traced[call.read_role_key()] = _TracedPrograms(
+            programs, arguments, reachable | others
+        )
         self._origins[call.role_key] = call.find_origins()
 
 

@@ -36,6 +36,6 @@ class Outcome:
         """How the arrays are spread over the mesh."""
         parts = [part for part in self.plan if not isinstance(part, Held)]
         return [
-            *(SAME if part is None else part.spec for part in parts),
+            *(SAME if part is None or part.mirrored else SPLIT for part in parts),
             *(SPLIT if variable.per_replica else SAME for variable in self.written),
         ]

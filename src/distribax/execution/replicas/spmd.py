@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
+from typing_extensions import override
 
 from distribax import context, contracts, jax_private
 from distribax.collectives import CommunicationOptions, CrossDeviceOps
@@ -36,6 +37,7 @@ from distribax.values import (
     is_none_wrapped_or_opaque,
     is_slices,
     is_wrapped,
+    is_wrapped_opaque_or_slices,
     is_wrapped_or_opaque,
     nests,
     reduce_without_idle,
@@ -65,22 +67,26 @@ class SpmdRunner(contracts.Runner):
         self.uses_replica_id = False
 
     @property
+    @override
     def replica_id(self) -> jax.Array:
         self.uses_replica_id = True
         return lax.axis_index(REPLICA_AXIS)
 
     @property
+    @override
     def is_idle(self) -> bool:
         return self.frame.variant is not None and self.frame.variant.is_idle
 
+    @override
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
-        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), _is_unit)
+        args, kwargs = nests.map_leaves(self.wrap, (args, kwargs), is_wrapped_opaque_or_slices)
         with context.enter(context.Entry(self.strategy)):
             result = fn(self.strategy, *args, **kwargs)
         return nests.map_leaves(self._give_back, result, is_wrapped_or_opaque)
 
+    @override
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
@@ -95,6 +101,7 @@ class SpmdRunner(contracts.Runner):
         )
         return [self.frame.give_shared(value) for value in reduced]
 
+    @override
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:
@@ -111,7 +118,7 @@ class SpmdRunner(contracts.Runner):
     def wrap(self, leaf: object) -> Any:
         """Returns a replica's value as the values of all replicas."""
         if is_slices(leaf):
-            own = self.own_slices(leaf)
+            own = self.unify_slices(leaf)
             return IndexedSlices(self.wrap(own.values), self.wrap(own.indices), own.dense_shape)
         if not jax_private.is_tracer(leaf):
             return leaf
@@ -127,7 +134,7 @@ class SpmdRunner(contracts.Runner):
             return Mirrored.of(Local(value, self.mesh))
         return PerReplica.of(self._wrap_local(value), self.frame.idle)
 
-    def own_slices(self, slices: IndexedSlices) -> IndexedSlices:
+    def unify_slices(self, slices: IndexedSlices) -> IndexedSlices:
         """Returns rows and numbers that are both known to be shared, or both the replica's own."""
         parts = (slices.values, slices.indices)
         if all(self.origins.find_whole([part]) is not None for part in parts):
@@ -156,10 +163,6 @@ class SpmdRunner(contracts.Runner):
         return captured.read_in_program(leaf, self.frame)
 
 
-def _is_unit(leaf: object) -> bool:
-    return is_wrapped_or_opaque(leaf) or is_slices(leaf)
-
-
 def run_in_program(
     strategy: contracts.Strategy,
     mesh: Mesh,
@@ -177,7 +180,7 @@ def run_in_program(
         own = nests.map_leaves(runner.unwrap, (tuple(args), dict(kwargs)), is_wrapped_or_opaque)
         with context.enter(context.Entry(strategy, context.ReplicaContext(strategy, runner))):
             result = fn(*own[0], **own[1])
-        return nests.map_leaves(runner.wrap, result, _is_unit)
+        return nests.map_leaves(runner.wrap, result, is_wrapped_opaque_or_slices)
     outer.function.mesh = mesh
     if jax_private.has_mesh():
         raise NeedsOwnMesh
@@ -326,9 +329,11 @@ class _ReplicaProgram:
 
 
 def _flatten_results(result: object, runner: SpmdRunner) -> tuple[list[Any], PyTreeDef]:
-    flat, tree = nests.flatten(result, lambda leaf: leaf is None or _is_unit(leaf))
+    flat, tree = nests.flatten(
+        result, lambda leaf: leaf is None or is_wrapped_opaque_or_slices(leaf)
+    )
     if any(map(is_slices, flat)):
-        own = [runner.own_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
+        own = [runner.unify_slices(leaf) if is_slices(leaf) else leaf for leaf in flat]
         result = jax.tree.unflatten(tree, own)
         return nests.flatten(result, is_none_wrapped_or_opaque)
     return flat, tree

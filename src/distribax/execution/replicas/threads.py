@@ -165,14 +165,17 @@ class _ThreadRunner(contracts.Runner):
         self.replica = replica
 
     @property
+    @override
     def replica_id(self) -> int:
         return self.replica.run_state.first_replica + self.replica.replica_id
 
     @property
+    @override
     def copy_id(self) -> int:
         return self.replica.replica_id
 
     @property
+    @override
     def is_idle(self) -> bool:
         return self.replica.run_state.idle.has(self.replica_id)
 
@@ -180,6 +183,7 @@ class _ThreadRunner(contracts.Runner):
     def create_variable(self, create: Callable[[], _T], place: str) -> _T:
         return self.replica.run_state.create_variable(self.replica.replica_id, create, place)
 
+    @override
     def merge(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Any:
@@ -196,6 +200,7 @@ class _ThreadRunner(contracts.Runner):
     ) -> Any:
         return self.replica.meet(fn, args, kwargs, alone)
 
+    @override
     def all_reduce(
         self, op: ReduceOp, leaves: list[jax.Array], options: CommunicationOptions | None
     ) -> list[jax.Array]:
@@ -205,6 +210,7 @@ class _ThreadRunner(contracts.Runner):
         what = f"all_reduce({op.name})"
         return _call_differentiable(lambda xs: self._exchange(what, combine, xs), leaves)
 
+    @override
     def all_gather(
         self, leaves: list[jax.Array], axis: int, options: CommunicationOptions | None
     ) -> list[jax.Array]:

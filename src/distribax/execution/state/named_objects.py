@@ -14,19 +14,22 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from distribax import contracts
 from distribax.context.scoped import set_within
 
 _T = TypeVar("_T")
-_destination: ContextVar[Any] = ContextVar("distribax_destination", default=None)
+_destination: ContextVar[contracts.Strategy | None] = ContextVar(
+    "distribax_destination", default=None
+)
 _known: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def pickle_for(strategy: object) -> AbstractContextManager[None]:
+def pickle_for(strategy: contracts.Strategy) -> AbstractContextManager[None]:
     """Marks that what is pickled inside goes to the workers of `strategy`, not into a copy."""
     return set_within(_destination, strategy)
 
 
-def get_destination() -> Any | None:
+def get_destination() -> contracts.Strategy | None:
     """Returns the strategy whose workers receive what is pickled now, or None."""
     return _destination.get()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import gc
 import sys
 import weakref
@@ -22,6 +23,15 @@ _IDENTITY: Final = frozenset({"id", "hash"})
 _ends: tuple[type, ...] = (
     *(ModuleType, CodeType, str, bytes, int, float, complex, np.ndarray, jax.Array),
 )
+
+
+class CompiledFunction:
+    """A function that `dx.function` compiles."""
+
+    @property
+    @abc.abstractmethod
+    def python_function(self) -> Callable[..., Any]:
+        """The function as it was written."""
 
 
 def end_at(*types: type) -> None:
@@ -98,7 +108,7 @@ def _look_inside(thing: Any) -> Iterator[Any]:
             yield from thing.__bases__
     else:
         yield kind
-        if hasattr(kind, "python_function"):
+        if issubclass(kind, CompiledFunction):
             # What a compiled function has been traced for is no way for its code.
             yield thing.python_function
         else:

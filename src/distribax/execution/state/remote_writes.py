@@ -38,8 +38,8 @@ class WriteRows:
 
 
 @dataclass
-class Effect:
-    """One thing to do: where, what, and with which arrays (a nest)."""
+class RemoteWrite:
+    """One write: to where, of what kind, and with which arrays (a nest)."""
 
     sink: contracts.Sink
     what: object
@@ -47,22 +47,22 @@ class Effect:
 
 
 @dataclass
-class Effects:
-    """The effects of a program, learnt while it is traced: by sink, what each is, in order."""
+class ProgramWrites:
+    """The remote writes of a program, learnt while it is traced: by sink, their kinds, in order."""
 
     kinds: dict[contracts.Sink, list[object]] = field(default_factory=dict)
 
-    def take(self, effects: Sequence[Effect]) -> list[list[Any]]:
-        """Returns the arrays that the program returns for effects, and keeps what they are for."""
-        by_sink: dict[contracts.Sink, list[Effect]] = {}
-        for effect in effects:
-            by_sink.setdefault(effect.sink, []).append(effect)
+    def take(self, writes: Sequence[RemoteWrite]) -> list[list[Any]]:
+        """Returns the arrays that the program returns for writes, and keeps what they are for."""
+        by_sink: dict[contracts.Sink, list[RemoteWrite]] = {}
+        for write in writes:
+            by_sink.setdefault(write.sink, []).append(write)
         self.kinds = {sink: [each.what for each in own] for sink, own in by_sink.items()}
         return [[each.arrays for each in own] for own in by_sink.values()]
 
-    def exchange(self, exchange: Exchange) -> Effects:
-        """Returns the same effects on other variables."""
-        return Effects(
+    def exchange(self, exchange: Exchange) -> ProgramWrites:
+        """Returns the same writes to other variables."""
+        return ProgramWrites(
             {
                 sink: [_exchange(kind, exchange) for kind in kinds]
                 for sink, kinds in self.kinds.items()
@@ -70,7 +70,7 @@ class Effects:
         )
 
     def commit(self, arrays: Sequence[list[Any]]) -> None:
-        """Carries out the effects of one call."""
+        """Sends the writes of one call."""
         for (sink, kinds), given in zip(self.kinds.items(), arrays, strict=True):
             sink.commit(kinds, given)
 
@@ -91,12 +91,12 @@ _Change: TypeAlias = Callable[[_Read], jax.Array]
 
 
 class RemoteWrites:
-    """The remote writes, and other effects, that a trace has noted so far."""
+    """The remote writes that a trace has noted so far."""
 
     def __init__(self) -> None:
-        self.effects: list[Effect] = []
+        self.writes: list[RemoteWrite] = []
         # The last write to a variable, for as long as another one may join it.
-        self._open: dict[contracts.State, Effect] = {}
+        self._open: dict[contracts.State, RemoteWrite] = {}
         self._changes: dict[contracts.State, _Change] = {}
 
     def write(self, variable: contracts.Variable, kind: WriteKind, value: jax.Array) -> None:
@@ -109,15 +109,15 @@ class RemoteWrites:
             self._add_change(variable, lambda old: (old + value).astype(old.dtype))
         if variable not in self._open:
             assert variable.source is not None
-            effect = Effect(variable.source, Write(variable, kind), value)
-            self.effects.append(effect)
-            self._open[variable] = effect
+            write = RemoteWrite(variable.source, Write(variable, kind), value)
+            self.writes.append(write)
+            self._open[variable] = write
             return
-        effect = self._open[variable]
+        write = self._open[variable]
         if kind is WriteKind.ASSIGN:
-            effect.what, effect.arrays = Write(variable, kind), value
+            write.what, write.arrays = Write(variable, kind), value
         else:
-            effect.arrays = (effect.arrays + value).astype(value.dtype)
+            write.arrays = (write.arrays + value).astype(value.dtype)
 
     def write_rows(
         self, table: contracts.Table, kind: WriteKind, indices: jax.Array, rows: jax.Array
@@ -139,9 +139,9 @@ class RemoteWrites:
             self._changes[variable] = lambda read: change(earlier(read))
 
     def add(self, sink: contracts.Sink, what: object, arrays: object) -> None:
-        """Notes an effect of another kind; later writes come after it."""
+        """Notes a write of another kind; later ones come after it."""
         self._open.clear()
-        self.effects.append(Effect(sink, what, arrays))
+        self.writes.append(RemoteWrite(sink, what, arrays))
 
     def read_after(self, state: contracts.State, read: Callable[[], Any]) -> Any:
         """Returns a variable's value after the step's own writes; `read()` is that before."""

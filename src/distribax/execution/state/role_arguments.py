@@ -6,6 +6,8 @@ import abc
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from distribax import contracts
+
 Exchange: TypeAlias = Callable[[Any], Any]
 """Returns what takes the place of an object: itself, unless it is a variable that is exchanged."""
 
@@ -20,11 +22,11 @@ class RoleArgument:
 
     @property
     @abc.abstractmethod
-    def states(self) -> Sequence[Any]:
+    def states(self) -> Sequence[contracts.State]:
         """The variables that it consists of."""
 
 
-def list_objects(arguments: Iterable[RoleArgument]) -> list[Any]:
+def list_objects(arguments: Iterable[RoleArgument]) -> list[object]:
     """Returns the arguments and the variables that they consist of."""
     return [each for argument in arguments for each in (argument, *argument.states)]
 

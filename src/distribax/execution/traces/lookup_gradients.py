@@ -2,8 +2,8 @@
 
 `jax.grad` differentiates with respect to arguments, which must be known beforehand. Of a table in
 another process only the rows that a function looks up are fetched, and only when it asks for them.
-So each value passes a tap on its way in: the identity, whose backward pass notes the gradient that
-arrives.
+So each value is marked on its way in: it passes an identity function, whose backward pass notes the
+gradient that arrives.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class Inflow:
 
     def note(self, gradient: jax.Array) -> None:
         """Keeps the gradient that the backward pass has arrived with."""
-        assert self.gradient is None, "each tap is passed once"
+        assert self.gradient is None, "each value is marked once"
         self.gradient = gradient
 
 
-class Taps:
-    """The taps of one function that is differentiated.
+class LookupGradients:
+    """The gradients of one function with respect to what it looks up while it runs.
 
     Args:
         token: A number that the function is differentiated with respect to; it makes JAX go back
-            as far as the taps.
+            as far as the marked values.
         tables: What is differentiated with respect to.
         variables: What the tables consist of.
         inflows: The list to which the values that went in are added.
@@ -77,13 +77,13 @@ class Taps:
         """Tells whether it is another table, of which `variables` are parts, that is covered."""
         return table not in self._tables and not self._variables.isdisjoint(variables)
 
-    def tap(
+    def mark(
         self, what: contracts.Table, value: jax.Array, ids: ArrayLike | None = None
     ) -> jax.Array:
         """Returns `value` for the function to use; its gradient will be noted."""
         inflow = Inflow(what, ids)
         self._inflows.append(inflow)
-        return self.run_inside(lambda: _make_tap(inflow)(value, self._token))
+        return self.run_inside(lambda: _make_identity(inflow)(value, self._token))
 
     def run_inside(self, fn: Callable[[], _T]) -> _T:
         """Runs `fn` at the level of the differentiated function, even from a loop inside of it.
@@ -93,9 +93,9 @@ class Taps:
         return jaxprs.run_in_trace(self._trace, fn)
 
 
-def _make_tap(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _make_identity(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
     @jax.custom_vjp
-    def tap(value: jax.Array, token: jax.Array) -> jax.Array:
+    def identity(value: jax.Array, token: jax.Array) -> jax.Array:
         return value
 
     def forward(value: jax.Array, token: jax.Array) -> tuple[jax.Array, None]:
@@ -105,26 +105,28 @@ def _make_tap(inflow: Inflow) -> Callable[[jax.Array, jax.Array], jax.Array]:
         inflow.note(gradient)
         return gradient, jnp.zeros(())
 
-    tap.defvjp(forward, backward)
-    return tap
+    identity.defvjp(forward, backward)
+    return identity
 
 
-_open: ContextVar[tuple[Taps, ...]] = ContextVar("distribax_taps", default=())
+_current: ContextVar[tuple[LookupGradients, ...]] = ContextVar(
+    "distribax_lookup_gradients", default=()
+)
 
 
-def open_taps(taps: Taps) -> AbstractContextManager[None]:
-    """Lets the rows that are looked up inside pass these taps."""
-    return set_within(_open, (*_open.get(), taps))
+def note_gradients(gradients: LookupGradients) -> AbstractContextManager[None]:
+    """Notes the gradients of the rows that are looked up inside."""
+    return set_within(_current, (*_current.get(), gradients))
 
 
-def can_tap_rows(table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:
-    """Tells whether rows of `table`, which consists of `variables`, can pass the open taps."""
-    return not any(taps.covers_part(table, variables) for taps in _open.get())
+def can_mark_rows(table: contracts.Table, variables: Iterable[contracts.Variable]) -> bool:
+    """Tells whether rows of `table`, which consists of `variables`, can be marked as they are."""
+    return not any(each.covers_part(table, variables) for each in _current.get())
 
 
-def tap_rows(table: contracts.Table, rows: jax.Array, ids: ArrayLike) -> jax.Array:
-    """Returns rows that were looked up, after the taps of all functions being differentiated."""
-    for taps in _open.get():
-        if taps.covers(table):
-            rows = taps.tap(table, rows, ids)
+def mark_rows(table: contracts.Table, rows: jax.Array, ids: ArrayLike) -> jax.Array:
+    """Returns rows that were looked up, marked for all functions that are being differentiated."""
+    for gradients in _current.get():
+        if gradients.covers(table):
+            rows = gradients.mark(table, rows, ids)
     return rows

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
+from typing_extensions import override
+
 
 class RestoreStatus:
     """Tells what `Checkpoint.restore` has matched; TensorFlow's checks, under their names.
@@ -109,6 +111,7 @@ class NothingRestored(RestoreStatus):
     def __init__(self) -> None:
         super().__init__(lambda: ([], []), lambda: None, 0, "None")
 
+    @override
     def assert_consumed(self) -> Self:
         """Raises, because nothing was restored.
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from distribax import contracts, jax_private
 from distribax.execution import Function
-from distribax.topology import InputTarget
 from distribax.training.gradients import AnyVariable
 from distribax.types import VariableAggregation
 from distribax.variables import ShardedVariable, Variable
@@ -38,7 +37,7 @@ class Feeding(Protocol):
     """An iterator that knows whom it feeds, and so which workers move it together."""
 
     @property
-    def input_target(self) -> InputTarget: ...
+    def input_target(self) -> contracts.InputTarget: ...
 
 
 @runtime_checkable
@@ -88,7 +87,7 @@ class VariableSlot:
             return
         # The first replica gets the whole sum: parts of it would lose what does not divide evenly.
         stored = variable.share()
-        new = [np.zeros_like(value) for _ in variable.placement.pieces(stored)]
+        new = [np.zeros_like(value) for _ in variable.placement.split(stored)]
         if is_first:
             new[0] = value
         variable.store(variable.placement.join([jnp.asarray(piece) for piece in new], stored))

@@ -69,7 +69,7 @@ class FixedShardsPartitioner(Partitioner):
     def __call__(
         self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
     ) -> list[int]:
-        return _along(*_check(shape, axis), self.num_shards)
+        return _divide_along(*_check(shape, axis), self.num_shards)
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class MinSizePartitioner(Partitioner):
         self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0
     ) -> list[int]:
         shape, axis = _check(shape, axis)
-        nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
+        nbytes = math.prod(shape) * _count_element_bytes(dtype, self.bytes_per_string)
         shards = math.ceil(nbytes / self.min_shard_bytes)
-        return _along(shape, axis, min(self.max_shards, shards))
+        return _divide_along(shape, axis, min(self.max_shards, shards))
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class MaxSizePartitioner(Partitioner):
     ) -> list[int]:
         shape, axis = _check(shape, axis)
         rows = shape[axis]
-        nbytes = math.prod(shape) * _element_bytes(dtype, self.bytes_per_string)
+        nbytes = math.prod(shape) * _count_element_bytes(dtype, self.bytes_per_string)
         if nbytes == 0:
-            return _along(shape, axis, 1)
+            return _divide_along(shape, axis, 1)
         rows_per_shard = max(1, self.max_shard_bytes * rows // nbytes)
         shards = math.ceil(rows / rows_per_shard)
-        return _along(shape, axis, min(shards, self.max_shards or shards))
+        return _divide_along(shape, axis, min(shards, self.max_shards or shards))
 
 
-def _along(shape: Sequence[int], axis: int, shards: int) -> list[int]:
+def _divide_along(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     parts = [1] * len(shape)
     parts[axis] = max(1, min(shards, shape[axis]))
     return parts
@@ -175,7 +175,7 @@ def _check(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
     return tuple(shape), int(axis) % len(shape)
 
 
-def _element_bytes(dtype: jax.typing.DTypeLike, bytes_per_string: int) -> int:
+def _count_element_bytes(dtype: jax.typing.DTypeLike, bytes_per_string: int) -> int:
     try:
         kind = np.dtype(dtype)
     except TypeError as error:

@@ -86,6 +86,12 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
 
     @property
     @override
+    def states(self) -> list[Variable]:
+        """The shards."""
+        return self.variables
+
+    @property
+    @override
     def division(self) -> Division:
         """Which rows each shard has."""
         return self._division
@@ -231,7 +237,7 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
         else:
             parts = self._split(kind, to_array(value))
         for variable, part in zip(self._variables, parts, strict=True):
-            getattr(variable, kind.value)(part)
+            variable._write(kind, part)
         return self
 
     def _split(self, kind: WriteKind, value: Array) -> list[Array]:
@@ -275,6 +281,7 @@ class ShardedVariable(RowAccess, Assignable["ShardedVariable"]):
             parts[shard] = IndexedSlices(values[places], ids, self._variables[shard].shape)
         return parts
 
+    @override
     def __repr__(self) -> str:
         sizes = ", ".join(str(variable.shape[0]) for variable in self._variables)
         dtype = np.dtype(self.dtype).name
@@ -307,14 +314,14 @@ def create_divided(
         value = creation.compute_initial(initial, dtype, arguments.get("shape"), name)
         arguments = {**arguments, "initial_value": value}
         shape, value_dtype = tuple(value.shape), value.dtype
-    num_shards = _num_shards(partitioner, shape, value_dtype, name) if shape else 1
+    num_shards = _count_shards(partitioner, shape, value_dtype, name) if shape else 1
     if num_shards == 1:
         return create(**arguments)
 
     def make_rows(rows: slice) -> Any:
         if not makes_parts:
             return np.asarray(value)[rows]
-        part = initializers.Part(shape, rows)
+        part = initializers.ShardRange(shape, rows)
         return lambda: initializers.make_part(initial, part, dtype, name)
 
     common = {key: given for key, given in arguments.items() if key != "shape"}
@@ -325,7 +332,7 @@ def create_divided(
     return ShardedVariable(shards, name)
 
 
-def _num_shards(
+def _count_shards(
     partitioner: Callable[..., Sequence[int]],
     shape: tuple[int, ...],
     dtype: np.dtype[Any],

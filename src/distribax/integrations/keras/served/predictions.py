@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from typing_extensions import override
 
 from distribax.coordinator import RemoteValue
 
@@ -66,6 +67,7 @@ class PendingArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._get_arrays()[self._number], dtype=dtype, copy=copy)
 
+    @override
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         own = [np.asarray(each) if isinstance(each, PendingArray) else each for each in inputs]
         return getattr(ufunc, method)(*own, **kwargs)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from typing_extensions import override
 
 from distribax.coordinator.pickling import pickle_by_value
 from distribax.integrations.keras.served.model_pickle import list_code_of_optimizer
@@ -79,6 +80,7 @@ class KerasUpdate:
 
         return optax.GradientTransformation(self._init, update)
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": {}}
 

@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex, TypeAlias
 import jax
 import jax.numpy as jnp
 import keras
+from typing_extensions import override
 
 from distribax import contracts
 from distribax.execution import named_objects
@@ -67,6 +68,7 @@ class WorkerModel:
         self._known: keras.Model | None = None
         named_objects.register(uid, self)
 
+    @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _get_or_create, (self._uid, self._strategy, self._recipe)
 
