@@ -42,6 +42,11 @@ VAGUE_NAME = re.compile(r".*_(utils?|lib)")
 UNSTABLE_JAX = ("jax._src", "jax.extend", "jax.experimental", "jax.interpreters", "jaxlib")
 UNSTABLE_JAX_HOME = "jax_private"
 
+SAME_BY_DESIGN = {"Strategy", "Table", "Variable"}
+"""Classes that share their name with the protocol in `contracts` by which lower layers know them."""
+OTHER_LIBRARIES_NAMES = "contrib"
+"""The layer whose classes have the names that TensorFlow gave them once."""
+
 # The command line is above the package's face: it uses the library as a user does.
 _FACE = 1
 _ORDER = {LAYERS[0]: 0} | {name: i + 2 for i, name in enumerate(LAYERS[1:])}
@@ -163,6 +168,22 @@ def questions_of_wrappers(modules: dict[str, Module]) -> list[str]:
                     named = {n.id for n in ast.walk(kinds) if isinstance(n, ast.Name)}
                     if "DistributedValues" in named:
                         found.append(f"{module.path}:{node.lineno}: ask is_wrapped() instead")
+    return found
+
+
+def names_of_two_classes(modules: dict[str, Module]) -> list[str]:
+    """A class's name says which class it is, wherever it stands."""
+    found: list[str] = []
+    places: dict[str, Path] = {}
+    for module in modules.values():
+        if module.parts[:1] == (OTHER_LIBRARIES_NAMES,):
+            continue
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ClassDef) or node.name in SAME_BY_DESIGN:
+                continue
+            first = places.setdefault(node.name.lstrip("_"), module.path)
+            if first != module.path:
+                found.append(f"{module.path}:{node.lineno}: {node.name} is a class of {first} too")
     return found
 
 

@@ -19,6 +19,7 @@ PACKAGE_RULES = (
     rules.faces_with_code,
     rules.unstable_jax_names,
     rules.questions_of_wrappers,
+    rules.names_of_two_classes,
 )
 
 PackageRule = Callable[[dict[str, Module]], list[str]]
@@ -164,6 +165,11 @@ def test_a_good_package_has_no_violation(rule: PackageRule, tmp_path: Path) -> N
             rules.questions_of_wrappers,
             {"values/a.py": "isinstance(x, (int, DistributedValues))"},
             "a.py:1: ask is_wrapped()",
+        ),
+        (
+            rules.names_of_two_classes,
+            {"data/a.py": "class Part: ...", "values/b.py": "class _Part: ..."},
+            "b.py:1: _Part is a class of",
         ),
     ],
 )

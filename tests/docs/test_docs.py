@@ -17,6 +17,8 @@ import distribax as dx
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+_PROSE_PAGES = [*_PAGES, _ROOT / "CHANGELOG.md", _ROOT / "CONTRIBUTING.md"]
+_WIDTH = 100
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 _NAME = re.compile(r"\bdx((?:\.[A-Za-z_]\w*)+)")
@@ -58,6 +60,21 @@ def _blocks(page: Path) -> Iterator[Block]:
 def _prose(page: Path) -> str:
     """Returns the text of a page outside its fenced blocks."""
     return _FENCE.sub("", page.read_text())
+
+
+def _long_lines(page: Path) -> Iterator[str]:
+    """Yields the lines of prose that are wider than the code; a table's row is one line."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        text = line.strip()
+        fenced ^= text.startswith("```")
+        if not fenced and len(line) > _WIDTH and " " in text and not text.startswith(("|", "#")):
+            yield f"{page.relative_to(_ROOT)}:{number}: {len(line)} columns"
+
+
+@pytest.mark.parametrize("page", _PROSE_PAGES, ids=lambda page: page.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    assert list(_long_lines(page)) == []
 
 
 def _run(block: Block, page: Path, names: dict[str, Any]) -> None:
