@@ -42,10 +42,8 @@ VAGUE_NAME = re.compile(r".*_(utils?|lib)")
 UNSTABLE_JAX = ("jax._src", "jax.extend", "jax.experimental", "jax.interpreters", "jaxlib")
 UNSTABLE_JAX_HOME = "jax_private"
 
-SAME_BY_DESIGN = {"Strategy", "Table", "Variable"}
-"""Classes that share their name with the protocol in `contracts` by which lower layers know them."""
-OTHER_LIBRARIES_NAMES = "contrib"
-"""The layer whose classes have the names that TensorFlow gave them once."""
+NAMED_AS_OTHERS = ("contracts", "contrib")
+"""Protocols have the names of the classes they stand for, and `contrib` those of TensorFlow 1.9."""
 
 # The command line is above the package's face: it uses the library as a user does.
 _FACE = 1
@@ -176,10 +174,10 @@ def names_of_two_classes(modules: dict[str, Module]) -> list[str]:
     found: list[str] = []
     places: dict[str, Path] = {}
     for module in modules.values():
-        if module.parts[:1] == (OTHER_LIBRARIES_NAMES,):
+        if module.parts[:1] and module.parts[0] in NAMED_AS_OTHERS:
             continue
         for node in ast.walk(module.tree):
-            if not isinstance(node, ast.ClassDef) or node.name in SAME_BY_DESIGN:
+            if not isinstance(node, ast.ClassDef):
                 continue
             first = places.setdefault(node.name.lstrip("_"), module.path)
             if first != module.path:
