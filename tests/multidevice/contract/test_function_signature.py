@@ -216,12 +216,13 @@ def test_donated_arguments_are_used_up(any_strategy: Any) -> None:
 def test_donated_values_of_replicas_are_used_up(pair: Any, compiled: bool) -> None:
     add = dx.function(lambda x: pair.run(lambda x: x + 1.0, args=(x,)), donate_argnums=0)
     read = lambda x: pair.reduce("SUM", x, axis=None)  # noqa: E731
+    n = pair.num_replicas_in_sync
     value = add(pair.run(lambda: jnp.ones(2)))
     again = add(value)
     for use in (dx.function(read) if compiled else read, add):
-        with pytest.raises(RuntimeError, match=r"array float32\[4\] has no value.*donated"):
+        with pytest.raises(RuntimeError, match=rf"array float32\[{2 * n}\] has no value.*donated"):
             use(value)
-    assert read(again).tolist() == [6.0, 6.0]
+    assert read(again).tolist() == [3.0 * n, 3.0 * n]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
