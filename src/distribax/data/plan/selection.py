@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data import elements as nests
-from distribax.data.element_spec import Spec, infer_spec, spec_of
+from distribax.data.element_spec import Spec, spec_of
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Probe, UnaryNode
 
@@ -73,9 +73,8 @@ class Scan(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return infer_spec(
-            lambda element: spec_of(self.call(self.initial_state, element)[1]),
-            *self.sample_input(probe),
+        return self.infer(
+            lambda element: spec_of(self.call(self.initial_state, element)[1]), probe, "scan"
         )
 
 
@@ -95,9 +94,13 @@ class Resample(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        sample, given = self.sample_input(probe)
-        label = nests.to_element(nests.call_with_element(self.class_func, sample))
-        return (spec_of(label), given)
+        given = self.input.spec(probe)
+
+        def pair(element: nests.Element) -> Spec:
+            label = nests.to_element(nests.call_with_element(self.class_func, element))
+            return (spec_of(label), given)
+
+        return self.infer(pair, probe, "rejection_resample")
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

@@ -15,7 +15,6 @@ from distribax.data.element_spec import (
     Spec,
     TensorSpec,
     add_batch_dim,
-    infer_spec,
     remove_batch_dim,
     spec_of,
 )
@@ -44,9 +43,8 @@ class Map(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         if self.known_spec is not None:
             return self.known_spec
-        return infer_spec(
-            lambda element: spec_of(from_return(call_with_element(self.fn, element))),
-            *self.sample_input(probe),
+        return self.infer(
+            lambda element: spec_of(from_return(call_with_element(self.fn, element))), probe, "map"
         )
 
     @override
