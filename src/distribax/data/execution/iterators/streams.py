@@ -59,7 +59,10 @@ class MappedCall(UserCall):
     @override
     def __call__(self, element: Element) -> Element:
         result = super().__call__(element)
-        return result if type(result) is np.ndarray else nests.from_return(result)
+        # Most results are arrays of numbers, which are elements as they are.
+        if type(result) is np.ndarray and result.dtype.kind in "biufc":
+            return result
+        return nests.from_return(result)
 
 
 class MapIterator(Stage):
