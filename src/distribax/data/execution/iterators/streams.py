@@ -62,7 +62,11 @@ class MappedCall(UserCall):
         # Most results are arrays of numbers, which are elements as they are.
         if type(result) is np.ndarray and result.dtype.kind in "biufc":
             return result
-        return nests.from_return(result)
+        try:
+            return nests.from_return(result)
+        except Exception as error:
+            error.add_note(f"in what {self._name()} returned")
+            raise
 
 
 class MapIterator(Stage):
