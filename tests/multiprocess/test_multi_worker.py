@@ -267,8 +267,24 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
             np.asarray(strategy.experimental_local_results(x)[0]).tolist()
             for x in strategy.distribute_datasets_from_function(varying_fn)
         ]
+        def parse(x):
+            return {"x": np.array([{5: 1, 6: 2}[int(x)]], np.int32)}
+
+        def lonely_fn(context):
+            # Worker 1 has nothing that would tell what parse returns.
+            dataset = dx.data.Dataset.range(5, 7 if context.input_pipeline_id == 0 else 5)
+            return dataset.map(parse).batch(1)
+
+        lonely = [
+            np.asarray(strategy.experimental_local_results(x["x"])[0]).tolist()
+            for x in strategy.distribute_datasets_from_function(lonely_fn)
+        ]
+        nothing = list(
+            strategy.distribute_datasets_from_function(lambda context: lonely_fn(context).take(0))
+        )
         tell(
-            steps=steps, total=total, means=means, traces=mean_of.trace_count, varying=varying
+            steps=steps, total=total, means=means, traces=mean_of.trace_count, varying=varying,
+            lonely=lonely, nothing=len(nothing),
         )
         """,
         1,
@@ -281,6 +297,9 @@ def test_workers_with_their_own_data_stay_in_step() -> None:
     assert told[1]["steps"] == [[100, 101], [102], [], []]
     assert told[0]["varying"] == [[0, 1], [3], [4], [6, 7]]
     assert told[1]["varying"] == [[0, 1], [3], [], []]
+    assert told[0]["lonely"] == [[[1]], [[2]]]
+    assert told[1]["lonely"] == [[], []]
+    assert told[0]["nothing"] == told[1]["nothing"] == 0
     assert told[0]["total"] == told[1]["total"] == 21 + 303
 
 

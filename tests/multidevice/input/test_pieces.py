@@ -192,6 +192,8 @@ def test_functions_may_make_data_sets_without_any_element() -> None:
         Dataset.from_generator(lambda: iter(())).batch(2),
         Dataset.range(0).flat_map(Dataset.range).batch(2),
         Dataset.range(0).batch(2),
+        Dataset.range(0).map(lambda x: {1: x}[int(x)]).batch(2),
+        Dataset.range(0).window(2).map(lambda window: window.reduce(0, max)).batch(2),
     ):
         made = strategy.distribute_datasets_from_function(lambda context, made=empty: made)
         assert list(made) == []

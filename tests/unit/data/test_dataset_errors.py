@@ -170,6 +170,14 @@ def test_errors_of_user_functions_keep_their_traceback_and_name_the_function() -
         assert any("faulty" in note and "Dataset.map" in note for note in caught.value.__notes__)
 
 
+def test_errors_about_what_a_function_returns_name_it() -> None:
+    def forgetful(x: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="None of type NoneType") as caught:
+        list(FIVE.map(forgetful))
+    assert any("forgetful" in note and "returned" in note for note in caught.value.__notes__)
+
+
 def test_iteration_can_go_on_after_an_error() -> None:
     def faulty(x: Any) -> Any:
         if x in (1, 3):

@@ -75,6 +75,20 @@ def test_saved_batches_are_divided(tmp_path: Path) -> None:
         strategy.experimental_distribute_dataset(Dataset.load(tmp_path / "rows"))
 
 
+def test_text_that_a_function_returns_is_bytes_everywhere(tmp_path: Path) -> None:
+    words = Dataset.range(2).map(lambda x: np.array(["a", f"w{x}"]))
+    expected = [[b"a", b"w0"], [b"a", b"w1"]]
+    assert [word.tolist() for word in words] == expected
+    assert [word.tolist() for word in words.map(lambda x: x, num_parallel_calls=2)] == expected
+    (batch,) = words.batch(2)
+    assert batch.dtype == words.element_spec.dtype == object
+    assert batch.tolist() == expected
+    words.save(tmp_path / "words")
+    assert [word.tolist() for word in Dataset.load(tmp_path / "words")] == expected
+    with pytest.raises(TypeError, match="cannot be part of a data set's element"):
+        list(Dataset.range(1).map(lambda x: np.array([1, None], object)))
+
+
 def test_saved_files_are_read_as_the_user_says(tmp_path: Path) -> None:
     Dataset.range(6).save(tmp_path / "s", shard_func=lambda x: x % 2)
     assert [int(x) for x in Dataset.load(tmp_path / "s")] == [0, 1, 2, 3, 4, 5]

@@ -85,6 +85,10 @@ def test_workers_divide_the_names_that_the_pipeline_means(
         lambda lines: lines.skip(10).batch(4),
         lambda lines: lines.shard(2, 1).batch(4),
         lambda lines: lines.batch(4).take(2),
+        lambda lines: lines.take_while(lambda line: int(line) < 12).batch(4),
+        lambda lines: lines.unique().batch(4),
+        lambda lines: lines.scan(0, lambda state, line: (state, line)).batch(4),
+        lambda lines: lines.enumerate().map(lambda number, line: line).batch(4),
     ],
 )
 def test_auto_does_not_divide_files_whose_records_are_counted(
@@ -94,9 +98,22 @@ def test_auto_does_not_divide_files_whose_records_are_counted(
     with caplog.at_level(logging.WARNING, "distribax"):
         _, decision = auto_shard(dataset, 2, 0)
     assert decision.policy is AutoShardPolicy.DATA
-    assert "counts what is read from all files together" in caplog.text
+    assert "depends on what is read from all files together" in caplog.text
     together = sorted(row for rows in _rows_of(dataset, 2, "AUTO") for row in rows)
     assert together == sorted(int(row) for batch in values_of(dataset) for row in batch)
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "FILE", "HINT"])
+def test_a_number_of_elements_that_is_asserted_is_that_of_all_workers(
+    files: list[str], policy: str
+) -> None:
+    lines = TextLineDataset(files)
+    count = len(list(lines))
+    hinted = lines.shard(SHARD_HINT, SHARD_HINT) if policy == "HINT" else lines
+    dataset = hinted.assert_cardinality(count).batch(4)
+    parts = _rows_of(dataset, 2, policy)
+    assert sorted(row for rows in parts for row in rows) == sorted(map(int, lines))
+    assert all(len(rows) < count for rows in parts)
 
 
 def test_told_to_divide_files_each_worker_counts_its_own_records(files: list[str]) -> None:

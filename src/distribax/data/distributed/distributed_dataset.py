@@ -143,7 +143,9 @@ def distribute_dataset(
     # With DATA, and with one worker, a position is that of the global batch, whoever saved it.
     together = decision.policy is AutoShardPolicy.DATA or target.num_workers == 1
     return DistributedDataset(
-        lambda: SplitSteps(part, None if together else StepAgreement(target, part.element_spec[0])),
+        lambda: SplitSteps(
+            part, None if together else StepAgreement(target, lambda: part.element_spec[0])
+        ),
         lambda: _merge_specs(part.element_spec),
         target,
         options,
@@ -172,7 +174,7 @@ def distribute_from_function(
         lambda: DequeueSteps(
             datasets,
             target.num_local_replicas,
-            None if alone else StepAgreement(target, datasets[0].element_spec),
+            None if alone else StepAgreement(target, lambda: datasets[0].element_spec),
         ),
         lambda: _merge_specs(
             tuple(

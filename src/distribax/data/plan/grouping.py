@@ -11,15 +11,9 @@ import numpy as np
 from typing_extensions import override
 
 from distribax.data import elements
-from distribax.data.element_spec import (
-    DatasetSpec,
-    Spec,
-    make_zeros,
-    merge_specs,
-    resize_batch_dim,
-)
+from distribax.data.element_spec import DatasetSpec, Spec, merge_specs, resize_batch_dim
 from distribax.data.plan.passes import Passes
-from distribax.data.plan.plan_node import HasPlan, Node, Probe, UnaryNode, UnknownSpecError
+from distribax.data.plan.plan_node import HasPlan, Node, Probe, UnaryNode
 from distribax.data.plan.sources import Items
 
 
@@ -99,19 +93,14 @@ class GroupByWindow(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        first, given = probe(self.input), self.input.spec(probe)
-        sample = make_zeros(given) if first is None else first
-        try:
-            keys = self.keys or [self._find_key(sample)]
-            groups = [self.find_plan(key, [sample], given).spec(probe) for key in keys]
-        except Exception as error:
-            if first is not None:
-                raise
-            raise UnknownSpecError(
-                "the element_spec of group_by_window over an empty data set cannot be known: its "
-                f"functions failed on an element of zeros ({type(error).__name__}: {error})."
-            ) from error
-        return functools.reduce(merge_specs, groups)
+        given = self.input.spec(probe)
+
+        def merge_groups(element: elements.Element) -> Spec:
+            keys = self.keys or [self._find_key(element)]
+            groups = [self.find_plan(key, [element], given).spec(probe) for key in keys]
+            return functools.reduce(merge_specs, groups)
+
+        return self.infer(merge_groups, probe, "group_by_window")
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from distribax.data import elements
 from distribax.data.dataset_options import SHARD_HINT
-from distribax.data.element_spec import Spec, infer_spec, make_zeros
+from distribax.data.element_spec import Spec
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import (
     INFINITE_CARDINALITY,
@@ -20,7 +20,6 @@ from distribax.data.plan.plan_node import (
     Node,
     Probe,
     UnaryNode,
-    UnknownSpecError,
 )
 
 
@@ -200,22 +199,7 @@ class Interleave(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        given = self.input.spec(probe)
-        sample = probe(self.input)
-        empty = sample is None
-        try:
-            return infer_spec(
-                lambda element: self._find_inner(element).spec(probe),
-                make_zeros(given) if empty else sample,
-                given,
-            )
-        except Exception as error:
-            if not empty:
-                raise
-            raise UnknownSpecError(
-                f"the element_spec of {self.step} over an empty data set cannot be known: its "
-                f"function failed on an element of zeros ({type(error).__name__}: {error})."
-            ) from error
+        return self.infer(lambda element: self._find_inner(element).spec(probe), probe, self.step)
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

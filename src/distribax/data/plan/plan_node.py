@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import override
 
-from distribax.data.element_spec import Spec, make_zeros, merge_specs
+from distribax.data.element_spec import Spec, infer_spec, make_zeros, merge_specs
 from distribax.data.elements import Element
 from distribax.errors import DistribaxError
 
@@ -111,11 +111,21 @@ class UnaryNode(Node):
     def static_batch_size(self, probe: Probe) -> int | None:
         return self.input.static_batch_size(probe) if self.keeps_batches else None
 
-    def sample_input(self, probe: Probe) -> tuple[Element, Spec]:
-        """Returns the first element of the input, zeros if it has none, and the input's spec."""
-        spec = self.input.spec(probe)
-        first = probe(self.input)
-        return make_zeros(spec) if first is None else first, spec
+    def infer(self, spec_for: Callable[[Element], Spec], probe: Probe, step: str) -> Spec:
+        """Returns the spec of what a user's function makes of elements, by running it on the first.
+
+        Without any element it is run on make_zeros, which need not be anything that it understands.
+        """
+        given, first = self.input.spec(probe), probe(self.input)
+        try:
+            return infer_spec(spec_for, make_zeros(given) if first is None else first, given)
+        except Exception as error:
+            if first is not None:
+                raise
+            raise UnknownSpecError(
+                f"the element_spec of {step} over an empty data set cannot be known: its function "
+                f"failed on an element of zeros ({type(error).__name__}: {error})."
+            ) from error
 
 
 @dataclass(frozen=True, eq=False)

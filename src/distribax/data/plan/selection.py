@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from distribax.data import elements
-from distribax.data.element_spec import Spec, find_spec, infer_spec
+from distribax.data.element_spec import Spec, find_spec
 from distribax.data.plan.passes import Passes
 from distribax.data.plan.plan_node import Probe, UnaryNode
 
@@ -73,9 +73,8 @@ class Scan(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        return infer_spec(
-            lambda element: find_spec(self.call(self.initial_state, element)[1]),
-            *self.sample_input(probe),
+        return self.infer(
+            lambda element: find_spec(self.call(self.initial_state, element)[1]), probe, "scan"
         )
 
 
@@ -95,9 +94,13 @@ class Resample(UnaryNode):
 
     @override
     def spec(self, probe: Probe) -> Spec:
-        sample, given = self.sample_input(probe)
-        label = elements.to_element(elements.call_with_element(self.class_func, sample))
-        return (find_spec(label), given)
+        given = self.input.spec(probe)
+
+        def pair(element: elements.Element) -> Spec:
+            label = elements.to_element(elements.call_with_element(self.class_func, element))
+            return (find_spec(label), given)
+
+        return self.infer(pair, probe, "rejection_resample")
 
     @override
     def is_batched(self, probe: Probe) -> bool | None:

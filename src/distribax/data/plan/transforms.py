@@ -16,7 +16,6 @@ from distribax.data.element_spec import (
     TensorSpec,
     add_batch_dim,
     find_spec,
-    infer_spec,
     remove_batch_dim,
 )
 from distribax.data.elements import call_with_element, from_return
@@ -44,9 +43,10 @@ class Map(UnaryNode):
     def spec(self, probe: Probe) -> Spec:
         if self.known_spec is not None:
             return self.known_spec
-        return infer_spec(
+        return self.infer(
             lambda element: find_spec(from_return(call_with_element(self.fn, element))),
-            *self.sample_input(probe),
+            probe,
+            "map",
         )
 
     @override

@@ -11,6 +11,7 @@ from distribax.data.dataset_options import AutoShardPolicy
 from distribax.data.plan.order import Repeat, Shard
 from distribax.data.plan.pieces import WorkerPart, WorkerShare
 from distribax.data.plan.plan_node import Node, walk
+from distribax.data.plan.selection import AssertCardinality
 from distribax.data.plan.transforms import Prefetch, WithOptions, replace_inputs
 from distribax.data.rewrites.file_sharding import (
     NotFileBased,
@@ -59,11 +60,12 @@ def auto_shard(
       other number of workers and replicas.
     - FILE: worker w reads the files w, w + W, w + 2 W ... and sees its rows in order, in batches
       of a W-th of the global size (R pieces). Workers may take different numbers of steps.
-      A take, skip or shard of records counts each worker's own.
+      A take, skip or shard of records counts each worker's own; a number that is asserted for all
+      of them is not checked.
     - OFF: every worker sees every row, in batches of a W-th of the global size.
     - HINT: as FILE, sharded where the pipeline says shard(SHARD_HINT, ...).
     - AUTO: HINT where there is a hint, else FILE, and DATA if the data set is not read from files
-      or counts its records (take, skip, shard).
+      or counts its records (take, skip, shard, enumerate, take_while, scan, unique).
     """
     if num_workers < 1 or not 0 <= worker_id < num_workers:
         raise ValueError(
@@ -153,6 +155,8 @@ def _fill_hints(node: Node, num_workers: int, worker_id: int) -> Node:
         return Shard(filled.input, num_workers, worker_id)
     if filled is node or num_workers == 1:
         return filled
+    if isinstance(filled, AssertCardinality):
+        return filled.input  # The number is that of all workers' elements.
     return give_own_cache(filled, num_workers, worker_id)
 
 

@@ -7,9 +7,11 @@ import dataclasses
 from distribax.data import elements
 from distribax.data.plan.order import Interleave, Repeat, Shard, Shuffle, Skip, Take, Zip
 from distribax.data.plan.plan_node import UNKNOWN_CARDINALITY, Node, Probe, walk
+from distribax.data.plan.selection import AssertCardinality, Scan, TakeWhile, Unique
 from distribax.data.plan.sources import FileNames, FileReader, RandomAccessFiles
 from distribax.data.plan.transforms import (
     Cache,
+    Enumerate,
     Map,
     Prefetch,
     Snapshot,
@@ -18,6 +20,8 @@ from distribax.data.plan.transforms import (
 )
 
 _READERS = (FileReader, RandomAccessFiles)
+# What they give for an element depends on those before it.
+_COUNTING = (Take, Skip, Shard, TakeWhile, Enumerate, Scan, Unique)
 
 
 class NotFileBased(Exception):
@@ -76,8 +80,11 @@ class _FileSharder:
                 if inner is None or not _has(inner, (*_READERS, FileNames)):
                     raise NotFileBased("its interleave or flat_map does not read files")
             return node.with_inputs((self._shard_names(node.input),))
-        if self._exact and isinstance(node, (Take, Skip, Shard)):
-            raise NotFileBased(f"its {node.label} counts what is read from all files together")
+        if isinstance(node, AssertCardinality):
+            # The number is that of all workers' elements.
+            return self.visit(node.input)
+        if self._exact and isinstance(node, _COUNTING):
+            raise NotFileBased(f"its {node.label} depends on what is read from all files together")
         divided = replace_inputs(node, self.visit)
         if isinstance(node, Zip) and len({_count_files(part) for part in node.parts}) > 1:
             raise NotFileBased("its zip pairs what is read from different numbers of files")

@@ -59,7 +59,14 @@ class MappedCall(UserCall):
     @override
     def __call__(self, element: Element) -> Element:
         result = super().__call__(element)
-        return result if type(result) is np.ndarray else elements.from_return(result)
+        # Most results are arrays of numbers, which are elements as they are.
+        if type(result) is np.ndarray and result.dtype.kind in "biufc":
+            return result
+        try:
+            return elements.from_return(result)
+        except Exception as error:
+            error.add_note(f"in what {self._name()} returned")
+            raise
 
 
 class MapIterator(Stage):
