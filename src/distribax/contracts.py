@@ -340,9 +340,7 @@ class Extended(Protocol):
     def input_target(self) -> InputTarget:
         """Returns whom this process's input pipeline feeds."""
 
-    def variable_placement(
-        self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
-    ) -> Placement:
+    def variable_placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
         """Returns where a variable that is created now lives."""
 
     def create_variable(
@@ -383,7 +381,7 @@ class Extended(Protocol):
     def broadcast_to(self, tensor: ArrayLike, destinations: object = None) -> Any:
         """Copies a value to all worker devices, or to `destinations`."""
 
-    def first_value(self, value: Any, destinations: object) -> Any:
+    def first_value(self, value: Any) -> Any:
         """Returns replica 0's value, copied to all."""
 
     def update(

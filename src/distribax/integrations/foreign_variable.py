@@ -127,7 +127,7 @@ class ForeignVariable:
         handle = self._handles.get(strategy)
         if handle is None:
             placement = strategy.extended.variable_placement(
-                VariableSynchronization.AUTO, VariableAggregation.NONE, self.name
+                VariableSynchronization.AUTO, self.name
             )
             handle = self._handles[strategy] = Handle(self, strategy, placement)
         return handle

@@ -373,7 +373,7 @@ def _take_first(
 ) -> Any:
     if jax_private.is_key(leaves[0]):
         leaves = tuple(jax.random.key_data(leaf) for leaf in leaves)
-    return strategy.extended.first_value(_wrap(leaves, frame), None)
+    return strategy.extended.first_value(_wrap(leaves, frame))
 
 
 def _restore_key(value: jax.Array, old: jax.Array) -> jax.Array:

@@ -96,6 +96,10 @@ class RecordingTrace(_partial_eval.DynamicJaxprTrace):
             noted: list[Any] = self.frame.tracing_eqns
             count = len(noted)
             result = super().process_primitive(primitive, tracers, params)
+            # A function that JAX inlines may return a number.
+            for each in result if primitive.multiple_results else [result]:
+                if isinstance(each, _partial_eval.DynamicJaxprTracer):
+                    _adopt(each)
             if any(equation.effects for equation in noted[count:]):
                 self.settle_all()
             return result
@@ -157,7 +161,8 @@ class RecordingTrace(_partial_eval.DynamicJaxprTrace):
 
     def settle(self, value: Any) -> Any:
         """Returns what stands for a value in the parent."""
-        if not isinstance(value, RecordedTracer) or value._trace is not self:
+        # Not only our own tracers: JAX makes others of the numbers in a function that it inlines.
+        if not isinstance(value, _partial_eval.DynamicJaxprTracer) or value._trace is not self:
             return value
         if self._invalidated:
             raise _core.escaped_tracer_error(value)

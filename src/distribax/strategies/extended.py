@@ -15,9 +15,9 @@ from distribax.collectives.cross_device_ops import resolve_destinations
 from distribax.execution import frames, run_replicas
 from distribax.strategies import reduction
 from distribax.topology import InputTarget, Renew, device_name, follow, make_replica_mesh
-from distribax.types import ReduceOp, ValueContext, VariableAggregation, VariableSynchronization
+from distribax.types import ReduceOp, ValueContext, VariableSynchronization
 from distribax.values import DistributedValues, is_wrapped
-from distribax.variables import Placement, ShardedVariable, Single, Variable, VariableCopy
+from distribax.variables import ShardedVariable, Single, Variable, VariableCopy
 from distribax.variables.creation import colocate, get_colocated
 
 
@@ -59,7 +59,9 @@ class StrategyExtended:
         """Runs `fn` once for each replica and merges the results."""
         raise self._make_missing_error("_run_replicas(self, fn, args, kwargs)")
 
-    def _placement(self, synchronization: VariableSynchronization, name: str) -> Placement:
+    def _placement(
+        self, synchronization: VariableSynchronization, name: str
+    ) -> contracts.Placement:
         """Returns where a new variable lives."""
         raise self._make_missing_error("_placement(self, synchronization, name)")
 
@@ -155,13 +157,12 @@ class StrategyExtended:
     # Variables.
 
     def variable_placement(
-        self, synchronization: VariableSynchronization, aggregation: VariableAggregation, name: str
+        self, synchronization: VariableSynchronization, name: str
     ) -> contracts.Placement:
         """Returns where a variable that is created now lives.
 
         Args:
             synchronization: When its copies are brought together.
-            aggregation: How the replicas' values are combined.
             name: The variable's name, for messages.
 
         Returns:
@@ -403,12 +404,11 @@ class StrategyExtended:
         devices = self._workers if destinations is None else destinations
         return self._ops.broadcast(tensor, devices)
 
-    def first_value(self, value: DistributedValues, destinations: object) -> Any:
+    def first_value(self, value: DistributedValues) -> Any:
         """Returns replica 0's value, copied to all.
 
         Args:
             value: A distributed value.
-            destinations: Where it goes, as in `reduce_to`.
 
         Returns:
             The mirrored value.

@@ -84,9 +84,9 @@ class MultiWorkerExtended(MirroredExtended):
         return Mirrored.of(Pieces(super().broadcast_to(tensor, self._local).values, self.mesh))
 
     @override
-    def first_value(self, value: DistributedValues, destinations: object) -> Any:
+    def first_value(self, value: DistributedValues) -> Any:
         if frames.current() is not None:
-            return super().first_value(value, destinations)
+            return super().first_value(value)
         first = jax_private.broadcast_from_first(np.asarray(value.values[0]))
         return self.broadcast_to(first)
 

@@ -180,7 +180,7 @@ def unite(
     extended = strategy.extended
     united: list[Any] = []
     if op is None:
-        united = [extended.first_value(g, v) if is_wrapped(g) else g for g, v in pairs]
+        united = [extended.first_value(g) if is_wrapped(g) else g for g, _ in pairs]
     elif pairs:
         united = extended.batch_reduce_to(op, pairs)
     found = dict(zip(places, united, strict=True))

@@ -20,9 +20,11 @@ def find_dtype(layout: Layout) -> np.dtype[Any]:
 
 
 def find_sum_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns a type that holds the sum of numbers of a type; of small types it is a larger one."""
+    """Returns a type that holds the sum of many numbers of a type."""
     if not jnp.issubdtype(dtype, jnp.inexact):
-        return np.dtype(np.int32) if dtype.itemsize < 4 else dtype
+        # Exact, where it cannot overflow; the mean is a float in any case.
+        by_size = {1: np.int32, 8: np.float64}
+        return np.dtype(by_size.get(dtype.itemsize, np.float32))
     # bfloat16 has the range of float32; a sum of 16 bits more would double what is sent.
     if jnp.issubdtype(dtype, jnp.floating) and float(jnp.finfo(dtype).max) < 1e30:
         return np.dtype(np.float32)

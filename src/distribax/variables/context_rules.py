@@ -270,7 +270,7 @@ def _write_together(
     def together(strategy: contracts.Strategy, value: Assigned) -> None:
         if is_wrapped(value):
             if aggregation is _FIRST:
-                value = strategy.extended.first_value(value, variable)
+                value = strategy.extended.first_value(value)
             else:
                 op = ReduceOp.from_variable_aggregation(aggregation)
                 value = strategy.extended.reduce_to(op, value, variable)

@@ -178,7 +178,7 @@ def _write_together(
             count = 1 if takes_first else strategy.num_replicas_in_sync
             return jnp.concatenate([value] * count)
         if takes_first:
-            return strategy.extended.first_value(value, first)
+            return strategy.extended.first_value(value)
         return strategy.extended.gather_to(value, first, axis=0)
 
     def together(strategy: contracts.Strategy, indices: Any, values: Any) -> None:

@@ -125,9 +125,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         value = creation.compute_initial(initial_value, dtype, shape, self._name)
         creation.check_aggregation(self._aggregation, value.dtype, self._name)
         self._shape, self._dtype = tuple(value.shape), value.dtype
-        self._placement = self._strategy.extended.variable_placement(
-            sync, self._aggregation, self._name
-        )
+        self._placement = self._strategy.extended.variable_placement(sync, self._name)
         self._synchronization = creation.settle_synchronization(sync, self._placement)
         self._buffer: jax.Array = creation.make_buffer(self._placement, value)
         # Whether somebody outside may hold the buffer, so that it must not be overwritten.

@@ -51,9 +51,9 @@ def test_across_replicas_and_dimensions(case: Case) -> None:
     close(other, (pieces.sum(axis=(0, 2)), pieces.mean(axis=(0, 2))))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_means_of_small_types_are_of_sums_that_fit(case: Case, dtype: str) -> None:
-    n, most = case.num_replicas, np.asarray(40_000 if dtype == "float16" else 100, dtype)
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 40_000), ("int8", 100), ("int32", 2**30)])
+def test_means_are_of_sums_that_fit(case: Case, dtype: str, most: Any) -> None:
+    n, most = case.num_replicas, np.asarray(most, dtype)
     value = case.each(lambda _: jnp.full((2,), most))
     ((_, alone), (_, batch)) = _both(case, value, None, 0)
     shared = case.run(lambda x: dx.get_replica_context().all_reduce("MEAN", x), value)

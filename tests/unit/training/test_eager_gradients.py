@@ -181,6 +181,29 @@ def test_variables_can_be_written_in_the_function(weights):
         assert float(value) == pytest.approx(number * y * y)
 
 
+def test_a_mean_is_stored_and_used(weights):
+    """As in batch normalisation; JAX inlines `mean` and `clip`, with the numbers in them."""
+    mean = dx.Variable(jnp.zeros(2))
+    x = np.asarray(X)
+
+    def loss(x):
+        y = jnp.clip(x @ weights, -50.0, 50.0)
+        centre = y.mean(axis=0)
+        mean.assign(centre)
+        return jnp.sum((y - centre) ** 2)
+
+    def expected(w):
+        y = x @ w
+        return jnp.sum((y - y.mean(axis=0)) ** 2)
+
+    for _ in range(2):
+        value, grad = dx.value_and_grad(loss, weights)(X)
+        wanted = jax.value_and_grad(expected)(weights.value())
+        np.testing.assert_allclose(value, wanted[0], rtol=1e-5)
+        np.testing.assert_allclose(grad, wanted[1], rtol=1e-5)
+        np.testing.assert_allclose(mean.numpy(), (x @ weights.value()).mean(axis=0), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
