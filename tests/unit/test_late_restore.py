@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import optax
+
 import distribax as dx
+
+
+def _make() -> tuple[dx.Variable, dx.Optimizer]:
+    return dx.Variable([1.0, 2.0]), dx.Optimizer(optax.adam(0.1))
+
+
+def _train(v: dx.Variable, optimizer: dx.Optimizer, gradient: float) -> None:
+    optimizer.apply_gradients([(jnp.full(2, gradient), v)])
+
+
+def test_values_wait_longer_than_their_checkpoint(tmp_path: Path) -> None:
+    v, optimizer = _make()
+    _train(v, optimizer, 1.0)
+    path = dx.Checkpoint(v=v, optimizer=optimizer).save(tmp_path / "ckpt")
+    _train(v, optimizer, -3.0)
+    other, new = _make()
+    dx.Checkpoint(v=other, optimizer=new).restore(path)
+    gc.collect()
+    _train(other, new, -3.0)
+    assert other.numpy().tolist() == v.numpy().tolist()
+
+
+def test_waiting_keeps_nothing_alive(tmp_path: Path) -> None:
+    v, optimizer = _make()
+    _train(v, optimizer, 1.0)
+    path = dx.Checkpoint(v=v, optimizer=optimizer).save(tmp_path / "ckpt")
+    _, new = _make()
+    dx.Checkpoint(optimizer=new).restore(path)
+    gone = weakref.ref(new)
+    del new
+    gc.collect()
+    assert gone() is None
+    later, third = _make()
+    _train(later, third, 1.0)
+    _train(later, third, -3.0)
+    _train(v, optimizer, -3.0)
+    assert later.numpy().tolist() == v.numpy().tolist()
 
 
 class _Counting(Mapping[str, Any]):

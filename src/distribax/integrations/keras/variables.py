@@ -21,7 +21,7 @@ from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import SUM, Cell, Rule
 from distribax.types import VariableAggregation
 from distribax.values import Mirrored, PerReplica
-from distribax.variables import Variable
+from distribax.variables import Variable, late_values
 
 _SLOT = "_value"
 _STRATEGY = "_distribax_strategy"
@@ -41,6 +41,8 @@ class VariableCell(Cell):
     per_replica = False
     program_sharding = None
     source = None
+    # Whether somebody may have a value for it, who has not found it yet.
+    awaited = False
 
     @property
     def described(self) -> str:
@@ -54,11 +56,15 @@ class VariableCell(Cell):
 
     def read_value(self) -> Any:
         """Returns the value as the code that runs now sees it."""
+        if self.awaited:
+            late_values.ask_givers()
         stand_in = overlay.find_stand_in(self)  # type: ignore[arg-type]
         return replica_state.read(self) if stand_in is None else stand_in
 
     def write_value(self, value: Any) -> None:
         """Replaces the value, by the rules of where the code runs."""
+        if self.awaited:
+            late_values.ask_givers()
         values = overlay.find_overlay(self)  # type: ignore[arg-type]
         if values is not None:
             # The function that is being differentiated goes on with it.
@@ -70,6 +76,24 @@ def get_strategy(variable: keras.Variable) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a variable was made, or None."""
     found: contracts.Strategy | None = variable.__dict__.get(_STRATEGY)
     return found
+
+
+def stop_waiting(variable: keras.Variable) -> None:
+    """Remembers that whoever waits for new variables has seen this one."""
+    held = variable.__dict__.get(_SLOT)
+    if isinstance(held, VariableCell):
+        held.awaited = False
+    elif isinstance(held, Variable):
+        held.stop_waiting()
+
+
+def restore_value(variable: keras.Variable, value: np.ndarray) -> None:
+    """Gives a variable a value that was saved, whatever Keras is doing at the time."""
+    held = variable.__dict__.get(_SLOT)
+    if isinstance(held, VariableCell):
+        held.write_value(jnp.asarray(value))
+    else:
+        variable.assign(value)
 
 
 def get_cell(variable: keras.Variable) -> VariableCell | Variable:
@@ -144,8 +168,9 @@ def _initialize(variable: keras.Variable, value: Any) -> None:
         # A layer that is built by its first call, in a step.
         value = frame.evaluate(value)
     variable.__dict__[_SLOT] = value
-    if get_strategy(variable) is not None:
-        _put_in_cell(variable, value)
+    awaited = late_values.is_somebody_waiting()
+    if awaited or get_strategy(variable) is not None:
+        _put_in_cell(variable, value).awaited = awaited
 
 
 def _put_in_cell(variable: keras.Variable, value: Any) -> VariableCell:
