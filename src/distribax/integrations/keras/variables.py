@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from distribax import context, contracts, jax_private
+from distribax.context import keeping
 from distribax.execution import adapters, frames, overlay
 from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import SUM, Cell, Rule
@@ -221,7 +222,9 @@ def promote(variable: keras.Variable) -> Variable:
     strategy = get_strategy(variable) or context.get_strategy()
     here = context.get_strategy() is strategy
     frame = frames.current()
-    with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
+    scope = contextlib.nullcontext() if here else strategy.scope()
+    # It is a part of the Keras variable: no code that is run again has to find it.
+    with frames.enter(None), scope, keeping.keep_in(None):
         made = jax_private.run_outside_trace(lambda: _make_variable(variable, value))
     variable.__dict__[_SLOT] = made
     _Promotions.num_promoted += 1
