@@ -180,7 +180,10 @@ def test_means_of_replicas() -> None:
         w = dx.Variable(0.0, name="w")
         loss_fn = lambda: jnp.mean((w.value() * features - labels) ** 2)  # noqa: E731
         if mode == "eval":
-            return Spec(mode, loss=dx.get_replica_context().all_reduce("MEAN", loss_fn()))
+            parts = dx.metrics.MeanTensor((2,))
+            parts.update_state(features.mean() * jnp.arange(2.0))
+            loss = dx.get_replica_context().all_reduce("MEAN", loss_fn())
+            return Spec(mode, loss=loss, eval_metric_ops={"parts": parts})
         optimizer = dx.Optimizer(optax.sgd(0.1), reduce_op="MEAN")
         return Spec(mode, loss=optimizer.minimize(loss_fn, [w]))
 
@@ -193,7 +196,9 @@ def test_means_of_replicas() -> None:
     data = (np.ones(2, np.float32), np.ones(2, np.float32))
     estimator.train(lambda: data, [lambda step, loss: losses.append(float(loss))], steps=1)
     assert losses == [1.0] and float(estimator.get_variable_value("w")) == pytest.approx(0.2)
-    assert estimator.evaluate(lambda: data, steps=2)["loss"] == pytest.approx(0.64)
+    metrics = estimator.evaluate(lambda: data, steps=2)
+    assert metrics["loss"] == pytest.approx(0.64)
+    assert metrics["parts"].tolist() == [0.0, 1.0]
     shutil.rmtree(estimator.model_dir)
 
 

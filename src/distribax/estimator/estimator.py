@@ -302,7 +302,8 @@ class Estimator:
             name: Tells several evaluations apart: the summaries go to `eval_<name>`.
 
         Returns:
-            The metrics by name, `loss` (the mean over the batches) and `global_step`.
+            The metrics by name, as numbers or arrays, `loss` (the mean over the batches) and
+            `global_step`.
 
         Raises:
             ValueError: `eval_distribute` has parameter servers, or there was no input.
@@ -326,11 +327,14 @@ class Estimator:
             if not losses:
                 raise ValueError("Estimator.evaluate: input_fn gave no batch.")
             number = int(opened.state.global_step)
-            found = {name: float(each.result()) for name, each in opened.state.metrics.items()}
-            found["loss"] = float(np.mean([float(loss) for loss in losses]))
+            metrics = opened.state.metrics
+            results = {name: np.asarray(each.result()) for name, each in metrics.items()}
+            numbers = {name: float(each) for name, each in results.items() if not each.ndim}
+            numbers["loss"] = float(np.mean([float(loss) for loss in losses]))
+            found = results | numbers
             if opened.checkpoint.workers().is_first:
                 with TensorBoard(Path(self.model_dir, f"eval_{name}" if name else "eval")) as board:
-                    board.log_metrics(found, number)
+                    board.log_metrics(numbers, number)
         _logger.info("Evaluation of step %d: %s", number, found)
         return found | {"global_step": number}
 

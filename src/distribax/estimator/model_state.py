@@ -65,7 +65,7 @@ class ModelState(Mapping[str, Any]):
         model = {
             name: kept
             for (_, name), kept in self._kept.items()
-            if id(kept) not in owned and not isinstance(kept, Metric)
+            if id(kept) not in owned and not hasattr(kept, "reset_state")
         }
         return {"global_step": self.global_step} | model
 

@@ -29,7 +29,10 @@ _state: ContextVar[ReplicaState | None] = ContextVar("distribax_replica_state", 
 def current() -> ReplicaState | None:
     """Returns the state of the replica that runs now; None where writes count at once."""
     state = _state.get()
-    return state if state is not None and context.current() is state.entry else None
+    if state is None or context.current() is not state.entry:
+        return None
+    # Code that is run outside of the trace of a replica (`frames.run_outside`) is not in it.
+    return None if state.frame is not None and frames.current() is None else state
 
 
 def read(variable: ForeignVariable) -> Any:

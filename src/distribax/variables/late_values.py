@@ -7,7 +7,7 @@ it, and gives it its value.
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Hashable
 from typing import Protocol
 
 from distribax.execution import frames
@@ -20,17 +20,18 @@ class Giver(Protocol):
         """Gives the variables that exist by now their values."""
 
 
-_givers: weakref.WeakSet[Giver] = weakref.WeakSet()
+_givers: dict[Hashable, Giver] = {}
 
 
-def wait_for_variables(giver: Giver) -> None:
-    """Calls `giver` when new variables are first used."""
-    _givers.add(giver)
+def wait_for_variables(giver: Giver, key: Hashable) -> None:
+    """Calls `giver` when new variables are first used, and no longer who has waited by that key."""
+    _givers[key] = giver
 
 
 def stop_waiting(giver: Giver) -> None:
     """Undoes `wait_for_variables`."""
-    _givers.discard(giver)
+    for key in [key for key, each in _givers.items() if each is giver]:
+        del _givers[key]
 
 
 def is_somebody_waiting() -> bool:
@@ -40,5 +41,5 @@ def is_somebody_waiting() -> bool:
 
 def ask_givers() -> None:
     """Lets those who wait give new variables their values."""
-    for giver in tuple(_givers):
+    for giver in tuple(_givers.values()):
         frames.run_outside(giver.give_late_values)

@@ -313,8 +313,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     def program_value(self) -> jax.Array:
         """Returns the array that a compiled program reads."""
-        if self._awaited:
-            late_values.ask_givers()
+        self._ask_once()
         placement, buffer = self._placement, self._buffer
         if not placement.is_program_form:
             return placement.to_program(buffer)
@@ -323,8 +322,7 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
 
     def take_program_value(self) -> jax.Array:
         """Returns an array that a compiled program may overwrite."""
-        if self._awaited:
-            late_values.ask_givers()
+        self._ask_once()
         if self._shared:
             self._buffer, self._shared = jax_private.copy_array(self._buffer), False
         placement, buffer = self._placement, self._buffer
@@ -336,12 +334,17 @@ class Variable(RowAccess, Assignable["Variable"], metaclass=creation.CreatedBySt
         Args:
             value: The new value, as the program holds it.
         """
-        if self._awaited:
-            # Now, as it would be in place of the new value later.
-            late_values.ask_givers()
+        # Now, as it would be in place of the new value later.
+        self._ask_once()
         placement = self._placement
         self._buffer = value if placement.is_program_form else placement.from_program(value)
         self._shared = False
+
+    def _ask_once(self) -> None:
+        """Lets those who wait find the variable; who has not by now will not in later steps."""
+        if self._awaited:
+            late_values.ask_givers()
+            self._awaited = False
 
     def host_value(self) -> np.ndarray:
         """Returns the first copy's stored value, whatever is being traced."""

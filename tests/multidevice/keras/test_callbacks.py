@@ -175,7 +175,7 @@ def test_number_of_batches_between_backups_is_checked() -> None:
 def test_model_is_saved_and_goes_on_elsewhere(tmp_path: Path) -> None:
     trained = train(make_pair(), make_classifier, epochs=1, shuffle=False).model
     with STRATEGIES["central2"]().scope():
-        ways = ("file", "weights", "checkpoint", "manager", "pickle")
+        ways = ("file", "weights", "checkpoint", "early", "manager", "pickle")
         restored = [_carry_over(way, trained, tmp_path) for way in ways]
     plain = keras.models.load_model(_save(trained, tmp_path / "plain.keras"))
 
@@ -199,6 +199,10 @@ def _carry_over(way: str, trained: keras.Model, folder: Path) -> keras.Model:
     if way == "pickle":
         return pickle.loads(pickle.dumps(trained))
     new = make_classifier()
+    if way == "early":
+        path = dx.Checkpoint(model=trained, optimizer=trained.optimizer).save(folder / way)
+        dx.Checkpoint(model=new, optimizer=new.optimizer).restore(path)
+        return new
     new.optimizer.build(new.trainable_variables)
     if way == "weights":
         trained.save_weights(folder / "model.weights.h5")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -184,3 +185,38 @@ def test_layers_are_built_by_their_first_step(compiled: bool) -> None:
     np.testing.assert_allclose(layer.kernel.numpy(), kernel, rtol=1e-6)
     np.testing.assert_allclose(result, INPUTS[:4] @ kernel, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(strategy.gather(step(batch), axis=0), result, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_state_is_restored_before_it_exists(compiled: bool, tmp_path: Path) -> None:
+    strategy = STRATEGIES["mirrored2"]()
+
+    def make_all() -> tuple[keras.Model, keras.Optimizer, dx.Checkpoint]:
+        model = make(strategy, lambda: keras.Sequential([keras.layers.Dense(3)]))
+        with strategy.scope():
+            optimizer = make_adam()
+        return model, optimizer, dx.Checkpoint(model=model, optimizer=optimizer)
+
+    def train_step(model: keras.Model, optimizer: keras.Optimizer) -> None:
+        with strategy.scope():
+            model.build((None, 5))
+
+        def replica() -> None:
+            variables = model.trainable_variables
+            _, grads = dx.value_and_grad(lambda: jnp.sum(model(INPUTS[:4]) ** 2), variables)()
+            optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+        run = lambda: strategy.run(replica)  # noqa: E731
+        (dx.function(run) if compiled else run)()
+
+    model, optimizer, checkpoint = make_all()
+    train_step(model, optimizer)
+    path = checkpoint.save(tmp_path / "early")
+    train_step(model, optimizer)
+
+    new, new_optimizer, late = make_all()
+    status = late.restore(path)
+    train_step(new, new_optimizer)
+    status.assert_consumed()
+    for one, other in zip(new.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)

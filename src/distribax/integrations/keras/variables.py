@@ -16,12 +16,13 @@ import keras
 import numpy as np
 
 from distribax import context, contracts, jax_private
+from distribax.context import reuse
 from distribax.execution import adapters, frames, overlay
 from distribax.integrations import replica_state
 from distribax.integrations.foreign_variable import SUM, ForeignVariable, Rule
 from distribax.types import VariableAggregation
 from distribax.values import Mirrored, PerReplica
-from distribax.variables import Variable
+from distribax.variables import Variable, late_values
 
 _SLOT = "_value"
 _STRATEGY = "_distribax_strategy"
@@ -41,6 +42,8 @@ class KerasVariable(ForeignVariable):
     per_replica = False
     program_sharding = None
     source = None
+    # Whether somebody may have a value for it, who has not found it yet.
+    awaited = False
 
     @property
     def described(self) -> str:
@@ -54,11 +57,15 @@ class KerasVariable(ForeignVariable):
 
     def read_value(self) -> Any:
         """Returns the value as the code that runs now sees it."""
+        if self.awaited:
+            late_values.ask_givers()
         stand_in = overlay.find_stand_in(self)
         return replica_state.read(self) if stand_in is None else stand_in
 
     def write_value(self, value: Any) -> None:
         """Replaces the value, by the rules of where the code runs."""
+        if self.awaited:
+            late_values.ask_givers()
         values = overlay.find_overlay(self)
         if values is not None:
             # The function that is being differentiated goes on with it.
@@ -70,6 +77,24 @@ def get_strategy(variable: keras.Variable) -> contracts.Strategy | None:
     """Returns the strategy in whose scope a variable was made, or None."""
     found: contracts.Strategy | None = variable.__dict__.get(_STRATEGY)
     return found
+
+
+def stop_waiting(variable: keras.Variable) -> None:
+    """Remembers that whoever waits for new variables has seen this one."""
+    held = variable.__dict__.get(_SLOT)
+    if isinstance(held, KerasVariable):
+        held.awaited = False
+    elif isinstance(held, Variable):
+        held.stop_waiting()
+
+
+def restore_value(variable: keras.Variable, value: np.ndarray) -> None:
+    """Gives a variable a value that was saved, whatever Keras is doing at the time."""
+    held = variable.__dict__.get(_SLOT)
+    if isinstance(held, KerasVariable):
+        held.write_value(jnp.asarray(value))
+    else:
+        variable.assign(value)
 
 
 def adopt(variable: keras.Variable) -> KerasVariable | Variable:
@@ -144,8 +169,9 @@ def _initialize(variable: keras.Variable, value: Any) -> None:
         # A layer that is built by its first call, in a step.
         value = frame.evaluate(value)
     variable.__dict__[_SLOT] = value
-    if get_strategy(variable) is not None:
-        _adopt_value(variable, value)
+    awaited = late_values.is_somebody_waiting()
+    if awaited or get_strategy(variable) is not None:
+        _adopt_value(variable, value).awaited = awaited
 
 
 def _adopt_value(variable: keras.Variable, value: Any) -> KerasVariable:
@@ -196,7 +222,9 @@ def promote(variable: keras.Variable) -> Variable:
     strategy = get_strategy(variable) or context.get_strategy()
     here = context.get_strategy() is strategy
     frame = frames.current()
-    with frames.enter(None), contextlib.nullcontext() if here else strategy.scope():
+    scope = contextlib.nullcontext() if here else strategy.scope()
+    # It is a part of the Keras variable: no code that is run again has to find it.
+    with frames.enter(None), scope, reuse.reuse_from(None):
         made = jax_private.run_outside_trace(lambda: _make_variable(variable, value))
     variable.__dict__[_SLOT] = made
     _Promotions.num_promoted += 1

@@ -21,6 +21,7 @@ from distribax.training.checkpoints.iterator_positions import (
     read_position,
     select_position,
 )
+from distribax.training.checkpoints.late_restore import LateRestore
 from distribax.training.checkpoints.restore_status import NothingRestored, RestoreStatus
 from distribax.training.checkpoints.save_counter import SaveCounter
 from distribax.training.checkpoints.tracked import (
@@ -28,10 +29,8 @@ from distribax.training.checkpoints.tracked import (
     Positioned,
     Slot,
     Tracked,
-    VariableSlot,
     find_tracked,
 )
-from distribax.variables import Variable, late_values
 from distribax.variables.context_rules import can_become
 
 _logger = logging.getLogger(__name__)
@@ -78,11 +77,10 @@ class Checkpoint:
         # What helpers of the library save along; a checkpoint may have them or not.
         self._notes: dict[str, Positioned] = {}
         # Restored values whose variables do not exist yet.
-        self._late: dict[str, np.ndarray] = {}
-        self._is_first_worker = True
+        self._late = self._wait({}, True)
         for name, value in objects.items():
             setattr(self, name, value)
-        self._find_tracked()
+        self.find_tracked()
 
     @property
     def save_counter(self) -> SaveCounter:
@@ -198,7 +196,7 @@ class Checkpoint:
 
     def _write(self, path: str | os.PathLike[str], overwrite: bool, timeout_seconds: float) -> str:
         _require_outside_replicas("save")
-        tracked = self._find_tracked()
+        tracked = self.find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
         target = Path(path).absolute()
         writes = is_writer(workers, target)
@@ -311,7 +309,7 @@ class Checkpoint:
     def _read(
         self, path: str | os.PathLike[str], timeout_seconds: float
     ) -> tuple[RestoreStatus, int | None]:
-        tracked = self._find_tracked()
+        tracked = self.find_tracked()
         workers = _find_workers(tracked, timeout_seconds)
         values, notes = _read_together(workers, Path(path).absolute())
 
@@ -335,7 +333,9 @@ class Checkpoint:
             tracked.slots[name].write(np.asarray(values[name]), workers.is_first)
         for name in self._notes.keys() & library.keys():
             self._notes[name].set_state(library[name])
-        self._await({name: values[name] for name in values.keys() - matched}, workers)
+        self._late.forget()
+        late = {name: values[name] for name in values.keys() - matched}
+        self._late = self._wait(late, workers.is_first)
         missing = sorted(here - matched - positions.keys())
         if missing:
             _logger.warning(
@@ -348,44 +348,21 @@ class Checkpoint:
 
     def _make_status(self, matched: set[str], path: str) -> RestoreStatus:
         """Returns the status of a restore that has matched these names at once."""
-        late, waited_for = self._late, set(self._late)
+        late, waited_for = self._late, set(self._late.values)
 
         def match() -> tuple[list[str], list[str]]:
-            if late:
-                self.give_late_values()
-            tracked = self._find_tracked()
-            given = matched | (waited_for - late.keys())
-            return sorted(late), sorted({*tracked.slots, *tracked.iterators} - given)
+            if late.values:
+                late.give_late_values()
+            tracked = self.find_tracked()
+            given = matched | (waited_for - late.values.keys())
+            return sorted(late.values), sorted({*tracked.slots, *tracked.iterators} - given)
 
-        def forget() -> None:
-            late.clear()
-            late_values.stop_waiting(self)
+        return RestoreStatus(match, late.forget, len(matched), path)
 
-        return RestoreStatus(match, forget, len(matched), path)
-
-    def _await(self, late: dict[str, Any], workers: WorkerAgreement) -> None:
-        """Keeps values for variables that are created later."""
-        late_values.stop_waiting(self)
-        self._late = {name: np.asarray(value) for name, value in late.items()}
-        self._is_first_worker = workers.is_first
-        if self._late:
-            late_values.wait_for_variables(self)
-
-    def give_late_values(self) -> None:
-        """Gives variables that exist by now the values that were restored before."""
-        slots = self._find_tracked().slots
-        for name, slot in slots.items():
-            if not isinstance(slot, VariableSlot):
-                continue
-            if isinstance(slot.variable, Variable):
-                slot.variable.stop_waiting()
-            if name in self._late:
-                _check_forms({name: slot}, self._late)
-                strategy = slot.variable.distribute_strategy
-                with context.enter(context.Entry(strategy)):
-                    slot.write(self._late.pop(name), self._is_first_worker)
-        if not self._late:
-            late_values.stop_waiting(self)
+    def _wait(self, values: Mapping[str, Any], is_first_worker: bool) -> LateRestore:
+        """Keeps values for variables that are created later, in the place of earlier ones."""
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        return LateRestore(self, self._objects, self._root, arrays, is_first_worker, _check_forms)
 
     def workers(self, timeout_seconds: float = 600.0) -> WorkerAgreement:
         """Returns the workers that save and restore this together.
@@ -396,9 +373,9 @@ class Checkpoint:
         Returns:
             The way to agree with them.
         """
-        return _find_workers(self._find_tracked(), timeout_seconds)
+        return _find_workers(self.find_tracked(), timeout_seconds)
 
-    def _find_tracked(self) -> Tracked:
+    def find_tracked(self) -> Tracked:
         """Returns all that is saved, by its path."""
         adapters.load_adapters()
         return find_tracked(self._objects, self._objects.__setitem__, self._root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import FunctionType, MethodType, ModuleType
@@ -68,6 +69,16 @@ class VariableSlot:
     def described(self) -> str:
         """The variable as error messages name it."""
         return self.variable.described
+
+    @property
+    def strategy(self) -> contracts.Strategy:
+        """The strategy that the variable belongs to."""
+        return self.variable.distribute_strategy
+
+    def stop_waiting(self) -> None:
+        """Tells the variable that whoever waits for new variables has seen it."""
+        if isinstance(self.variable, Variable):
+            self.variable.stop_waiting()
 
     def read(self) -> np.ndarray:
         """Returns the value to save. With several workers all of them call it."""
@@ -141,7 +152,43 @@ class ValueSlot:
             self.put(jax.device_put(np.asarray(value, old.dtype), old.sharding))
 
 
-Slot: TypeAlias = VariableSlot | ValueSlot
+class ForeignSlot(abc.ABC):
+    """A variable of another library; the members are those of `VariableSlot`."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape that a saved value must have."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> np.dtype[Any]:
+        """The data type that a saved value becomes."""
+
+    @property
+    @abc.abstractmethod
+    def described(self) -> str:
+        """The variable as error messages name it."""
+
+    @property
+    @abc.abstractmethod
+    def strategy(self) -> contracts.Strategy | None:
+        """The strategy that the variable belongs to."""
+
+    @abc.abstractmethod
+    def stop_waiting(self) -> None:
+        """Tells the variable that whoever waits for new variables has seen it."""
+
+    @abc.abstractmethod
+    def read(self) -> np.ndarray:
+        """Returns the value to save."""
+
+    @abc.abstractmethod
+    def write(self, value: np.ndarray, is_first: bool) -> None:
+        """Puts a saved value back, in every worker."""
+
+
+Slot: TypeAlias = VariableSlot | ForeignSlot | ValueSlot
 """A place whose value is saved as one array."""
 
 
@@ -165,8 +212,8 @@ class Tracked:
     @property
     def strategies(self) -> list[contracts.Strategy]:
         """The strategies that the variables belong to, each once."""
-        found = (variable.distribute_strategy for variable in self.variables)
-        return list({id(strategy): strategy for strategy in found}.values())
+        found = (slot.strategy for slot in self.slots.values() if not isinstance(slot, ValueSlot))
+        return list({id(each): each for each in found if each is not None}.values())
 
 
 Tracker: TypeAlias = Callable[[Any], Iterable[tuple[str, Any, Put]]]
@@ -235,6 +282,9 @@ class _Search:
             return True
         if isinstance(value, (Variable, ShardedVariable)):
             self.tracked.slots[name] = VariableSlot(value)
+            return True
+        if isinstance(value, ForeignSlot):
+            self.tracked.slots[name] = value
             return True
         if isinstance(value, Positioned):
             self.tracked.iterators[name] = value
