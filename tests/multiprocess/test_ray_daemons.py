@@ -102,6 +102,10 @@ def test_a_head_without_chief_is_started_again_in_place(
     worker = start(SERVER_HERE, task={"type": "worker", "index": 0})
     coordinator = start(COORDINATOR_HERE)
     assert _ask(coordinator, "add 3 0")["total"] == 3
+    if victim == "gcs_server":
+        # A second one would be ended with the first.
+        code, _, err = start(COORDINATOR_HERE).finish()
+        assert code == 1 and "the cluster has a coordinator already" in err
     _ask(coordinator, "snapshot")
     assert kill_processes(head, victim)
     assert _ask(coordinator, "recovered 1") == {"workers": [0]}

@@ -29,7 +29,7 @@ PEER_TIMEOUT_VARIABLE: Final = "DISTRIBAX_PEER_TIMEOUT"
 COLLECTIVE_TIMEOUT_VARIABLE: Final = "DISTRIBAX_COLLECTIVE_TIMEOUT"
 """Tells how many seconds a worker waits for one that is late, before all of them end."""
 
-_JOIN_SECONDS: Final = 300.0
+_JOIN_SECONDS: Final = 30.0
 _PEER_SECONDS: Final = 20.0
 _COLLECTIVE_SECONDS: Final = 1800.0
 

@@ -42,6 +42,7 @@ SNAPSHOT_FOLDER_VARIABLE: Final = "DISTRIBAX_SNAPSHOT_FOLDER"
 _NAMESPACE: Final = b"distribax"
 _ENDED: Final = b"ended"
 _SPEC: Final = b"cluster_spec"
+_COORDINATOR: Final = b"coordinator"
 _POLL_SECONDS: Final = 0.25
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _OBJECT_STORE_BYTES: Final = 256 << 20
@@ -123,6 +124,11 @@ class NodeSettings:
     def is_head(self) -> bool:
         """Whether this node is the head of the cluster."""
         return self.head_address is None
+
+    @property
+    def is_visitor(self) -> bool:
+        """Whether it is the node of a coordinator that is not in the cluster spec."""
+        return self.host is None
 
     def to_json(self) -> str:
         """Returns the settings without the token: everybody can read a command line."""
@@ -246,6 +252,8 @@ class NodeProcesses:
         if settings.is_head:
             self.client = _raylet.GcsClient(address=self.ray_node.gcs_address)
             self.client.internal_kv_put(_SPEC, settings.spec.encode(), True, _NAMESPACE)
+        elif settings.is_visitor:
+            self._become_coordinator(self.ray_node.node_id.encode())
         self.program.report(NodeState.UP, self.ray_node.gcs_address)
 
     def _await_head(self, address: str) -> str:
@@ -282,6 +290,25 @@ class NodeProcesses:
                     "one process: end that one first, or give this one its own task_index."
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _become_coordinator(self, own: bytes) -> None:
+        """Raises Refused if another program is the coordinator: it would end with this one."""
+        deadline = time.monotonic() + self.limits.claim
+        where = (_NAMESPACE, self.limits.call)
+        while not self.client.internal_kv_put(_COORDINATOR, own, False, *where):
+            holder = self.client.internal_kv_get(_COORDINATOR, *where)
+            nodes = self.client.get_all_node_info(timeout=self.limits.call).items()
+            alive = [number.hex().encode() for number, node in nodes if node.state == node.ALIVE]
+            has_ended = self.client.internal_kv_get(_ENDED, *where)
+            if has_ended or time.monotonic() > deadline:
+                raise Refused(
+                    "the cluster has a coordinator already, another program, and ends with that "
+                    "one. Start the servers and this program again when it has ended."
+                )
+            if holder is not None and holder not in alive:
+                self.client.internal_kv_del(_COORDINATOR, False, *where)
+            else:
+                time.sleep(_POLL_SECONDS)
 
     def _list_members(self, resources: Mapping[str, float] | None = None) -> list[str]:
         """Returns the addresses of the live nodes; only of those that have one of the resources."""
