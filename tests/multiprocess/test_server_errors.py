@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import distribax as dx
-from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver, waiting
+from distribax.cluster import ClusterSpec, ServerConfig, SimpleClusterResolver, missing_tasks
 from distribax.cluster.ray import cluster_token, engine
 from distribax.cluster.ray.ports import find_quiet_ports
 
@@ -132,7 +132,7 @@ def test_a_port_that_is_taken() -> None:
 def test_the_coordinator_names_the_tasks_that_are_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "REMIND_SECONDS", 0.0)
+    monkeypatch.setattr(missing_tasks, "REMIND_SECONDS", 0.0)
     spec = _spec(chief=1, worker=2, ps=1)
     resolver = SimpleClusterResolver(spec, task_type="chief", task_id=0)
     missing = rf"worker 0 \({spec.task_address('worker', 0)}\), worker 1 .*, ps 0 .* did not join"

@@ -15,7 +15,7 @@ import pytest
 
 import distribax as dx
 from distribax import progress
-from distribax.cluster import waiting
+from distribax.cluster import missing_tasks
 from distribax.cluster.peers.meeting import ClusterTimeoutError, Member, meet
 from distribax.coordinator.work_display import WorkDisplay, make_display
 from distribax.progress import modes, waits
@@ -128,7 +128,7 @@ def test_compiling_saving_and_restoring_are_shown(
 def test_joining_shows_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "REMIND_SECONDS", 1.0)
+    monkeypatch.setattr(missing_tasks, "REMIND_SECONDS", 1.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     first, second = free_ports(2)

@@ -119,7 +119,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: Hints for the collectives between workers, used wherever a call
             gives none of its own.
         join_timeout_seconds: How long to wait for the other workers at the start; by default what
-            DISTRIBAX_JOIN_TIMEOUT says, or 300. If the first worker gives up, all do.
+            DISTRIBAX_JOIN_TIMEOUT says, or 30. If the first worker gives up, all do.
         peer_timeout_seconds: After how much silence another worker counts as lost; by default what
             DISTRIBAX_PEER_TIMEOUT says, or 20. The first worker's value counts.
 

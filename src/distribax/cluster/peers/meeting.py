@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from distribax import progress
 from distribax.cluster.exact_read import receive_exactly
+from distribax.cluster.missing_tasks import MissingTasks
 from distribax.cluster.peers import hub_main
 from distribax.cluster.peers.cluster_secret import (
     SECRET_VARIABLE,
@@ -38,7 +39,6 @@ from distribax.cluster.peers.gate import (
 from distribax.cluster.peers.hub_messages import MeetingMessage
 from distribax.cluster.spec.address import Address
 from distribax.cluster.spec.host_address import listen
-from distribax.cluster.waiting import Waiting
 from distribax.errors import DetailedError
 from distribax.jax_private import coordination_service
 
@@ -130,9 +130,9 @@ def meet(
             if not secret:
                 warn_without_secret(leader.host)
             _start_hub(members, secret, seconds, cluster, peer_timeout, hub_host)
-        waiting = Waiting(wait, deadline)
+        missing = MissingTasks(wait, deadline)
         while time.monotonic() < deadline:
-            waiting.tell(str(leader))
+            missing.tell(str(leader))
             try:
                 connection = socket.create_connection(
                     (hub_host, leader.port), timeout=_PAUSE_SECONDS
@@ -144,7 +144,7 @@ def meet(
                 stack.callback(connection.close)
                 answer: MeetingMessage = {}
                 if _prove(connection, own, cluster, secret):
-                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, waiting.tell)
+                    answer = _receive_answer(connection, deadline + _ANSWER_SECONDS, missing.tell)
                 if "address" in answer:
                     stack.pop_all()
                     timeout = float(answer["peer_timeout"])

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from distribax import progress, topology
 from distribax.cluster.environment_variables import read_seconds
+from distribax.cluster.missing_tasks import MissingTasks
 from distribax.cluster.ray import ray_session
 from distribax.cluster.ray.cluster_token import (
     TOKEN_VARIABLE,
@@ -45,7 +46,6 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from distribax.cluster.spec.cluster_spec import ClusterSpec
 from distribax.cluster.spec.roles import check_member, list_tasks
-from distribax.cluster.waiting import Waiting
 from distribax.topology.host_memory import stream_large_copies
 
 _logger = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ def from_resolver(resolver: ClusterResolver, timeout: float = JOIN_SECONDS) -> E
     with progress.show("joining the cluster") as wait:
         session = ray_session.start(settings)
         try:
-            _await_servers(spec, deadline, timeout, Waiting(wait, deadline))
+            _await_servers(spec, deadline, timeout, MissingTasks(wait, deadline))
         except BaseException:
             session.end()
             raise
@@ -258,7 +258,9 @@ def _make_places(spec: ClusterSpec, job: str) -> tuple[Place, ...]:
     )
 
 
-def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, waiting: Waiting) -> None:
+def _await_servers(
+    spec: ClusterSpec, deadline: float, seconds: float, display: MissingTasks
+) -> None:
     """Waits until the servers of all tasks have joined; raises an error that names the missing."""
     tasks = list_tasks(spec, ("worker", "ps"))
     while True:
@@ -268,7 +270,7 @@ def _await_servers(spec: ClusterSpec, deadline: float, seconds: float, waiting: 
             _logger.info("all %d servers have joined the cluster", len(tasks))
             return
         names = ", ".join(describe_task(spec, *task) for task in missing)
-        waiting.tell(names)
+        display.tell(names)
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)

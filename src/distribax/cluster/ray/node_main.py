@@ -301,7 +301,7 @@ class NodeProcesses:
             alive = [number.hex().encode() for number, node in nodes if node.state == node.ALIVE]
             has_ended = self.client.internal_kv_get(_ENDED, *where)
             if has_ended or time.monotonic() > deadline:
-                raise Refused(
+                raise Refusal(
                     "the cluster has a coordinator already, another program, and ends with that "
                     "one. Start the servers and this program again when it has ended."
                 )

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from typing_extensions import override
 
+from distribax.cluster.missing_tasks import REMIND_SECONDS
 from distribax.cluster.ray.cluster_token import get_process_token
 from distribax.cluster.ray.node import (
     ClusterJoinError,
@@ -34,7 +35,6 @@ from distribax.cluster.resolvers.resolver import ClusterResolver
 from distribax.cluster.spec.cluster_def import ClusterLike, ServerDef, ServerLike
 from distribax.cluster.spec.cluster_spec import ClusterSpec, parse_task_index
 from distribax.cluster.spec.roles import check_member
-from distribax.cluster.waiting import REMIND_SECONDS
 from distribax.errors import DetailedError
 from distribax.types import PEER_LOST_EXIT_CODE
 

@@ -14,7 +14,7 @@ REMIND_SECONDS: Final = read_seconds("DISTRIBAX_SERVER_REMIND_SECONDS", 30.0)
 _logger = logging.getLogger(__name__)
 
 
-class Waiting:
+class MissingTasks:
     """Tells who is missing: in a terminal all the time, in the log now and then.
 
     Args:
