@@ -93,7 +93,9 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process, if it has not ended."""
         if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+            # It may have ended since, before its exit code has come here.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         """Asks the process to end, if it has not."""
