@@ -37,20 +37,66 @@ either = pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark
     ],
 )
 def test_worker_that_dies_while_they_connect_is_named(
-    cluster: Cluster, place: str, code: int, victim: int
+    cluster: Cluster, tmp_path: Path, place: str, code: int, victim: int
 ) -> None:
     module, _, name = place.rpartition(".")
     before = f"""
-        import json, os, signal
+        import json, os, pathlib, signal, time
         import distribax as dx
         from distribax.cluster.peers import session
         from distribax.strategies import multi_worker
 
+        connected = pathlib.Path("{tmp_path}", "connected")
+
+        def die(*args):
+            while {code} == {PEER_LOST_EXIT_CODE} and not connected.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == {victim}:
-            {module}.{name} = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+            {module}.{name} = die
+        else:
+            resolve_devices = multi_worker.resolve_devices
+            multi_worker.resolve_devices = lambda *args: [
+                connected.touch(),
+                resolve_devices(*args),
+            ][1]
     """
     workers = cluster.start("", before=before)
     workers[1 - victim].must_name(workers[victim], "died", code=code)
+
+
+def test_worker_that_dies_while_another_one_has_just_connected(cluster: Cluster) -> None:
+    """JAX has connected it, and would end it with the service that connects them."""
+    before = """
+        import json, os, signal, time
+        import distribax as dx
+        from distribax.cluster.peers import session
+        from distribax.strategies import multi_worker
+
+        class Session(session.Session):
+            def _on_loss(self, loss):
+                late.append(loss)
+                super()._on_loss(loss)
+
+        late = []
+        connect = session.connect_processes
+
+        def connect_slowly(*args):
+            connect(*args)
+            while not late:
+                time.sleep(0.01)
+
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            multi_worker.resolve_devices = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            from distribax.cluster.peers import membership
+            session._LOOK_SECONDS = 60.0
+            session.connect_processes = connect_slowly
+            membership.Session = Session
+    """
+    workers = cluster.start("", before=before)
+    workers[0].must_name(workers[1], "died", code=PEER_LOST_EXIT_CODE)
 
 
 @pytest.mark.parametrize(

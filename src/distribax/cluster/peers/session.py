@@ -98,6 +98,9 @@ class Session:
                     "others reach that port?"
                 )
         done.result()
+        if self._watch.loss is not None:
+            # It was too early for `_on_loss`.
+            self._last_words.end_process(self._watch.loss.make_error())
         name, others = meeting.members[meeting.own], len(meeting.members) - 1
         _logger.info("%s is connected with %d other workers", name, others)
 

@@ -176,8 +176,12 @@ class Watch:
                 next_beat = now + self._interval
                 self._send({"at": _find_progress()} if jax_private.joint_calls.limit else {})
         self._pairs.close()
-        for each in (selector, self._wake, self._woken, self._connection):
-            each.close()
+        selector.close()
+        if self._loss is None:
+            for each in (self._wake, self._woken, self._connection):
+                each.close()
+        # Else the connection lasts as long as this process: the hub keeps JAX's service until then,
+        # whose end would end this process before it has said whom it has lost.
 
     def _read(self) -> bool:
         """Hears what the hub has said; returns whether it can say more."""
