@@ -143,6 +143,9 @@ class Watch:
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            for each in (self._wake, self._woken, self._connection):
+                each.close()
 
     def drop(self) -> None:
         """Closes what a forked process has inherited: its life must not stand for this one's."""
@@ -177,11 +180,8 @@ class Watch:
                 self._send({"at": _find_progress()} if jax_private.joint_calls.limit else {})
         self._pairs.close()
         selector.close()
-        if self._loss is None:
-            for each in (self._wake, self._woken, self._connection):
-                each.close()
-        # Else the connection lasts as long as this process: the hub keeps JAX's service until then,
-        # whose end would end this process before it has said whom it has lost.
+        # After a loss the connection stays, and with it the hub and JAX's service, whose end would
+        # end this process before it has said whom it has lost.
 
     def _read(self) -> bool:
         """Hears what the hub has said; returns whether it can say more."""
