@@ -80,7 +80,7 @@ class Beat(TypedDict):
 
 @final
 class Failed(TypedDict):
-    """A worker leaves because of an error; or the hub has none of JAX's services for them."""
+    """A worker leaves because of an error, or the hub could not start JAX's service."""
 
     failed: str
 
@@ -163,7 +163,7 @@ class Mistake(TypedDict):
 
 @final
 class Complete(TypedDict):
-    """All are here: the address of JAX's service, and what else holds for all."""
+    """All workers are here: the address of JAX's service, and their common settings."""
 
     address: str
     peer_timeout: float
